@@ -1,10 +1,11 @@
-"""The suite on two cores, ``python -m pytest -n 4``: what starts real nodes is one test after another, on three of the workers.
+"""The suite on two cores, ``python -m pytest -n 5``: what starts real nodes is one test after another, on four of the workers.
 
-Such a test waits as much as it computes, so that four workers keep two cores busy.
+Such a test waits as much as it computes, so that five workers keep two cores busy.
 """
 
 from __future__ import annotations
 
+import compileall
 import gc
 import os
 import sys
@@ -113,6 +114,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
     sharing = {item.path for item in items if SHARED_CLUSTER in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (place_of(item.nodeid), item.path not in sharing))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the code once, before the workers start. In a new checkout each of them would do so."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        for package in ("liftpy", "sidecar"):
+            compileall.compile_dir(session.config.rootpath / package, quiet=2, workers=2)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,7 +48,7 @@ def _is_built(argument: ast.expr) -> bool:
     return bool(words & BUILT) and not any("reply" in word or "inbox" in word for word in words)
 
 
-def test_publishes_go_to_built_subjects_or_are_answers_to_inboxes() -> None:
+def test_source_publishes_go_to_built_subjects_or_answers_to_inboxes() -> None:
     wrong = [
         f"{file}:{call.lineno} {ast.unparse(call)[:100]}"
         for file, call, _, method in _calls()
@@ -57,7 +57,7 @@ def test_publishes_go_to_built_subjects_or_are_answers_to_inboxes() -> None:
     assert not wrong, f"answer with send_answer or publish_answer, which ask the inbox rule: {wrong}"
 
 
-def test_publish_methods_are_handed_on_to_publish_answer_alone() -> None:
+def test_source_publish_methods_are_passed_only_to_publish_answer() -> None:
     wrong = []
     for path in sorted([*(ROOT / "liftpy").rglob("*.py"), *(ROOT / "sidecar").rglob("*.py")]):
         if LEFT_OUT & set(path.relative_to(ROOT).parts):
@@ -74,11 +74,11 @@ def test_publish_methods_are_handed_on_to_publish_answer_alone() -> None:
     assert not wrong, f"hand a request's way back on as its reply subject, and answer with publish_answer: {wrong}"
 
 
-def test_exceptions_for_publishes_are_all_needed() -> None:
+def test_source_publish_exceptions_are_all_needed() -> None:
     assert {(file, method) for file, _, _, method in _calls()} >= EXCEPTIONS.keys()
 
 
-def test_every_subscription_of_a_node_is_guarded_against_its_handler() -> None:
+def test_source_node_subscriptions_are_guarded_against_handler_errors() -> None:
     """A handler of requests is wrapped by a RequestGuard [A15]; what only hears answers and data is named here."""
     only_hear = {
         "sidecar/transport/server_pending.py": "answers of the NATS server",

@@ -37,7 +37,7 @@ def _at(path: Path, text: str, position: int) -> str:
     return f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, position) + 1}"
 
 
-def test_no_code_stands_for_two_invariants() -> None:
+def test_invariant_codes_are_unique() -> None:
     rows = [match[1] for line in PAGES[DOCS / "invariants.md"].splitlines() if (match := ROW.match(line)) is not None]
     assert len(rows) > 100
     assert sorted(rows) == sorted(set(rows))
@@ -49,7 +49,7 @@ def test_no_code_stands_for_two_invariants() -> None:
     }
 
 
-def test_every_code_that_is_cited_is_in_the_docs() -> None:
+def test_invariant_codes_in_sources_are_documented() -> None:
     unknown = [
         f"{_at(path, text, match.start())} {match[1]}"
         for path, text in {**SOURCES, **PAGES}.items()
@@ -68,7 +68,7 @@ def _is_cited(code: str, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("code", INVARIANTS)
-def test_every_invariant_is_cited_by_a_check_or_a_test(code: str) -> None:
+def test_invariant_is_cited_by_its_check_or_test(code: str) -> None:
     checked_by = INVARIANTS[code]
     if checked_by.startswith(NOT_BUILT):
         citing = [str(path.relative_to(ROOT)) for path, text in SOURCES.items() if re.search(rf"\b{code}\b", text)]
@@ -82,7 +82,7 @@ def test_every_invariant_is_cited_by_a_check_or_a_test(code: str) -> None:
 HEADINGS = {line[3:].strip() for line in PAGES[DOCS / "protocol.md"].splitlines() if line.startswith("## ")}
 
 
-def test_what_cites_the_protocol_names_a_section_of_it() -> None:
+def test_protocol_citations_name_existing_sections() -> None:
     for path, text in SOURCES.items():
         for match in re.finditer(r"\[protocol: ([^\]]+)\]", text):
             unknown = {name.strip() for name in match[1].split(";")} - HEADINGS
@@ -92,7 +92,7 @@ def test_what_cites_the_protocol_names_a_section_of_it() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
-def test_what_pages_point_at_is_there(path: Path) -> None:
+def test_docs_links_and_paths_exist(path: Path) -> None:
     text = PAGES[path]
     for match in re.finditer(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if "://" not in match[1]:
@@ -118,7 +118,7 @@ def _fields(path: Path) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("module", ["events", "effects"])
-def test_each_field_says_what_it_is_and_an_offset_whether_it_is_inclusive(module: str) -> None:
+def test_replication_fields_have_texts_and_offsets_say_if_inclusive(module: str) -> None:
     fields = _fields(ROOT / "liftpy" / "core" / "replication" / f"{module}.py")
     assert len(fields) > 50
     for name, field, text in fields:

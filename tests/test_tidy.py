@@ -6,9 +6,11 @@ An exception is listed here by name with its reason; there is no other way aroun
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -96,7 +98,7 @@ def every_source(test: Callable[[Path], None]) -> Callable[[], None]:
     return over_all
 
 
-def test_each_source_that_is_wrong_is_named() -> None:
+def test_every_source_marker_reports_all_failing_sources() -> None:
     @every_source
     def test_of_some(path: Path) -> None:
         assert path.name != "effects.py", f"{path.name} is wrong"
@@ -123,7 +125,7 @@ def _layer(module: str) -> int | None:
     return None
 
 
-def test_every_module_belongs_to_a_layer() -> None:
+def test_source_modules_belong_to_a_layer() -> None:
     assert [module for module in modules() if _layer(module) is None] == ["liftpy"], "add the package to LAYERS"
 
 
@@ -132,7 +134,7 @@ def _package(module: str) -> str:
 
 
 @every_source
-def test_layers_import_only_downwards(path: Path) -> None:
+def test_source_layers_import_only_downwards(path: Path) -> None:
     own = _layer(_module(path))
     if own is None:
         return
@@ -149,7 +151,7 @@ _BEGINS_A_TASK = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 
 
 @every_source
-def test_no_background_task_of_a_node_ends_unheard(path: Path) -> None:
+def test_source_background_tasks_report_their_failure(path: Path) -> None:
     module = _module(path)
     if not module.startswith("sidecar") or module in BARE_TASK_EXCEPTIONS:
         return
@@ -161,14 +163,14 @@ def test_no_background_task_of_a_node_ends_unheard(path: Path) -> None:
 
 
 @every_source
-def test_no_child_runs_python_between_fork_and_exec(path: Path) -> None:
+def test_source_child_processes_run_no_python_between_fork_and_exec(path: Path) -> None:
     for node in ast.walk(parsed(path)):
         given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
         assert "preexec_fn" not in given, f"{path}:{getattr(node, 'lineno', 0)}: say spawn (sidecar/dev/nats_server.py)"
 
 
 @every_source
-def test_the_core_does_not_touch_the_world(path: Path) -> None:
+def test_source_core_has_no_side_effects(path: Path) -> None:
     module = _module(path)
     if not module.startswith(PURE):
         return
@@ -176,7 +178,7 @@ def test_the_core_does_not_touch_the_world(path: Path) -> None:
         assert name.split(".")[0] not in BANNED_IN_PURE, f"{path}:{line}: the pure set may not import {name}"
 
 
-def test_what_calls_itself_pure_is() -> None:
+def test_source_modules_called_pure_have_no_side_effects() -> None:
     calls_itself = [path for path in SOURCES if re.search(r"\bpure\b", ast.get_docstring(parsed(path)) or "", re.I)]
     assert sum(not _module(path).startswith(PURE) for path in calls_itself) > 8
     for path in calls_itself:
@@ -185,14 +187,14 @@ def test_what_calls_itself_pure_is() -> None:
 
 
 @every_source
-def test_nothing_is_pickled(path: Path) -> None:
+def test_source_uses_no_pickle(path: Path) -> None:
     for name, line in _imports(parsed(path)):
         if _module(path) not in PICKLE_EXCEPTIONS:
             assert name.split(".")[0] not in BANNED_EVERYWHERE, f"{path}:{line} imports {name}"
 
 
 @every_source
-def test_spark_and_the_library_keep_apart(path: Path) -> None:
+def test_source_library_does_not_import_spark(path: Path) -> None:
     module = _module(path)
     if not module.startswith(("liftpy", "sidecar")) or module.startswith("liftpy.spark"):
         return
@@ -202,7 +204,7 @@ def test_spark_and_the_library_keep_apart(path: Path) -> None:
 
 
 @every_source
-def test_functions_are_short(path: Path) -> None:
+def test_source_functions_are_short(path: Path) -> None:
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -213,7 +215,7 @@ def test_functions_are_short(path: Path) -> None:
 
 
 @every_source
-def test_docstrings(path: Path) -> None:
+def test_source_modules_and_classes_have_docstrings(path: Path) -> None:
     tree = parsed(path)
     assert ast.get_docstring(tree), f"{path} does not say what it is"
     for node in ast.walk(tree):
@@ -222,7 +224,7 @@ def test_docstrings(path: Path) -> None:
 
 
 @every_source
-def test_names_say_what_they_are(path: Path) -> None:
+def test_source_names_are_not_generic(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "helper", "misc", "common"}, f"{path}: name it for what it holds"
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
@@ -234,20 +236,20 @@ def modules() -> dict[str, ast.Module]:
     return {_module(path): parsed(path) for path in SOURCES}
 
 
-def test_nothing_is_there_that_nobody_refers_to() -> None:
+def test_source_has_no_unreferenced_names() -> None:
     simulator = [parsed(path) for path in (ROOT / "tests/sim").glob("*.py")]
     dead, listed = tidy_names.unreferenced(modules(), simulator), set(tidy_names.UNREFERENCED)
     assert not dead - listed, f"nobody refers to {sorted(dead - listed)}: remove it, or list it in tests/tidy_names.py"
     assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
 
 
-def test_nothing_is_stored_that_nobody_reads() -> None:
+def test_source_has_no_attributes_that_are_never_read() -> None:
     simulator = [parsed(path) for path in (ROOT / "tests/sim").glob("*.py")]
     unread, listed = tidy_names.unread_attributes(modules(), simulator), set(tidy_names.UNREAD)
     assert unread == listed, f"{sorted(unread ^ listed)}: read nowhere, or listed in tests/tidy_names.py and not so"
 
 
-def test_dead_names_are_noticed() -> None:
+def test_source_check_finds_planted_dead_names() -> None:
     dead = """
 LIMIT = 3
 def calls_itself(): calls_itself()
@@ -273,7 +275,7 @@ def pong(): return Colour
     assert found == {"p.Unused.stored_only", "p.Unused._also_stored", "p.Colour.RED"}, "'field' is a name that others read"
 
 
-def test_class_names_are_unique_in_their_folder() -> None:
+def test_source_class_names_are_unique_per_folder() -> None:
     assert not tidy_names.repeated_classes(modules())
     planted = {
         "p": ast.parse(""),
@@ -290,7 +292,7 @@ KNOWN_FOLDER_CIRCLES: tuple[frozenset[str], ...] = ()
 """Folders that import each other today. Add none."""
 
 
-def test_folders_import_each_other_in_no_new_circle() -> None:
+def test_source_folders_have_no_new_import_cycles() -> None:
     new = [
         circle
         for circle in tidy_imports.folder_circles({name: tree for name, tree in modules().items() if name not in FACADES})
@@ -299,7 +301,7 @@ def test_folders_import_each_other_in_no_new_circle() -> None:
     assert not new, f"these folders import each other: {[sorted(circle) for circle in new]}"
 
 
-def test_folder_circles_of_planted_modules_are_found() -> None:
+def test_source_check_finds_a_planted_folder_cycle() -> None:
     planted = {
         "p": ast.parse(""), "p.a": ast.parse("from q import b"), "q": ast.parse(""), "q.b": ast.parse("import p.c"),
         "p.c": ast.parse(""), "r": ast.parse(""), "r.a": ast.parse("import p.a"),
@@ -308,12 +310,12 @@ def test_folder_circles_of_planted_modules_are_found() -> None:
     assert tidy_imports.folder_circles(planted) == [frozenset({"p", "q"})]
 
 
-def test_tests_reach_no_more_private_names() -> None:
+def test_tests_use_no_additional_private_names() -> None:
     """``python -m tests.tidy_private`` writes the lower counts down; it refuses higher ones."""
     assert not tidy_private.differences(tidy_private.count(ROOT / "tests"), tidy_private.recorded())
 
 
-def test_private_accesses_of_a_test_are_counted() -> None:
+def test_source_check_counts_private_accesses_of_a_test() -> None:
     text = "a._b\nself._c\nx.__class__\nmonkeypatch.setattr(a, '_d', 1)\npatch.object(a, '_e')\nimport p._pb\np._pb.x\nnt._replace(a=1)"
     assert tidy_private.count_in(text) == 3
     assert tidy_private.differences({"t": 3, "n": 1}, {"t": 2, "u": 1}) == [
@@ -321,11 +323,11 @@ def test_private_accesses_of_a_test_are_counted() -> None:
     ]  # fmt: skip
 
 
-def test_no_imports_go_round_in_a_circle() -> None:
+def test_source_imports_have_no_cycles() -> None:
     assert not tidy_imports.circles(modules(), types=True)
 
 
-def test_a_circle_is_noticed() -> None:
+def test_source_check_finds_a_planted_import_cycle() -> None:
     round_about = {
         "p": ast.parse(""), "p.a": ast.parse("from p import b"), "p.b": ast.parse("def f():\n    import p.c"),
         "p.c": ast.parse("if TYPE_CHECKING:\n    from p.a import A"),
@@ -334,7 +336,7 @@ def test_a_circle_is_noticed() -> None:
     assert tidy_imports.circles(round_about, types=True) == [frozenset({"p.a", "p.b", "p.c"})]
 
 
-def test_the_top_level_is_as_given() -> None:
+def test_repository_top_level_contains_only_known_names() -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -344,32 +346,54 @@ def test_the_top_level_is_as_given() -> None:
     assert names <= TOP_LEVEL, f"unexpected at the top level: {sorted(names - TOP_LEVEL)}"
 
 
-def test_the_generated_protobuf_modules_are_up_to_date() -> None:
+def test_generated_protobuf_modules_are_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, "protos/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_importing_the_library_imports_no_spark_no_nats_and_no_daemon() -> None:
+def test_import_of_the_library_imports_no_spark_nats_or_sidecar() -> None:
     code = "import sys, liftpy; print([m for m in ('pyspark', 'nats', 'sidecar', 'pysyncobj') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_ruff_and_mypy_are_content() -> None:
-    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
+def test_ruff_finds_nothing() -> None:
+    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
         done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-2000:]}"
 
 
-def test_no_two_test_files_have_one_name() -> None:
+def test_mypy_accepts_the_code_and_rejects_a_name_that_the_package_lacks(tmp_path: Path) -> None:
+    """One run for both: mypy needs half a minute for the code."""
+    (tmp_path / "uses.py").write_text(
+        "import liftpy\nimport liftpy.client\nliftpy.Foo\nliftpy.client.Foo\nliftpy.QueueOptions\n"
+    )
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+    targets = [option for name in config["packages"] for option in ("-p", name)]
+    targets += [option for name in [*config["modules"], "uses"] for option in ("-m", name)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *targets],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    wrong = [line.split("uses.py:")[1].split(":")[0] for line in lines if "uses.py:" in line and " error: " in line]
+    assert wrong == ["3", "4"], done.stdout + done.stderr[-2000:]
+    assert [line for line in lines if " error: " in line and "uses.py:" not in line] == []
+
+
+def test_test_files_have_unique_names() -> None:
     """pytest imports them by name: the second one would not run."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
     assert sorted(names) == sorted(set(names))
 
 
-def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
+def test_tests_that_start_processes_are_in_single_worker_folders() -> None:
     marked = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -385,7 +409,7 @@ def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
     assert sorted(order, key=place_of) == list(order)
 
 
-def test_the_classifiers_are_the_versions_that_the_whole_suite_ran_on() -> None:
+def test_package_classifiers_are_the_tested_python_versions() -> None:
     """Who adds one runs it there first, and says so in CONTRIBUTING.md."""
     named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     said = re.search(r"the whole suite ran: ((?:3\.\d+(?:, )?)+)\.", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))

@@ -35,12 +35,12 @@ def missing(text: str) -> list[str]:
     return wrong
 
 
-def test_there_are_four() -> None:
+def test_architecture_has_four_walks() -> None:
     assert len(WALKS) == 4
 
 
 @pytest.mark.parametrize(("title", "count", "text"), WALKS, ids=[title for title, *_ in WALKS])
-def test_a_walk_can_be_walked(title: str, count: str, text: str) -> None:
+def test_architecture_walk_names_existing_files_and_functions(title: str, count: str, text: str) -> None:
     assert not missing(text)
     files = {name for name, _ in _STEP.findall(text)}
     assert len(files) == int(count) < MOST_FILES.get(title, 30)
@@ -52,6 +52,6 @@ def test_architecture_names_functions_that_exist() -> None:
     assert not missing(ARCHITECTURE)
 
 
-def test_what_is_gone_is_noticed() -> None:
+def test_architecture_check_finds_removed_names() -> None:
     assert missing("`liftpy/gone.py` `step`") == ["liftpy/gone.py"]
     assert missing("`liftpy/core/replication/replica.py` `step`, `leap`") == ["liftpy/core/replication/replica.py leap"]

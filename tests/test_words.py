@@ -167,7 +167,7 @@ SOURCES = {"pages": pages, "code": code, "help": help_texts, "metrics": metrics_
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_texts_have_no_more_findings_than_listed(kind: str) -> None:
+def test_words_of_texts_have_no_more_findings_than_listed(kind: str) -> None:
     listed: dict[str, int] = json.loads(EXCEPTIONS.read_text(encoding="utf-8"))
     found = findings(SOURCES[kind]())
     over = {source: rows for source, rows in found.items() if len(rows) > listed.get(source, 0)}
@@ -183,11 +183,11 @@ def test_texts_have_no_more_findings_than_listed(kind: str) -> None:
         "What nobody waits for is dropped.", " ".join(["word"] * 31) + ".",
     ],
 )  # fmt: skip
-def test_planted_sentence_is_found(planted: str) -> None:
+def test_words_check_finds_a_planted_sentence(planted: str) -> None:
     assert findings(iter([("page", f"The leader stores the record. {planted}")]))["page"]
 
 
-def test_plain_sentences_are_accepted() -> None:
+def test_words_check_accepts_plain_sentences() -> None:
     plain = "The node drops publishes without reply subject, and counts them. Set --nats or LIFTPY_NATS. What does it cost?"
     assert findings(iter([("page", plain)])) == {}
 

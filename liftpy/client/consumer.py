@@ -67,7 +67,7 @@ class EventKind(Enum):
     MOVED = "moved"
     """Another replica (``node``) answers now. ``detail`` is the one before."""
     RECONNECTED = "reconnected"
-    """The NATS connection was renewed during a request. The reader sends the request again."""
+    """The NATS connection was renewed, or its server was silent, during a request. The reader sends the request again."""
 
 
 @dataclass(frozen=True, slots=True)

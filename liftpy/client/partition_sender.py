@@ -440,6 +440,7 @@ class PartitionSender:
                     await self._begin_again()
                 if self.lane.late(loop.time()):
                     self.addressing.doubt()
+                    transport.check_server()
                 self._check_patience(loop.time())
                 while (parcel := self.lane.next_to_send(loop.time())) is not None:
                     await self._put_on_the_wire(parcel)

@@ -41,7 +41,7 @@ from liftpy.errors import (
 )
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_reply import nobody_there
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import SILENT_S, Transport
 
 
 class FireAndForget:
@@ -100,7 +100,7 @@ _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
-_FIRST_ATTEMPT_S = 2.0
+FIRST_ATTEMPT_S = 2.0
 """For an ack, where it may be asked for again."""
 _OF_THE_WINDOW = 0.8
 """In which a leader knows a message id: so much of it is used, for the way there takes time."""
@@ -158,6 +158,8 @@ class Publisher:
         self._first_sent_at = 0.0
         self._probing_until = 0.0
         """Loop time in s. Until then the connection was just renewed, and probes go out often; 0: an ack has come since."""
+        self._quiet_since: float | None = None
+        """Loop time in s since which no answer has come, as the sweeper saw it. None: one has come since its last turn."""
         self._next_id = 0
         self._unseen: asyncio.Future[PublishAck] | None = None
         """The first that failed and whose error nobody has looked at: ``flush`` raises it."""
@@ -257,7 +259,7 @@ class Publisher:
             asyncio.Future(loop=loop),
             now + (options.patience_s if timeout_s is None else timeout_s),
             size_bytes,
-            min(attempt_s, _FIRST_ATTEMPT_S) if window_s else attempt_s,
+            min(attempt_s, FIRST_ATTEMPT_S) if window_s else attempt_s,
             msg_id.encode() or new_id,
             now + window_s * _OF_THE_WINDOW if window_s else 0.0,
         )
@@ -549,6 +551,7 @@ class Publisher:
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     async def _on_ack(self, message: Any) -> None:
+        self._quiet_since = None
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
@@ -708,13 +711,14 @@ class Publisher:
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
+            self._check_server(now)
             if renewed.done():  # nobody knows what of the old connection has arrived
                 renewed = self._transport.reconnected
                 self._renewed(now)
             elif now < self._probing_until and self._first_is_silent(now):
                 first = self._in_flight[self._first]
                 if first.known_until:  # the leader stores its id once: it goes again
-                    self._may_be_stored([self._first], now, self._silence())
+                    self._may_be_stored([self._first], now, self._silence(), growth=1)
                 self._addressing.doubt()
             await self._send_refused(now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
@@ -723,13 +727,20 @@ class Publisher:
                 if late:
                     self._addressing.doubt()
 
+    def _check_server(self, now: float) -> None:
+        """Let the transport check the NATS server where messages wait and no answer has come for ``SILENT_S``."""
+        if not self._in_flight or self._quiet_since is None:
+            self._quiet_since = now
+        elif now >= self._quiet_since + SILENT_S:
+            self._transport.check_server()
+
     def _renewed(self, now: float) -> None:
-        """Continue after a reconnect: one message probes, the others follow."""
+        """Continue after a reconnect, or after a silence of the server: one message probes, the others follow."""
         self._probing_until = now + PROBING_S
         known = [number for number, message in self._in_flight.items() if message.known_until]
-        self._may_be_stored(known, now, "the connection broke")
+        self._may_be_stored(known, now, "the connection broke, or the NATS server was silent")
         for message in self._in_flight.values():
-            message.connection_renewed(min(self._options.timeout_s, _FIRST_ATTEMPT_S if message.known_until else math.inf))
+            message.connection_renewed(min(self._options.timeout_s, FIRST_ATTEMPT_S if message.known_until else math.inf))
             if message.resend_at:
                 message.resend_at = max(now, message.not_before)
 
@@ -753,14 +764,17 @@ class Publisher:
             elif number in self._in_flight and not self._taken:
                 self._first, self._first_sent_at, waits = number, now, True
 
-    def _may_be_stored(self, numbers: Iterable[int], now: float, why: str) -> None:
-        """Repeat messages that may be stored if the leader knows their ids. Otherwise they fail."""
+    def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
+        """Repeat messages that may be stored if the leader knows their ids. Otherwise they fail.
+
+        The next attempt may take ``growth`` times as long.
+        """
         for number in numbers:
             message = self._in_flight[number]
             if message.resend_at:
                 continue  # it waits to be sent already
             message.maybe_stored = True
-            message.attempt_s = min(message.attempt_s * 2, self._options.timeout_s)
+            message.attempt_s = min(message.attempt_s * growth, self._options.timeout_s)
             if now >= min(message.give_up, message.known_until):
                 self._fail(number, OutcomeUnknownError(why))
             else:

@@ -147,14 +147,20 @@ async def _once(
             ackPolicy=client_pb2.ALL,
         )
         await transport.publish(subject, frames.encode(message), ack_to)
-        waiting: set[asyncio.Future[Any]] = {ack, answer}
+        renewed = transport.reconnected
+        waiting: set[asyncio.Future[Any]] = {ack, answer, renewed}
         try:
             async with asyncio.timeout(timeout_s):
                 while not answer.done():
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     if ack in done and not answer.done():
                         _look_at(ack.result(), subject, command)
+                    if renewed in done and not answer.done():  # the command, or its answer, may be lost
+                        raise RequestTimeoutError(
+                            f"The NATS connection was renewed before service {command.service} answered on {subject}."
+                        )
         except TimeoutError:
+            transport.check_server()
             raise RequestTimeoutError(
                 f"Service {command.service} did not answer on {subject} within {timeout_s:g} s. Check that it runs "
                 "and that it replies to commands."

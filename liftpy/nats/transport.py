@@ -33,6 +33,10 @@ _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
 """Of what waits to be written; nats-py itself makes a publisher wait beyond 2 MiB, and longer than anybody asked for."""
 _LARGE_BYTES = ROOM_BYTES // 2
+SILENT_S = 0.5
+"""Time without an answer to a PING, in seconds, after which the NATS server counts as silent."""
+_CHECK_S = 60.0
+"""Limit of one check of the server, in seconds. nats-py gives up a silent connection earlier."""
 
 
 class NoRespondersError(UnavailableError):
@@ -159,6 +163,8 @@ class Transport:
         self.closed = False
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
+        """The running check of the server. None: none has run."""
         self._on_close: set[Callable[[], None]] = set()
         self._on_denial: set[Denied] = set()
         self._unwatch = watch_denials(connection, self._denied)
@@ -201,6 +207,34 @@ class Transport:
         self._answers.refused(is_publish, subject)
         for callback in list(self._on_denial):
             callback(is_publish, subject)
+
+    def check_server(self) -> None:
+        """Find out whether the NATS server is silent, unless a check runs.
+
+        If it is, ``reconnected`` completes as soon as it answers again: leaders may have changed by then, and answers
+        may be lost, as with a broken connection.
+        """
+        if not self.closed and self.connection.is_connected and (self._check is None or self._check.done()):
+            self._check = self._loop.create_task(self._until_it_answers(), name="check of the NATS server")
+
+    async def _until_it_answers(self) -> None:
+        renewed, is_silent, stats = self.reconnected, False, self.connection.stats
+        pong = self._loop.create_task(self.connection.flush(timeout=_CHECK_S), name="PING to the NATS server")  # type: ignore[arg-type]
+        pong.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while True:
+                received, asked_at = stats["in_msgs"], self._loop.time()
+                done, _ = await asyncio.wait({pong, renewed}, timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+                if done or stats["in_msgs"] != received:  # a PONG comes late where many messages come before it
+                    break
+                if not is_silent and self._loop.time() < asked_at + 2 * SILENT_S:  # otherwise this process stood still
+                    is_silent = True
+                    self.counters["silences of the NATS server"] += 1
+            failed = pong.done() and (pong.cancelled() or pong.exception() is not None)
+            if is_silent and not failed and not renewed.done():
+                self._renewed()
+        finally:
+            pong.cancel()
 
     def _renewed(self) -> None:
         self.reconnected.set_result(None)
@@ -420,6 +454,8 @@ class Transport:
         """End: waiting callers get an error. The connection stays open, because it may belong to the caller."""
         self.must_be_at_home()
         self.closed = True
+        if self._check is not None:
+            self._check.cancel()
         self._unwatch()
         self._unwatch = _nothing
         if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
@@ -434,14 +470,14 @@ class Transport:
     async def leave(self) -> None:
         """End, and remove everything from the connection, which stays open."""
         self.end()
-        await end_tasks([self._opening])
+        await end_tasks([self._opening, self._check])
         await self._answers.leave()
 
     async def close(self) -> None:
         """End, flush and close the connection. Data that cannot be written within ``_CLOSE_S`` is dropped."""
         self.end()
         try:
-            await end_tasks([self._opening])
+            await end_tasks([self._opening, self._check])
             async with asyncio.timeout(_CLOSE_S):
                 await _not_swallowed(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
         except Exception:  # not connected, or blocked: there is nobody to wait for

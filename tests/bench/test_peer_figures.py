@@ -31,7 +31,7 @@ from tests.clients.build import MissingError, Program
 _PRINTS = 'print(\'go\', flush=True); print(\'{"acked": 200, "took_s": 4.0, "cpu_s": 0.5}\')'
 
 
-def test_a_process_is_measured_from_the_moment_it_is_warm() -> None:
+def test_bench_process_is_measured_from_its_warm_point() -> None:
     run = measured([sys.executable, "-c", _PRINTS], None, [])
     assert run == {"acked": 200, "took_s": 4.0, "cpu_s": 0.5, "all_cpu_s": 0.5}
     assert row("peer", 100, run) == {"system": "peer", "size_bytes": 100, "records_per_s": 50.0, "all_cpu_us": 2500.0}
@@ -39,7 +39,7 @@ def test_a_process_is_measured_from_the_moment_it_is_warm() -> None:
         measured([sys.executable, "-c", "raise SystemExit(3)"], None, [])
 
 
-def test_ratios_are_of_medians_at_the_same_size() -> None:
+def test_bench_ratios_compare_medians_at_the_same_size() -> None:
     def of(system: str, size_bytes: int, *rates: float) -> dict[str, object]:
         runs = [{"system": system, "size_bytes": size_bytes, "records_per_s": rate, "all_cpu_us": 1 / rate} for rate in rates]
         return median(runs)
@@ -53,12 +53,12 @@ def test_ratios_are_of_medians_at_the_same_size() -> None:
     ]
 
 
-def test_a_peer_whose_tools_are_not_here_is_left_out_with_the_reason() -> None:
+def test_bench_peer_without_tools_is_left_out_with_the_reason() -> None:
     with pytest.raises(MissingError, match="no a-tool-that-nobody-has here"):
         Program(name="peer", sources="peer", tools=("a-tool-that-nobody-has",), build="", run=("./peer",)).ready()
 
 
-def test_readers_are_compared_with_those_of_their_kind_and_size() -> None:
+def test_bench_readers_are_compared_by_kind_and_size() -> None:
     def of(system: str, how: str, size_bytes: int, acked: int, all_cpu_s: float) -> consume.Row:
         run = {"acked": acked, "took_s": 2.0, "cpu_s": 1.0, "all_cpu_s": all_cpu_s}
         return consume.row(system, how, size_bytes, run)
@@ -85,7 +85,7 @@ def test_readers_are_compared_with_those_of_their_kind_and_size() -> None:
     ]
 
 
-def test_answers_are_counted_once_wherever_they_are_cut() -> None:
+def test_bench_answers_are_counted_once_for_any_chunking() -> None:
     stamp = 5_000_000_000
     answer = b'MSG _INBOX.open.%019d 1 26\r\n{"stream":"bench","seq":1}\r\n' % stamp
     other = b'MSG _INBOX.open.x 1 26\r\n{"stream":"bench","seq":2}\r\n'
@@ -100,7 +100,7 @@ def test_answers_are_counted_once_wherever_they_are_cut() -> None:
         Acks().take(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
 
 
-def test_a_liftbridge_publisher_speaks_the_published_protocol() -> None:
+def test_bench_liftbridge_publisher_uses_the_published_protocol() -> None:
     line, _, payload = LIFTBRIDGE.publish(b"bench", b"x" * 200, b"_INBOX.a").partition(b"\r\n")
     assert line == b"PUB bench %d" % (len(payload) - 2)
     kind, body = envelope.decode(payload[:-2])
@@ -113,7 +113,7 @@ def test_a_liftbridge_publisher_speaks_the_published_protocol() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_liftbridge_acks_are_counted_once_wherever_they_are_cut(refused: bool) -> None:
+def test_bench_liftbridge_acks_are_counted_once_for_any_chunking(refused: bool) -> None:
     ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
     payload = enveloped(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
     whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))
@@ -125,7 +125,9 @@ def test_liftbridge_acks_are_counted_once_wherever_they_are_cut(refused: bool) -
     assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
 
 
-def test_who_is_here_takes_part_and_who_was_named_must_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_missing_default_system_is_left_out_and_a_named_one_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     said: list[str] = []
     monkeypatch.setenv("PATH", str(tmp_path))
     assert systems.chosen((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
@@ -147,13 +149,13 @@ def test_who_is_here_takes_part_and_who_was_named_must_be(monkeypatch: pytest.Mo
     assert systems.chosen((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
 
 
-def test_quantiles_name_what_they_are() -> None:
+def test_bench_quantiles_are_named_by_their_percentile() -> None:
     assert quantiles([], "ack_") == {}
     found = quantiles([number * 1_000_000 for number in range(1000)][::-1], "end_")
     assert found == {"end_p50_ms": 500.0, "end_p99_ms": 990.0, "end_p999_ms": 999.0}
 
 
-def test_a_report_has_medians_and_ratios_of_one_case() -> None:
+def test_bench_report_has_medians_and_ratios_per_case() -> None:
     runs = {
         ("acked", "peer"): [{"per_s": 10.0, "p50_ms": 4.0}, {"per_s": 30.0, "p50_ms": 2.0}, {"per_s": 20.0, "p50_ms": 3.0}],
         ("acked", "liftpy"): [{"per_s": 50.0, "p50_ms": 9.0}, {"per_s": 40.0, "p50_ms": 6.0}, {"per_s": 30.0, "p50_ms": 1.0}],
@@ -218,7 +220,7 @@ def _run_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: dict[str
     return json.loads(done.stdout), [json.loads(line) for line in out.read_text().splitlines()], done.exit_code
 
 
-def test_bench_case_fails_names_it_and_continues(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_case_that_fails_is_reported_and_the_others_continue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found, lines, code = _run_bench(monkeypatch, tmp_path, {"latency": _fails_after_one_row, "acked": _yields_one_row})
     assert [row["case"] for row in found["rows"]] == ["latency, 10 % of its peak", "acked"]
     assert [(one["system"], one["case"], one["error"]) for one in found["failures"]] == [

@@ -34,20 +34,20 @@ def printed(*words: str) -> str:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_the_metadata_group_beside_the_library() -> None:
+def test_raft_bench_reports_own_and_library_rows_for_each_window() -> None:
     found = raft_rows((3,), 0.05)
     assert {(row["kind"], row["window"]) for row in found} == {(k, w) for k in ("ours", "library") for w in (1, 64, 1000)}
     assert all(row["operations_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in found)
 
 
-def test_placement_of_every_policy_is_even() -> None:
+def test_placement_bench_of_each_policy_is_even() -> None:
     found = placement_rows(40, 400)
     assert len(found) == 5
     assert all(row["on fewer racks"] == 0 for row in found if row["policy"] != "round-robin")
     assert all(low <= 30 <= high for row in found for low, high in (row["replicas of a node"],))
 
 
-def test_plans_move_little_more_than_they_must_and_end_even() -> None:
+def test_placement_plans_move_few_replicas_and_end_even() -> None:
     replicas, sizes, leaders = placement_plans(40, 400)
     assert (replicas["moved"], replicas["after"]) == (replicas["fewest"], [30, 30])
     assert sizes["moved"] <= 1.3 * sizes["fewest"]
@@ -58,7 +58,7 @@ def test_plans_move_little_more_than_they_must_and_end_even() -> None:
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_liftpy_beside_jetstream(tmp_path: Path) -> None:
+def test_bench_command_compares_liftpy_with_jetstream(tmp_path: Path) -> None:
     """All cases of ``liftpy bench`` but the fail-over and the reading, which others here have; the peer is one server."""
     picture = tmp_path / "ratios.png"
     options = ["--system", "liftpy", "--system", "jetstream-r1", "--sizes", "100", "--windows", "500", "--loads", "50"]
@@ -81,7 +81,7 @@ def test_liftpy_beside_jetstream(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_client_library_beside_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_bench_measures_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CLIENTS", ("publisher",))
     with Liftpy() as system:
         system.prepare()
@@ -92,7 +92,7 @@ def test_a_client_library_beside_the_peers(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_readers_beside_jetstreams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_bench_compares_readers_with_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nats.go, whose build takes longer than this."""
     monkeypatch.setattr(consume, "GO", replace(consume.GO, tools=("a-tool-that-nobody-has",)))
     monkeypatch.setattr(consume, "OURS", {how: consume.OURS[how] for how in ("liftpy-values", "liftpy-record")})
@@ -107,12 +107,12 @@ def test_readers_beside_jetstreams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_three_nodes() -> None:
+def test_node_bench_short_prints_a_line_per_size_and_acks() -> None:
     lines = printed("-m", "tests.bench.node", "--short").splitlines()
     assert [line.split()[0] for line in lines] == ["100", "1000", "10000", "ack"]
 
 
-def test_a_client_without_a_seed_does_not_load_cryptography() -> None:
+def test_client_without_a_seed_does_not_import_cryptography() -> None:
     """It took a sixth of the start of every process that imports the client."""
     loaded = printed("-c", "import sys, liftpy.client, sidecar.dev.cluster; print(sorted(sys.modules))")
     assert "'nkeys'" not in loaded
@@ -121,7 +121,7 @@ def test_a_client_without_a_seed_does_not_load_cryptography() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_readers_of_silent_and_killed_nodes() -> None:
+def test_reads_bench_reports_gaps_for_paused_and_killed_nodes() -> None:
     lines = printed("-m", "tests.bench.reads", "--short", "--gate", "2.5").splitlines()
     assert [line.rpartition(":")[0] for line in lines] == [
         "fresh reads, one follower paused",
@@ -132,11 +132,11 @@ def test_readers_of_silent_and_killed_nodes() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_clients_that_come_and_go_leave_nothing_behind() -> None:
+def test_churn_bench_clients_leave_nothing_behind() -> None:
     assert "rounds of 12" in printed("-m", "tests.bench.churn", "--short")
 
 
-def test_the_control_plane() -> None:
+def test_image_bench_reports_figures_of_the_control_plane() -> None:
     figures: dict[str, Any] = json.loads(
         printed("tests/bench/cluster/bench_image.py", "--nodes", "20", "--partitions", "400", "--streams", "4", "--json")
     )
@@ -146,7 +146,7 @@ def test_the_control_plane() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_bench_compares_the_source_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """From memory, without micro-batches and without Kafka: they take longer than this."""
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
     said: list[str] = []
@@ -163,7 +163,7 @@ def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_services_catch_up_and_write_what_they_emit() -> None:
+def test_service_bench_reports_catch_up_outputs_and_publisher() -> None:
     found = {
         row["what"]: row
         for row in map(json.loads, printed("-m", "tests.bench.service", "--short", "--nodes", "1").splitlines())
@@ -174,7 +174,7 @@ def test_services_catch_up_and_write_what_they_emit() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_what_traces_cost() -> None:
+def test_trace_bench_reports_the_cost_of_traces() -> None:
     lines = printed("-m", "tests.bench.trace", "--short").splitlines()
     told = [line.partition(":")[0] for line in lines]
     assert told[:-1] == ["off / bare"] * 8 + ["on / off"] * 8 + ["off"]

@@ -47,7 +47,7 @@ from tests.examples.bank import Bank
 NOW = [page for page in pages() if page != "CHANGELOG.md"]
 
 
-def test_commands_in_pages_are_such() -> None:
+def test_docs_commands_are_valid() -> None:
     found = [(page, *one) for page in NOW for one in said(page)]
     assert len(found) > 350
     assert sum(whole for *_, whole in found) > 130
@@ -67,7 +67,7 @@ def test_commands_in_pages_are_such() -> None:
         ("status now", True), ("controllers add|swap", False), ("health --nod n1", False), ("events --since", True),
     ],
 )  # fmt: skip
-def test_a_command_that_is_none_is_found(words: str, whole: bool) -> None:
+def test_docs_command_check_rejects_an_invalid_command(words: str, whole: bool) -> None:
     assert wrong_with(words.split(), whole)
 
 
@@ -79,11 +79,11 @@ def test_a_command_that_is_none_is_found(words: str, whole: bool) -> None:
         ("consume --group", False),
     ],
 )  # fmt: skip
-def test_a_command_that_is_one_is_not(words: str, whole: bool) -> None:
+def test_docs_command_check_accepts_a_valid_command(words: str, whole: bool) -> None:
     assert wrong_with(words.split(), whole) == ""
 
 
-def test_settings_in_pages_are_such(tmp_path: Path) -> None:
+def test_docs_settings_blocks_can_be_loaded(tmp_path: Path) -> None:
     found = [block for page in NOW for block in blocks(page) if block.language == "toml"]
     assert found
     for block in found:
@@ -156,7 +156,7 @@ def _has(kind: Any, name: str) -> bool:
     )
 
 
-def test_python_in_pages_compiles_and_names_what_there_is() -> None:
+def test_docs_python_blocks_compile_and_use_existing_names() -> None:
     assert len(PYTHON) > 25
     wrong = []
     for block in PYTHON:
@@ -172,7 +172,7 @@ def test_python_in_pages_compiles_and_names_what_there_is() -> None:
         "part.gone", "from liftpy import connect\nconnct()", "async def a(): await queue.tke()",
     ],
 )  # fmt: skip
-def test_a_name_that_is_none_is_found(text: str) -> None:
+def test_docs_name_check_finds_an_unknown_name(text: str) -> None:
     assert len(wrong_names(ast.parse(text))) == 1
 
 
@@ -240,7 +240,7 @@ def block_of(page: str, beginning: str) -> Block:
     return found
 
 
-async def test_blocks_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readme_blocks_run_and_store_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch) as page:
         await run(block_of("README.md", "create_stream"), page)
         assert page.printed == ["0 b'one'"]
@@ -248,7 +248,7 @@ async def test_blocks_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await page.stored("orders") == [b"one", b"one", b"two", b"three"]
 
 
-async def test_block_about_calling_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_block_about_calling_a_service_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "commands", "receipts") as page:
         page.cluster.serve(Bank, "bank", "commands", output_stream="receipts")
         await page.client.call_service("bank", "commands", b'{"id": "1", "do": "open", "account": "a"}')
@@ -256,7 +256,7 @@ async def test_block_about_calling_a_service(monkeypatch: pytest.MonkeyPatch) ->
         assert json.loads(answer.value)["ok"]
 
 
-async def test_blocks_about_consuming(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_blocks_about_consuming_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "pay-1") as page:
         await page.client.create_stream("orders", "shop.orders.>")
         nats = await page.cluster.nats()
@@ -275,7 +275,7 @@ async def test_blocks_about_consuming(monkeypatch: pytest.MonkeyPatch) -> None:
         await nats.close()
 
 
-async def test_blocks_about_groups_and_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_blocks_about_groups_and_queues_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "orders", "pay-1", "jobs") as page:
         await asyncio.to_thread(page.cluster.serve_groups)
         for stream in ("orders", "pay-1", "jobs"):
@@ -289,7 +289,7 @@ async def test_blocks_about_groups_and_queues(monkeypatch: pytest.MonkeyPatch) -
         await page.until(lambda: page.printed[-1] == "b'one' 1", queue)
 
 
-async def test_the_block_about_a_group_that_writes_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_block_about_a_group_that_writes_a_stream_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cluster of its own: what the group above has committed is done."""
     async with a_page(monkeypatch, "orders", "bills") as page:
         await asyncio.to_thread(page.cluster.serve_groups)
@@ -302,7 +302,7 @@ async def test_the_block_about_a_group_that_writes_a_stream(monkeypatch: pytest.
         await page.until(billed, into)
 
 
-async def test_blocks_about_publishing_from_stream_to_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_blocks_about_stream_to_stream_publishing_run(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "orders", "totals") as page:
         await page.client.publish("orders", b"one", key=b"k")
         running = asyncio.create_task(run(block_of("docs/publishing.md", "Source("), page))
@@ -313,7 +313,7 @@ async def test_blocks_about_publishing_from_stream_to_stream(monkeypatch: pytest
         await page.until(made, running)
 
 
-async def test_blocks_about_testing() -> None:
+async def test_docs_blocks_about_testing_run() -> None:
     names: dict[str, Any] = {}
     exec(compiled(block_of("docs/testing.md", "memory_cluster")), names)
     await names["test_an_order_is_kept"]()
@@ -337,7 +337,7 @@ ELSEWHERE = {
 """Pages whose blocks do not run here, and what does what they say."""
 
 
-def test_each_page_with_python_runs_or_is_run_elsewhere() -> None:
+def test_docs_pages_with_python_are_run_by_a_test() -> None:
     here = {
         "README.md", "docs/consuming.md", "docs/groups.md", "docs/queues.md", "docs/publishing.md", "docs/replicated-services.md",
         "docs/testing.md",

@@ -109,13 +109,13 @@ def example_of(value: Any) -> str:
     return inspect.cleandoc(sections(_text(value)).get("Example", ""))
 
 
-def test_each_public_callable_has_a_summary() -> None:
+def test_docstring_of_each_public_callable_has_a_summary() -> None:
     assert len(ALL) > 250
     wrong = [name for name, value in ALL.items() if not 10 < len(_text(value).partition("\n")[0]) <= MAX_SUMMARY]
     assert not wrong, "write one sentence that says what it does"
 
 
-def test_summary_of_a_function_begins_with_a_verb_and_ends_with_a_stop() -> None:
+def test_docstring_summary_of_a_function_begins_with_a_verb_and_ends_with_a_stop() -> None:
     lines = {name: _text(value).partition("\n")[0] for name, value in ALL.items() if inspect.isfunction(value)}
     wrong = [f"{name}: {line}" for name, line in lines.items() if not re.match(r"[A-Z][a-z]+,? .*[.:]$", line)]
     wrong += [
@@ -124,7 +124,7 @@ def test_summary_of_a_function_begins_with_a_verb_and_ends_with_a_stop() -> None
     assert not wrong, "\n".join(wrong)
 
 
-def test_each_parameter_is_documented() -> None:
+def test_docstring_documents_each_parameter() -> None:
     wrong = [
         f"{name}: {', '.join(lacking)}"
         for name, value in ALL.items()
@@ -134,11 +134,11 @@ def test_each_parameter_is_documented() -> None:
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_entry_point_has_an_example(name: str) -> None:
+def test_docstring_of_an_entry_point_has_an_example(name: str) -> None:
     assert example_of(ALL[name])
 
 
-def test_examples_compile_and_name_what_exists() -> None:
+def test_docstring_examples_compile_and_use_existing_names() -> None:
     given = {
         "cluster",
         "session",
@@ -168,14 +168,14 @@ def test_examples_compile_and_name_what_exists() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_example_without_asyncio_does_not_wait() -> None:
+def test_docstring_example_of_a_sync_method_does_not_await() -> None:
     assert without_await("async with await client.publisher() as p:\n    await p.flush()") == (
         "with client.publisher() as p:\n    p.flush()"
     )
     assert "await" not in example_of(ALL["SyncClient.publish"])
 
 
-def test_missing_text_is_found() -> None:
+def test_docstring_check_finds_an_undocumented_parameter() -> None:
     def function(known: int, unknown: int) -> None:
         """Do something.
 

@@ -23,18 +23,18 @@ import folders
 import from_code
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_docs_site_builds_without_a_warning(tmp_path: Path) -> None:
     """All that a page can get wrong; ``python -m tests.docs`` writes the HTML too, which takes as long again."""
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "dummy", "-d", str(tmp_path / "trees"), "docs"]
     done = subprocess.run([*command, str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_has_a_name_has_a_text() -> None:
+def test_docs_reference_has_a_text_for_each_name() -> None:
     assert not from_code.missing(), "say in the code what they are"
 
 
-def test_the_reference_has_every_setting_error_event_command_and_format() -> None:
+def test_docs_reference_lists_each_setting_error_event_command_and_format() -> None:
     tables = {name: made() for name, made in from_code.TABLES.items()}
     settings = {name: row for row in tables["settings"].splitlines() for name in re.findall(r"^\| `([\w.]+)` `LIFTPY_", row)}
     assert set(settings) == set(from_code.defaults())
@@ -51,7 +51,7 @@ def test_the_reference_has_every_setting_error_event_command_and_format() -> Non
     assert len(from_code.command_pages()) == len(from_code.COMMANDS)
 
 
-def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_reference_check_names_entries_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
     unsaid = type("UnsaidError", (), {"__doc__": None})
     monkeypatch.setattr(from_code, "errors_of_the_code", lambda: [unsaid])
     monkeypatch.setattr(
@@ -63,13 +63,13 @@ def test_what_has_no_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "setting replication.session_s" not in missing
 
 
-def test_links_lead_somewhere() -> None:
+def test_docs_links_lead_to_existing_targets() -> None:
     assert len(pages()) > 60
     wrong = [line for page in pages() for line in dead_links(page)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_dead_link_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_link_check_finds_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "# A\n\n[x](README.md#nothing-like-it) [y](docs/gone.md) [z](#b-c) [w](README.md#quickstart)\n\n## B `c`!\n"
     monkeypatch.setattr(pages_module, "pages", lambda: {**pages(), "NEW.md": text})
     (heading, gone) = dead_links("NEW.md")
@@ -77,7 +77,7 @@ def test_a_dead_link_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "docs/gone.md" in gone
 
 
-def test_what_comes_from_elsewhere_is_found(tmp_path: Path) -> None:
+def test_docs_site_check_finds_resources_from_other_hosts(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<a href="https://x.org">x</a> <script src="https://x.org/a.js"></script><img alt="" src="b.png">'
     )
@@ -127,12 +127,12 @@ def _gone(page: str) -> list[str]:
     return wrong
 
 
-def test_pages_name_nothing_that_is_gone() -> None:
+def test_docs_pages_name_only_existing_settings_metrics_and_errors() -> None:
     wrong = [line for page in pages() if page not in ("CHANGELOG.md", "docs/renamed.md") for line in _gone(page)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_name_check_finds_removed_names(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = ("LIFTPY_" + "GONE_S", "liftpy_" + "gone_total", "Gone" + "Error", "session_" + "gone_s")
     text = "set {} and see `{}`, or catch `{}` with `{} = 5`; LIFTPY_RACK, LIFTPY_REPLICATION_..., `session_s`".format(*gone)
     monkeypatch.setattr(sys.modules[__name__], "pages", lambda: {"NEW.md": text})
@@ -142,14 +142,14 @@ def test_what_is_gone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == len(gone)
 
 
-def test_blocks_are_read_as_they_stand() -> None:
+def test_docs_code_blocks_are_read_verbatim() -> None:
     found = blocks("README.md")
     assert [b.language for b in found].count("python") >= 3
     assert all("```" not in b.text for b in found)
     assert "async with liftpy.connect" not in prose("README.md")
 
 
-def test_picture_of_the_folders_is_up_to_date() -> None:
+def test_docs_picture_of_the_folders_is_up_to_date() -> None:
     """Sizes may be older."""
 
     def without_sizes(text: str) -> str:

@@ -78,7 +78,7 @@ def test_quickstart_commands_print_what_the_page_shows(reader: Reader) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_the_tutorial(reader: Reader, request: pytest.FixtureRequest) -> None:
+def test_tutorial_commands_print_what_the_page_shows(reader: Reader, request: pytest.FixtureRequest) -> None:
     """With Spark where tests/docs are asked for, not within the whole suite: a JVM of its own costs as much as all before it."""
     asked = any("tests/docs" in str(argument) for argument in request.config.args)
     with_spark = asked and not spark_problem()
@@ -88,7 +88,7 @@ def test_the_tutorial(reader: Reader, request: pytest.FixtureRequest) -> None:
     assert any(command.startswith("kill -9") for command in evaluator.evaluated)
 
 
-def test_outputs_are_compared_but_for_numbers_and_room() -> None:
+def test_docs_output_comparison_ignores_numbers_and_spacing() -> None:
     assert fits("a 1\n...\nz  2.5 s\n", "a 17\nb\nc\nz 0.1 s\n")
     assert fits("...\nz\n", "z\n")
     assert not fits("a 1\nz\n", "a 1\nb\nz\n")
@@ -98,11 +98,11 @@ def test_outputs_are_compared_but_for_numbers_and_room() -> None:
         compare("a", "b", "x")
 
 
-def test_a_block_is_read_command_by_command() -> None:
+def test_docs_console_block_is_split_into_commands_and_outputs() -> None:
     assert commands("$ a | b\n1\n2\n$ c\n$ d\n3\n") == [("a | b", "1\n2\n"), ("c", ""), ("d", "3\n")]
 
 
-def test_a_command_that_fails_or_says_something_else_is_named(reader: Reader) -> None:
+def test_docs_console_block_with_a_failing_command_names_its_line(reader: Reader) -> None:
     reader.console("$ echo 5 of 'it'\n7 of it\n$ x=3\n$ echo $x$x | head -1\n11\n", "page:1")
     assert reader.shell("printf 'no line end'") == "no line end"
     with pytest.raises(UnexpectedOutputError, match="page:2: echo no"):

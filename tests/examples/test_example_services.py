@@ -40,7 +40,7 @@ def commands(*given: dict[str, Any] | bytes, step_ns: int = NS) -> list[Record]:
     return [Record(o, o * step_ns, None, value, (), "", None, 1) for o, value in enumerate(values)]
 
 
-def test_the_bank_moves_money_and_answers_every_command_once() -> None:
+def test_bank_example_moves_money_and_answers_each_command_once() -> None:
     bank = Bank()
     machine, _ = run(
         bank,
@@ -64,7 +64,7 @@ def test_the_bank_moves_money_and_answers_every_command_once() -> None:
     assert answers[4]["why"] == "not enough money"
 
 
-def test_a_lock_of_the_bank_ends_by_log_time() -> None:
+def test_bank_example_lock_ends_by_log_time() -> None:
     bank = Bank()
     start = [
         {"do": "open", "account": "a"},
@@ -78,7 +78,7 @@ def test_a_lock_of_the_bank_ends_by_log_time() -> None:
     assert bank.accounts == {"a": 7}
 
 
-def test_the_limiter_allows_a_burst_then_the_rate_and_forgets_who_is_silent() -> None:
+def test_limiter_example_allows_a_burst_then_the_rate_and_forgets_idle_clients() -> None:
     limiter = RateLimiter()
     burst = [Record(o, 0, b"c", b"r", (), "", None, 1) for o in range(BURST + 2)]
     later = [Record(10 + o, NS, b"c", b"r", (), "", None, 1) for o in range(3)]
@@ -110,7 +110,7 @@ def some_log(seed: int, count: int = 400) -> list[Record]:
 
 @pytest.mark.parametrize("example", [Bank, RateLimiter])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_state_from_any_snapshot_equals_a_replay_from_the_start(example: type[Service], seed: int) -> None:
+def test_example_service_restored_from_any_snapshot_equals_a_full_replay(example: type[Service], seed: int) -> None:
     records = some_log(seed)
     whole, taken = run(example(), records, every=64)
     assert [s.position for s in taken] == [64, 128, 192, 256, 320, 384]
@@ -121,7 +121,7 @@ def test_a_state_from_any_snapshot_equals_a_replay_from_the_start(example: type[
         assert outputs(again) == outputs(whole)[snapshot.output_count :]
 
 
-def test_the_till_has_what_the_world_outside_says(tmp_path: Path) -> None:
+def test_till_example_combines_effects_and_ticks(tmp_path: Path) -> None:
     """As docs/replicated-services.md says that effects, ticks and their tests are."""
     test = ServiceTest(lambda: Till(str(tmp_path))).send(b"7 cents").advance(1).tick()
     test.run_effects().send(b"8 cents").run_effects().advance(1).tick()
@@ -132,7 +132,7 @@ def test_the_till_has_what_the_world_outside_says(tmp_path: Path) -> None:
     ]
 
 
-def test_service_of_the_page_runs_as_printed() -> None:
+def test_docs_example_service_runs_as_printed() -> None:
     page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
     printed = page[page.index("# counter.py") :].split("```")[0]
     names: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def test_service_of_the_page_runs_as_printed() -> None:
     assert second.take_snapshot() == first.take_snapshot() == b"a=2\nb=1"
 
 
-def test_unit_test_of_the_page_passes_as_printed(tmp_path: Path) -> None:
+def test_docs_example_unit_test_passes_as_printed(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
     for name in ("counter.py", "test_counter.py"):
         (tmp_path / name).write_text(page[page.index(f"# {name}\n") :].split("```")[0])

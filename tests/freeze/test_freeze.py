@@ -11,18 +11,18 @@ from tests.freeze.parts import PARTS, digest
 
 
 @pytest.mark.parametrize("part", ["protobuf", "wire"])
-def test_recorded_bytes_and_fields_are_as_they_were(part: str) -> None:
+def test_freeze_recorded_bytes_and_fields_are_unchanged(part: str) -> None:
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
     different = unexpected(part, read(part), PARTS[part](0, 1), expected)
     assert not different, f"{different}: see python -m tests.freeze check --part {part} --diff"
 
 
-def test_seed_of_each_simulator_is_recorded_and_gives_its_trace_again() -> None:
+def test_freeze_simulator_seeds_reproduce_their_trace() -> None:
     for part in ("members", "queues", "ordered"):
         assert PARTS[part](1, 1)["0001"] == read(part)["0001"], part
 
 
-def test_check_reports_unlisted_differences_and_listed_ones_that_are_none() -> None:
+def test_freeze_check_reports_unlisted_and_unneeded_differences() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "20", "d": "4"}
     assert differences(before, now) == ["b", "c", "d"]
     assert differences(before, {"b": "20"}, partial=True) == ["b"]
@@ -32,7 +32,7 @@ def test_check_reports_unlisted_differences_and_listed_ones_that_are_none() -> N
     ]  # fmt: skip
 
 
-def test_check_reports_a_listed_difference_that_became_another() -> None:
+def test_freeze_check_reports_a_listed_difference_that_changed() -> None:
     before, expected = {"a": "1", "b": "2"}, {"help": {"a": {"now": digest("10"), "why": "renamed"}}}
     assert unexpected("help", before, {"a": "10", "b": "2"}, expected) == []
     assert unexpected("help", before, {"a": "11", "b": "2"}, expected) == [
@@ -40,7 +40,7 @@ def test_check_reports_a_listed_difference_that_became_another() -> None:
     ]
 
 
-def test_expect_with_new_and_gone_differences_adds_and_removes_entries() -> None:
+def test_freeze_expect_adds_new_and_removes_obsolete_entries() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "10", "b": "2"}
     expected = {"help": {"b": {"now": digest("20"), "why": "was another"}}}
     assert expect("help", before, now, expected, "renamed") == 2

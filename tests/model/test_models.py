@@ -39,14 +39,14 @@ class Counter:
         return str(state)
 
 
-def test_every_state_is_seen_once_and_every_edge_counted() -> None:
+def test_model_search_visits_each_state_once_and_counts_each_edge() -> None:
     outcome = Search(Counter(10)).run()
     assert outcome.exhausted
     assert (outcome.states, outcome.edges) == (11, 10 + 6)
     assert outcome.depth == 5  # 0 1 2 4 8 9, and 10 by 5
 
 
-def test_the_first_trace_is_a_shortest_one() -> None:
+def test_model_search_first_trace_is_a_shortest_trace() -> None:
     outcome = Search(Counter(100, broken=12)).run()
     assert outcome.trace is not None
     assert [told for told, _ in outcome.trace.steps] == ["0 +1", "1 +1", "2 +1", "3 *2", "6 *2"]
@@ -56,7 +56,7 @@ def test_the_first_trace_is_a_shortest_one() -> None:
 
 
 @pytest.mark.parametrize(("bounds", "stopped"), [(Bounds(states=5), "5 states"), (Bounds(depth=3), "depth 3")])
-def test_a_bound_that_ends_a_search_is_named(bounds: Bounds, stopped: str) -> None:
+def test_model_search_names_the_bound_that_stopped_it(bounds: Bounds, stopped: str) -> None:
     outcome = Search(Counter(1000), bounds).run()
     assert outcome.stopped == stopped
     assert not outcome.exhausted
@@ -73,7 +73,7 @@ class _Owner:
         self.other = self.one
 
 
-def test_a_copy_shares_nothing_and_keeps_what_is_one_object() -> None:
+def test_model_structure_copy_shares_nothing_and_keeps_identity() -> None:
     structure, owner = Structure(state=(_Owner, _Shared), values=()), _Owner()
     copied = structure.copy(owner)
     assert copied.one is copied.other
@@ -85,7 +85,7 @@ def test_a_copy_shares_nothing_and_keeps_what_is_one_object() -> None:
     assert structure.form(apart) != structure.form(owner)
 
 
-def test_a_class_that_nobody_has_spoken_of_is_an_error() -> None:
+def test_model_structure_with_an_undeclared_class_is_an_error() -> None:
     structure, owner = Structure(state=(_Owner,), values=()), _Owner()
     with pytest.raises(TypeError, match="neither state nor value"):
         structure.copy(owner)
@@ -94,7 +94,7 @@ def test_a_class_that_nobody_has_spoken_of_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("model", "name"), _SMALL, ids=lambda part: part)
-def test_small_bound(model: str, name: str) -> None:
+def test_model_search_within_small_bounds_finds_no_violation(model: str, name: str) -> None:
     """A model is searched less deep than by ``python -m tests.model MODEL --small``: each step costs several times the one before."""
     bound = SMALL[model][name]
     bound = replace(bound, depth=max(bound.depth - (3 if name == "a swap" else 2 if model == "control" else 1), 0))
@@ -106,14 +106,14 @@ def test_small_bound(model: str, name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("model", "mutant"), _MUTANTS, ids=lambda part: part if isinstance(part, str) else part.name)
-def test_a_bug_is_found(model: str, mutant) -> None:  # type: ignore[no-untyped-def]
+def test_model_search_finds_a_planted_bug(model: str, mutant) -> None:  # type: ignore[no-untyped-def]
     with mutant.applied():
         outcome = search(SMALL[model][mutant.bound])
     assert outcome.trace is not None, f"{outcome}"
     assert str(outcome.trace)
 
 
-def test_a_model_commits_cuts_and_changes_the_isr() -> None:
+def test_replica_model_covers_commits_truncations_and_isr_changes() -> None:
     """What a model never does it can't find a bug in."""
     from tests.model.replica import Budget, ReplicaModel
 
@@ -125,7 +125,7 @@ def test_a_model_commits_cuts_and_changes_the_isr() -> None:
     assert set(grows.counted) >= {"HW rises", "ISR grows", "ISR shrinks"}, grows.counted
 
 
-def test_the_raft_model_elects_commits_cuts_and_forgets() -> None:
+def test_raft_model_covers_elections_commits_truncations_and_restarts() -> None:
     from tests.model.raft import Budget, RaftModel
 
     elects = RaftModel(Budget(campaigns=2, commands=0, crashes=0))
@@ -137,7 +137,7 @@ def test_the_raft_model_elects_commits_cuts_and_forgets() -> None:
     assert forgets.counted["snapshots taken or installed"], forgets.counted
 
 
-def test_what_a_member_does_depends_on_its_cell_and_the_event_alone() -> None:
+def test_raft_model_member_step_depends_only_on_its_cell_and_event() -> None:
     """Its objects take one cell after another: whatever of them is left from the one before would decide with it."""
     from tests.model.raft import Budget, RaftModel
 
@@ -151,7 +151,7 @@ def test_what_a_member_does_depends_on_its_cell_and_the_event_alone() -> None:
         assert members.step(number, event) == found, event
 
 
-def test_a_raft_state_machine_with_an_attribute_that_nobody_speaks_of_is_an_error() -> None:
+def test_raft_model_with_an_undeclared_attribute_is_an_error() -> None:
     from tests.model.members import Member, still
 
     real = RaftCore.__init__

@@ -64,6 +64,28 @@ class ReplicatedService(Feature):
                 world.model.violate(f"outputs of the service are out of order: {offsets}")
 
 
+def _is_overtaken(world: World, error: BaseException | None) -> bool:
+    """Whether retention has taken the position of a group. Any other end of a member is a LiftError, or a violation."""
+    if not isinstance(error, LiftError):
+        world.model.violate(f"a member of the group ended with {error!r}")
+    is_overtaken = isinstance(error, OffsetOutOfRangeError)
+    if is_overtaken and not world.model.may_shorten and not world.recreations:
+        world.model.violate(f"a member of the group: {error!r}")
+    return is_overtaken
+
+
+async def _reset_to_log_start(world: World, group: str) -> None:
+    """Reset the group, as an operator does when retention has taken its positions: a group never moves them itself."""
+    starts = {
+        PartitionKey(world.stream, world.uid, partition): (await world.client.bounds(world.stream, partition)).log_start_offset
+        for partition in range(world.partitions)
+    }
+    known = (await describe_group(world.client, group)).positions
+    behind = {key: start for key, start in starts.items() if known.get(key, start) < start}
+    if behind:
+        await reset_group(world.client, group, behind)
+
+
 class ConsumerGroup(Feature):
     """Members of a group come and go; what is committed was handed on."""
 
@@ -117,30 +139,12 @@ class ConsumerGroup(Feature):
             self._members.remove(member)
             error = member[1].exception()
             await self._leave(member)
-            if not isinstance(error, LiftError):
-                world.model.violate(f"a member of the group ended with {error!r}")
-            self._overtaken |= isinstance(error, OffsetOutOfRangeError)
-            if isinstance(error, OffsetOutOfRangeError) and not world.model.may_shorten and not world.recreations:
-                world.model.violate(f"a member of the group: {error!r}")
+            self._overtaken |= _is_overtaken(world, error)
         if not self._members:
             if self._overtaken:
-                await self._to_the_start(world)
+                self._overtaken = False
+                await _reset_to_log_start(world, f"{self.name}-{world.stream}")
             await self._join(world)
-
-    async def _to_the_start(self, world: World) -> None:
-        """As an operator does when retention has overtaken a group."""
-        self._overtaken = False
-        starts = {
-            PartitionKey(world.stream, world.uid, partition): (
-                await world.client.bounds(world.stream, partition)
-            ).log_start_offset
-            for partition in range(world.partitions)
-        }
-        name = f"{self.name}-{world.stream}"
-        known = (await describe_group(world.client, name)).positions
-        behind = {key: start for key, start in starts.items() if known.get(key, start) < start}
-        if behind:
-            await reset_group(world.client, name, behind)
 
     async def check(self, world: World) -> None:
         for partition in range(world.partitions):
@@ -203,18 +207,28 @@ class GroupInto(Feature):
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 8)
-        if rng.random() < 0.6 or (self._task is not None and self._task.done()):
+        if rng.random() < 0.6:
             await self.end()
             await self._run(world)
+        else:
+            await self._tend(world)
         await world.write(rng, 4)
+
+    async def _tend(self, world: World) -> None:
+        """Start the copy again where it has ended. A group that retention has overtaken is reset first."""
+        task = self._task
+        if task is None or not task.done():
+            return
+        await self.end()
+        if _is_overtaken(world, None if task.cancelled() else task.exception()):
+            await _reset_to_log_start(world, f"into-{world.stream}")
+        await self._run(world)
 
     async def check(self, world: World) -> None:
         found: list[str] = []
 
         async def done() -> bool:
-            if self._task is not None and self._task.done():
-                await self.end()
-                await self._run(world)
+            await self._tend(world)
             found.clear()
             for partition in range(2):
                 records = await read_all(world.client.consume(self._target, partition, until="end", options=READ))

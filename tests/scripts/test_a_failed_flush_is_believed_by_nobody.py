@@ -21,7 +21,7 @@ KILLS = (
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one start", "two starts"])
-def test_flushes_fail_everywhere_and_then_the_power_goes(again: bool) -> None:
+def test_failed_flush_on_all_nodes_then_power_loss_loses_no_acked_record(again: bool) -> None:
     with Stage() as s:
         nodes = [s.leader, *s.followers]
         acked = s.publish(3)
@@ -48,7 +48,7 @@ def test_flushes_fail_everywhere_and_then_the_power_goes(again: bool) -> None:
         assert all(set(one.ids) <= set(held) for one in acked)
 
 
-def test_the_disk_of_one_node_fails_and_it_is_the_last_to_lose_power() -> None:
+def test_failed_flush_on_the_node_that_loses_power_last_loses_no_acked_record() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -67,7 +67,7 @@ def test_the_disk_of_one_node_fails_and_it_is_the_last_to_lose_power() -> None:
         assert s.end(c) >= 5
 
 
-def test_killed_with_segments_that_were_never_flushed() -> None:
+def test_kill_with_unflushed_segments_loses_no_acked_record() -> None:
     with Stage(stream=StreamConfig(segment_bytes=4096), min_isr=2) as s:
         nodes = [s.leader, *s.followers]
         acked = s.publish(3)

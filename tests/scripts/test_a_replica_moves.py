@@ -55,7 +55,7 @@ def holds_nothing(s: Stage, node: str) -> bool:
 
 @pytest.mark.parametrize("quorum", [False, True])
 @pytest.mark.parametrize("from_leader", [False, True])
-def test_from_one_node_to_another(quorum: bool, from_leader: bool) -> None:
+def test_reassignment_to_another_node_copies_records_and_deletes_the_old_replica(quorum: bool, from_leader: bool) -> None:
     with Stage(nodes=4, quorum=quorum) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -68,7 +68,7 @@ def test_from_one_node_to_another(quorum: bool, from_leader: bool) -> None:
         assert s.ids("n4") == [1, 2, 3, 4, 5]
 
 
-def test_the_only_replica() -> None:
+def test_reassignment_of_the_only_replica_moves_the_leadership() -> None:
     with Stage(nodes=2, factor=1, min_isr=1) as s:
         a = s.leader
         other = "n2" if a == "n1" else "n1"
@@ -81,7 +81,7 @@ def test_the_only_replica() -> None:
 
 
 @pytest.mark.parametrize("quorum", [False, True])
-def test_more_replicas_and_fewer(quorum: bool) -> None:
+def test_reassignment_to_more_and_to_fewer_replicas_keeps_all_records(quorum: bool) -> None:
     with Stage(nodes=5, quorum=quorum) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -94,7 +94,7 @@ def test_more_replicas_and_fewer(quorum: bool) -> None:
 
 
 @pytest.mark.parametrize("dies", ["the learner", "the leader", "who goes"])
-def test_somebody_dies_in_the_middle(dies: str) -> None:
+def test_reassignment_survives_the_death_of_learner_leader_or_leaving_replica(dies: str) -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -110,7 +110,7 @@ def test_somebody_dies_in_the_middle(dies: str) -> None:
         s.until(lambda: holds_nothing(s, c))
 
 
-def test_who_was_evicted_comes_back_with_its_old_log() -> None:
+def test_reassignment_evicted_replica_returns_with_its_old_log() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -125,7 +125,7 @@ def test_who_was_evicted_comes_back_with_its_old_log() -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_cancelled(joined: bool) -> None:
+def test_reassignment_cancelled_keeps_or_restores_the_old_replicas(joined: bool) -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -144,7 +144,7 @@ def test_cancelled(joined: bool) -> None:
         s.until(lambda: holds_nothing(s, c if joined else "n4"))
 
 
-def test_two_of_three_are_not_enough_when_there_may_be_four() -> None:
+def test_reassignment_quorum_counts_both_sets_while_a_change_is_unconfirmed() -> None:
     with Stage(nodes=4, quorum=True) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -161,7 +161,7 @@ def test_two_of_three_are_not_enough_when_there_may_be_four() -> None:
         s.always(lambda: s.hw(a) == 2 and not late.acked, 0.5)
 
 
-def test_what_a_learner_had_of_an_earlier_copy_does_not_count() -> None:
+def test_reassignment_learner_positions_of_an_earlier_copy_do_not_count() -> None:
     with Stage(nodes=4, min_isr=1) as s:
         a, b, _ = s.leader, *s.followers
         s.publish(3)
@@ -182,7 +182,7 @@ def test_what_a_learner_had_of_an_earlier_copy_does_not_count() -> None:
         s.until(lambda: has_moved(s, a, b, "n4"))
 
 
-def test_nobody_goes_while_fewer_copies_than_are_wanted_would_stay() -> None:
+def test_reassignment_evicts_no_replica_below_the_wanted_number_of_copies() -> None:
     with Stage(nodes=4, min_isr=2) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

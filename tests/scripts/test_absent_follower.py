@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("nobody is asked for", "silence is taken for absence")
 
 
-def test_commits_go_on_long_before_the_session_ends() -> None:
+def test_absent_follower_commits_continue_before_its_session_ends() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -26,7 +26,7 @@ def test_commits_go_on_long_before_the_session_ends() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_a_follower_that_stands_still_is_not_absent() -> None:
+def test_absent_follower_paused_follower_stays_in_the_isr() -> None:
     with Stage() as s:
         *_, c = s.followers
         s.publish(2)
@@ -37,7 +37,7 @@ def test_a_follower_that_stands_still_is_not_absent() -> None:
         s.until(lambda: sent.acked)
 
 
-def test_no_leader_goes_on_alone() -> None:
+def test_absent_followers_leave_no_leader_committing_alone() -> None:
     with Stage(min_isr=1, lease_s=1.5) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

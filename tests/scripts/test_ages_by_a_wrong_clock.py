@@ -36,7 +36,7 @@ def keep_house(s: Stage, *nodes: str) -> list[int]:
 
 
 @pytest.mark.parametrize("off_s", [10 * YEAR_S, -10 * YEAR_S])
-def test_a_leader_in_doubt_stamps_with_the_time_of_others(off_s: float) -> None:
+def test_wrong_clock_leader_stamps_records_with_the_time_of_other_nodes(off_s: float) -> None:
     """In the past they would be too old at once, on all replicas; in the future they would stay for as long."""
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
@@ -50,7 +50,7 @@ def test_a_leader_in_doubt_stamps_with_the_time_of_others(off_s: float) -> None:
         assert keep_house(s, b, c) == [3, 3], "and now they are old"
 
 
-def test_a_clock_that_jumps_while_the_node_is_cut_off() -> None:
+def test_wrong_clock_jump_on_an_isolated_node_deletes_nothing_by_age() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -68,7 +68,7 @@ def test_a_clock_that_jumps_while_the_node_is_cut_off() -> None:
 
 @pytest.mark.parametrize("off_s", [10 * YEAR_S, 3600.0, -10 * YEAR_S])
 @pytest.mark.parametrize("whose", ["leader", "follower"])
-def test_a_clock_that_jumps_removes_nothing(off_s: float, whose: str) -> None:
+def test_wrong_clock_jump_deletes_nothing_by_age(off_s: float, whose: str) -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         wrong = a if whose == "leader" else b
@@ -86,7 +86,7 @@ def test_a_clock_that_jumps_removes_nothing(off_s: float, whose: str) -> None:
         assert keep_house(s, a, b, c) == [3, 3, 3], "it is right again, and they are old"
 
 
-def test_the_others_go_on_beside_it() -> None:
+def test_wrong_clock_on_a_single_node_does_not_stop_retention_on_others() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -95,7 +95,7 @@ def test_the_others_go_on_beside_it() -> None:
         assert keep_house(s, a, b, c) == [0, 3, 3], "two of three agree, and what is old goes"
 
 
-def test_by_size_and_to_where_an_operator_asked_it_goes_on() -> None:
+def test_wrong_clock_retention_by_size_and_request_continues() -> None:
     with Stage(stream=StreamConfig(min_isr=2, retention_age_s=AGE_S, retention_records=1, segment_bytes=4096)) as s:
         a = s.leader
         s.wall_clock(a, 10 * YEAR_S)
@@ -106,7 +106,7 @@ def test_by_size_and_to_where_an_operator_asked_it_goes_on() -> None:
         assert 0 < start < 80, "as many as there may be"
 
 
-def test_a_host_that_slept_tells_ages_as_soon_as_it_is_awake() -> None:
+def test_wrong_clock_suspended_host_applies_retention_after_resume() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -118,7 +118,7 @@ def test_a_host_that_slept_tells_ages_as_soon_as_it_is_awake() -> None:
         assert keep_house(s, a, b, c) == [3, 3, 3]
 
 
-def test_a_frozen_machine_whose_clock_is_set_waits_for_others() -> None:
+def test_wrong_clock_frozen_machine_waits_for_other_nodes() -> None:
     """Its monotonic clock stood still, as in a virtual machine that was stopped; then its wall clock is set right, and jumps."""
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
@@ -138,7 +138,7 @@ def test_a_frozen_machine_whose_clock_is_set_waits_for_others() -> None:
         s.until(lambda: keep_house(s, c) == [3])
 
 
-def test_two_of_three_differ_and_nobody_removes_anything() -> None:
+def test_wrong_clocks_on_two_of_three_nodes_stop_retention_by_age() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -150,7 +150,7 @@ def test_two_of_three_differ_and_nobody_removes_anything() -> None:
         assert keep_house(s, a, b, c) == [0, 3, 3]
 
 
-def test_a_node_alone_removes_what_is_old() -> None:
+def test_wrong_clock_single_node_cluster_deletes_by_age_until_a_jump() -> None:
     with Stage(nodes=1, stream=StreamConfig(min_isr=1, retention_age_s=AGE_S)) as s:
         s.publish(3)
         s.settle()

@@ -16,7 +16,7 @@ KILLS = ("ack before flush on a follower",)
 
 
 @pytest.mark.parametrize("tail", ["lost", "torn", "kept"])
-def test_everything_acknowledged_is_there(tail: str) -> None:
+def test_power_loss_on_all_nodes_loses_no_acked_record(tail: str) -> None:
     with Stage() as s:
         nodes = [s.leader, *s.followers]
         acked = s.publish(4)
@@ -42,7 +42,7 @@ def test_everything_acknowledged_is_there(tail: str) -> None:
         assert held == s.ids(nodes[1]) == s.ids(nodes[2])
 
 
-def test_one_after_the_other_comes_back() -> None:
+def test_power_loss_nodes_restarted_in_sequence_lose_no_acked_record() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -17,7 +17,7 @@ KILLS = ("an emptied log forgets its epoch",)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_it_ranks_by_what_it_has_dropped(restarted: bool) -> None:
+def test_election_log_emptied_by_retention_ranks_by_its_dropped_epoch(restarted: bool) -> None:
     with Stage(quorum=True, reader=False) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

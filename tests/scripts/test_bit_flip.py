@@ -24,7 +24,7 @@ KILLS = (
 )
 
 
-def test_on_a_follower() -> None:
+def test_bit_flip_on_a_follower_removes_it_from_the_isr_until_repaired() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(6)
@@ -42,7 +42,7 @@ def test_on_a_follower() -> None:
         assert s.ids(c) == s.ids(b) == [1, 2, 3, 4, 5, 6]
 
 
-def test_on_the_leader() -> None:
+def test_bit_flip_on_the_leader_moves_the_leadership_and_repairs_the_log() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(6)
@@ -58,7 +58,7 @@ def test_on_the_leader() -> None:
 
 
 @pytest.mark.parametrize("entry", [1, 3])
-def test_in_the_journal_of_the_metadata_group(tmp_path: Path, entry: int) -> None:
+def test_bit_flip_in_the_metadata_journal_is_detected(tmp_path: Path, entry: int) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     for index in range(1, 6):

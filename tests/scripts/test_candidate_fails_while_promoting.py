@@ -18,7 +18,7 @@ KILLS = ("nobody is passed over",)
 
 
 @pytest.mark.parametrize("how", ["dies", "stands still", "is cut off"])
-def test_the_next_one_wins(how: str) -> None:
+def test_promotion_of_a_failing_candidate_passes_to_the_next(how: str) -> None:
     with Stage(nodes=4, factor=4) as s:
         a, *others = s.leader, *s.followers
         acked = s.publish(3)
@@ -47,7 +47,7 @@ def test_the_next_one_wins(how: str) -> None:
         assert s.leader == second
 
 
-def test_services_that_never_replay_fail_a_promotion_and_not_the_partition() -> None:
+def test_promotion_with_services_that_never_replay_fails_but_the_partition_recovers() -> None:
     """JoinLog is not acknowledged: the promotion hangs in LEADER_REPLAY until the candidate is passed over."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers

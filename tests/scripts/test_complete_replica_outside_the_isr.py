@@ -30,7 +30,7 @@ def _alone(s: Stage) -> tuple[str, str]:
     return a, b
 
 
-def test_it_leads_when_the_sole_member_is_gone() -> None:
+def test_complete_replica_outside_the_isr_leads_when_the_sole_member_dies() -> None:
     with Stage() as s:
         a, b = _alone(s)
         s.send()  # not committed, and nobody is told that it is
@@ -41,7 +41,7 @@ def test_it_leads_when_the_sole_member_is_gone() -> None:
         assert len(s.ids(b)) == 5
 
 
-def test_not_when_its_disk_is_gone() -> None:
+def test_complete_replica_with_a_lost_disk_does_not_lead() -> None:
     with Stage() as s:
         a, b = _alone(s)
         s.empty_disk(b)
@@ -53,7 +53,7 @@ def test_not_when_its_disk_is_gone() -> None:
         s.wait_for_leader(a)
 
 
-def test_not_when_it_asks_for_what_it_had_acknowledged() -> None:
+def test_complete_replica_that_asks_for_acked_records_loses_its_complete_state() -> None:
     with Stage() as s:
         a, b = _alone(s)
         s.flip_bit(b, 4)

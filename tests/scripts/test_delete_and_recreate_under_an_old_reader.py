@@ -39,7 +39,7 @@ async def _filled(bus: FakeBus, uid: str, text: str, count: int) -> Desk:
     return desk
 
 
-async def test_the_old_reader_is_told_and_stays_where_it_is() -> None:
+async def test_recreated_stream_reader_of_the_old_stream_gets_an_error_and_keeps_its_position() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 7)
     reader = ReadProgress("orders", 0, 0)
@@ -57,7 +57,7 @@ async def test_the_old_reader_is_told_and_stays_where_it_is() -> None:
     assert _read(new, ReadProgress("orders", 0, 0))[:2] == [b"new 0", b"new 1"], "one that begins anew reads the new one"
 
 
-async def test_who_waits_for_the_next_record_of_the_old_one_is_told_too() -> None:
+async def test_recreated_stream_waiting_reader_of_the_old_stream_is_answered() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 3)
     request = client_pb2.ReadRequest(offset=3, waitMs=30_000, streamUid="uid-1")
@@ -69,7 +69,7 @@ async def test_who_waits_for_the_next_record_of_the_old_one_is_told_too() -> Non
     assert (head.error, bytes(body)) == (client_pb2.ReadResponse.NO_SUCH_PARTITION, b"")
 
 
-async def test_a_publisher_can_not_tell_and_need_not() -> None:
+async def test_recreated_stream_publisher_is_acked_by_the_new_stream() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 3)
     old.ingest.stop()
@@ -81,7 +81,7 @@ async def test_a_publisher_can_not_tell_and_need_not() -> None:
     assert old.log.log_end_offset == 3
 
 
-def test_a_replica_of_the_old_stream_gets_nothing_from_the_new_one() -> None:
+def test_recreated_stream_replica_of_the_old_stream_gets_no_records() -> None:
     with Stage() as s:
         s.publish(3)
         s.settle()

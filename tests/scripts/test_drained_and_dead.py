@@ -42,7 +42,7 @@ def is_settled(s: Stage, *replicas: str) -> bool:
     return set(s.partition.replicas) == set(replicas) == s.isr and not s.partition.target
 
 
-def test_weight_raised() -> None:
+def test_planner_raised_weight_alone_moves_no_replica() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -56,7 +56,7 @@ def test_weight_raised() -> None:
         assert s.ids(c) == s.ids("n4") == [1, 2, 3, 4, 5]
 
 
-def test_another_target_while_a_copy_is_made() -> None:
+def test_planner_new_target_during_a_copy_replaces_the_learner() -> None:
     with Stage(nodes=5) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -71,7 +71,7 @@ def test_another_target_while_a_copy_is_made() -> None:
         assert s.ids("n5") == [1, 2, 3]
 
 
-def test_cancelled_while_the_leader_hands_over() -> None:
+def test_planner_cancel_during_a_leadership_transfer_finishes_only_the_copied_swap() -> None:
     """Whoever leads then, the swap whose copy is done is finished, and nothing else is."""
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
@@ -88,7 +88,7 @@ def test_cancelled_while_the_leader_hands_over() -> None:
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_the_leader_dies_between_join_and_eviction() -> None:
+def test_planner_leader_death_between_join_and_eviction_finishes_the_move() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -106,7 +106,7 @@ def test_the_leader_dies_between_join_and_eviction() -> None:
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_drained_and_dead() -> None:
+def test_planner_drained_node_that_dies_is_replaced() -> None:
     with Stage(nodes=4, replacement_grace_s=300.0) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -120,7 +120,7 @@ def test_drained_and_dead() -> None:
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_drained_and_dies_while_it_leads() -> None:
+def test_planner_drained_leader_that_dies_is_replaced() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -133,7 +133,7 @@ def test_drained_and_dies_while_it_leads() -> None:
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_who_is_back_keeps_its_place_while_another_one_is_drained() -> None:
+def test_planner_returning_node_keeps_its_place_while_another_is_drained() -> None:
     with Stage(nodes=5, replacement_grace_s=GRACE_S, min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -153,7 +153,7 @@ def test_who_is_back_keeps_its_place_while_another_one_is_drained() -> None:
 
 
 @pytest.mark.parametrize("fewer", [False, True])
-def test_who_is_to_stay_dies_for_good(fewer: bool) -> None:
+def test_planner_permanent_death_during_a_move_settles_and_accepts_publishes(fewer: bool) -> None:
     """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
     with Stage(nodes=4, replacement_grace_s=GRACE_S, ends_whole=False) as s:
         a, b, c = s.leader, *s.followers
@@ -174,7 +174,7 @@ def test_who_is_to_stay_dies_for_good(fewer: bool) -> None:
         s.publish(1)
 
 
-def test_more_then_fewer_while_a_replica_is_down() -> None:
+def test_planner_factor_raised_then_lowered_with_a_dead_replica_settles() -> None:
     with Stage(nodes=5, replacement_grace_s=300.0) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -20,7 +20,7 @@ def _expecting(last: int) -> bytes:
     return b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % last
 
 
-def test_the_ack_is_lost_with_the_connection() -> None:
+def test_duplicate_publish_after_a_lost_ack_is_stored_per_attempt_in_order() -> None:
     with Stage() as s:
         s.publish(1)
         lost = s.hold("ack", receiver="p0", at_most=1)
@@ -33,7 +33,7 @@ def test_the_ack_is_lost_with_the_connection() -> None:
         assert again.ack.offset == 2, "the ack names the record of this attempt, not of the first one"
 
 
-def test_the_publish_is_lost_with_the_connection() -> None:
+def test_duplicate_publish_after_a_lost_publish_is_stored_once() -> None:
     with Stage() as s:
         s.publish(1)
         lost = s.hold("publish", at_most=1)
@@ -44,7 +44,7 @@ def test_the_publish_is_lost_with_the_connection() -> None:
         assert s.ids(s.leader) == [1, *again.ids]
 
 
-def test_the_leader_reconnects_in_between() -> None:
+def test_duplicate_publish_when_the_leader_reconnects_is_stored_once() -> None:
     """What was on its way to it is gone; what it had taken is stored once, whatever NATS sends again."""
     with Stage() as s:
         a = s.leader
@@ -59,7 +59,7 @@ def test_the_leader_reconnects_in_between() -> None:
         assert held == [1, 2, *(i for one in sent if one.acked for i in one.ids), *later[0].ids]
 
 
-async def test_with_an_expected_sequence_it_is_stored_at_most_once() -> None:
+async def test_duplicate_publish_with_expected_sequence_is_stored_at_most_once() -> None:
     desk = Desk()
     desk.publish(b"one", "p", _expecting(0))
     await desk.turn()

@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("join by another incarnation", "positions only grow")
 
 
-def test_the_request_names_an_incarnation_that_is_gone() -> None:
+def test_isr_expand_request_for_a_former_incarnation_is_rejected() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -40,7 +40,7 @@ def test_the_request_names_an_incarnation_that_is_gone() -> None:
         assert s.ids(c) == [1, 2, 3]
 
 
-def test_it_leaves_the_isr_when_it_registers() -> None:
+def test_emptied_replica_leaves_the_isr_when_it_registers() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("-1 sentinel", "off-by-one epoch start")
 
 
-def test_they_leave_no_trace() -> None:
+def test_empty_epochs_leave_no_trace_in_the_epoch_cache() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -28,7 +28,7 @@ def test_they_leave_no_trace() -> None:
         assert s.epochs(a) == s.epochs(b) == s.epochs(c) == ((first, 0), (last, 2))
 
 
-def test_of_a_stream_that_was_never_written() -> None:
+def test_empty_epochs_of_an_unwritten_stream_keep_replicas_equal() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         for node in (b, c, a):
@@ -48,7 +48,7 @@ def test_of_a_stream_that_was_never_written() -> None:
         assert not set(lost.ids) & set(s.ids(a))
 
 
-def test_a_tail_of_an_old_epoch_comes_back_to_a_leader_of_empty_ones() -> None:
+def test_empty_epochs_leader_makes_a_returning_replica_truncate_its_old_tail() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -16,7 +16,7 @@ KILLS = ("a failed replica stays where it is",)
 
 
 @pytest.mark.parametrize("how", ["flush error", "no space"])
-def test_the_leader_gives_up(how: str) -> None:
+def test_failed_storage_of_the_leader_moves_the_leadership(how: str) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -37,7 +37,7 @@ def test_the_leader_gives_up(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["flush error", "no space"])
-def test_a_follower_leaves_the_isr(how: str) -> None:
+def test_failed_storage_of_a_follower_removes_it_from_the_isr(how: str) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch
@@ -57,7 +57,7 @@ def test_a_follower_leaves_the_isr(how: str) -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_what_it_asks_for_is_lost_once() -> None:
+def test_failed_storage_repeats_a_lost_request_to_leave_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)
@@ -71,7 +71,7 @@ def test_what_it_asks_for_is_lost_once() -> None:
         s.restart(c)
 
 
-def test_a_sole_member_has_nobody_to_make_way_for() -> None:
+def test_failed_storage_of_a_sole_isr_member_keeps_the_leadership() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         acked = s.publish(2)

@@ -35,7 +35,7 @@ def is_repaired(s: Stage, node: str) -> None:
 @pytest.mark.parametrize("header", [False, True], ids=["body", "header"])
 @pytest.mark.parametrize("offset", [0, 2, RECORDS - 1], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("walked", [False, True], ids=["written", "walked"])
-def test_a_follower_catches_up_though_its_leader_serves_a_flipped_bit(walked: bool, offset: int, header: bool) -> None:
+def test_served_bit_flip_is_repaired_and_a_follower_catches_up(walked: bool, offset: int, header: bool) -> None:
     with Stage(reader=False) as s:
         a, _, c = s.leader, *s.followers
         s.publish(RECORDS)
@@ -54,7 +54,7 @@ def test_a_follower_catches_up_though_its_leader_serves_a_flipped_bit(walked: bo
         s.publish(1)
 
 
-def test_a_reader_is_served_by_another_and_the_replica_is_repaired() -> None:
+def test_served_bit_flip_reader_is_served_by_another_replica() -> None:
     with Stage(reader=False) as s:
         _, b, _ = s.leader, *s.followers
         s.publish(RECORDS)
@@ -67,7 +67,7 @@ def test_a_reader_is_served_by_another_and_the_replica_is_repaired() -> None:
 
 
 @pytest.mark.parametrize("leads", [False, True])
-def test_the_scrub_finds_it(leads: bool) -> None:
+def test_served_bit_flip_is_found_by_the_scrub_and_repaired(leads: bool) -> None:
     with Stage() as s:
         node = s.leader if leads else s.followers[0]
         s.publish(RECORDS)
@@ -78,7 +78,7 @@ def test_the_scrub_finds_it(leads: bool) -> None:
         is_repaired(s, node)
 
 
-def test_complaints_without_damage_cost_next_to_nothing() -> None:
+def test_damage_complaints_without_damage_cost_bounded_rechecks() -> None:
     with Stage() as s:
         a = s.leader
         s.publish(RECORDS)

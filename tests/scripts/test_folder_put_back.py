@@ -20,7 +20,7 @@ KILLS = ("a folder put back counts as complete",)
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_all_nodes_stop_and_one_comes_back_with_an_older_folder(role: str, clean: bool) -> None:
+def test_older_directory_on_a_node_after_a_full_stop_loses_no_acked_record(role: str, clean: bool) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         node = a if role == "leader" else b
@@ -42,7 +42,7 @@ def test_all_nodes_stop_and_one_comes_back_with_an_older_folder(role: str, clean
         assert len(s.ids(node)) == 23
 
 
-def test_it_leaves_the_isr_while_the_others_go_on() -> None:
+def test_older_directory_on_a_node_removes_it_from_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.crash(c)
@@ -59,7 +59,7 @@ def test_it_leaves_the_isr_while_the_others_go_on() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_the_only_member_waits_for_the_operator() -> None:
+def test_older_directory_on_the_only_member_waits_for_an_operator() -> None:
     with Stage(nodes=1, factor=1, min_isr=1, ends_whole=False) as s:
         (a,) = s.isr
         s.crash(a)
@@ -74,7 +74,7 @@ def test_the_only_member_waits_for_the_operator() -> None:
         s.always(lambda: s.status is PartitionStatus.OFFLINE, 10)
 
 
-def test_kills_in_a_row_cost_nothing() -> None:
+def test_older_directory_check_accepts_repeated_kills() -> None:
     """Also of processes that die before they have heard that they are registered."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
@@ -90,7 +90,7 @@ def test_kills_in_a_row_cost_nothing() -> None:
         s.always(lambda: s.isr == {a, b, c}, 1.0)
 
 
-def test_a_request_that_outlives_its_process_deposes_nobody() -> None:
+def test_older_directory_check_ignores_a_late_registration_of_a_dead_process() -> None:
     """It is late, and no copy: the process that has registered since knows the one that sent it."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers

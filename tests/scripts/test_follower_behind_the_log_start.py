@@ -18,7 +18,7 @@ KILLS = ("gap accepted",)
 
 
 @pytest.mark.parametrize("restarted", [True, False])
-def test_it_starts_afresh(restarted: bool) -> None:
+def test_follower_behind_the_log_start_begins_at_the_leaders_log_start(restarted: bool) -> None:
     with Stage(stream=StreamConfig(segment_bytes=4096)) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -39,7 +39,7 @@ def test_it_starts_afresh(restarted: bool) -> None:
         assert s.epochs(c) == s.epochs(a)
 
 
-def test_it_holds_a_part_of_what_is_left() -> None:
+def test_follower_with_part_of_the_leaders_log_continues_at_its_end() -> None:
     """Its end is above the leader's log start: it goes on where it was."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
@@ -56,7 +56,7 @@ def test_it_holds_a_part_of_what_is_left() -> None:
         assert s.end(c) == 20
 
 
-def test_the_leader_deleted_everything() -> None:
+def test_follower_of_a_leader_that_deleted_all_records_begins_at_its_end() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(5)

@@ -13,7 +13,7 @@ from tests.scripts.stage import Stage
 KILLS = ("ack before flush on a follower", "positions only grow")
 
 
-def test_what_it_acknowledged_is_on_its_disk() -> None:
+def test_follower_power_loss_keeps_acked_records_on_disk() -> None:
     with Stage(nodes=2, min_isr=1) as s:
         a, b = s.leader, s.followers[0]
         s.publish(3)
@@ -34,7 +34,7 @@ def test_what_it_acknowledged_is_on_its_disk() -> None:
         s.publish(1)
 
 
-def test_its_position_falls_with_its_log() -> None:
+def test_follower_power_loss_with_empty_disk_resets_its_position() -> None:
     """What the leader thought of it in its last life does not count: the position is SET, by the new incarnation's fetch."""
     with Stage(nodes=2, min_isr=1) as s:
         a, b = s.leader, s.followers[0]

@@ -18,7 +18,7 @@ KILLS = ("a notice raises HW", "a notice moves the log start")
 
 @pytest.mark.parametrize("log_start", [10, 1 << 60])
 @pytest.mark.parametrize("stream", [StreamConfig(), StreamConfig(retention_records=5)])
-def test_the_log_stays(log_start: int, stream: StreamConfig) -> None:
+def test_forged_notice_of_a_log_start_deletes_nothing(log_start: int, stream: StreamConfig) -> None:
     with Stage(stream=stream) as s:
         b = s.followers[0]
         s.publish(50)
@@ -28,7 +28,7 @@ def test_the_log_stays(log_start: int, stream: StreamConfig) -> None:
         assert len(s.ids(b)) == 50
 
 
-def test_what_is_not_committed_is_not_shown() -> None:
+def test_forged_notice_of_a_high_watermark_shows_no_uncommitted_record() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(5)
@@ -41,7 +41,7 @@ def test_what_is_not_committed_is_not_shown() -> None:
         assert s.end(a) == 6
 
 
-def test_it_wakes() -> None:
+def test_forged_notice_wakes_an_idle_follower_for_a_fetch() -> None:
     """And what the leader then answers is believed."""
     with Stage(max_idle_wait_s=1.9) as s:
         b = s.followers[0]

@@ -37,7 +37,7 @@ def _two(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_a_follower_without_a_data_path_does_not_depose_its_leader() -> None:
+def test_isr_of_two_isolated_follower_does_not_depose_its_leader() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.isolate(b)
@@ -48,7 +48,7 @@ def test_a_follower_without_a_data_path_does_not_depose_its_leader() -> None:
         assert s.isr == {a, c}
 
 
-def test_nor_one_whose_link_to_it_is_cut() -> None:
+def test_isr_of_two_cut_link_to_a_follower_does_not_depose_the_leader() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.cut(a, b)
@@ -57,7 +57,7 @@ def test_nor_one_whose_link_to_it_is_cut() -> None:
         assert s.leader == a
 
 
-def test_of_two_that_are_cut_off_from_each_other_the_leader_stays() -> None:
+def test_isr_of_two_with_a_cut_link_between_keeps_the_leader() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _two(s)
         s.crash(c)
@@ -67,7 +67,7 @@ def test_of_two_that_are_cut_off_from_each_other_the_leader_stays() -> None:
 
 
 @pytest.mark.parametrize("metadata", [True, False])
-def test_a_leader_without_a_data_path_makes_way(metadata: bool) -> None:
+def test_isr_of_two_isolated_leader_is_replaced(metadata: bool) -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.reconnect(c)
@@ -76,7 +76,7 @@ def test_a_leader_without_a_data_path_makes_way(metadata: bool) -> None:
         assert s.leader == b
 
 
-def test_one_that_neither_can_fetch_from_makes_way() -> None:
+def test_isr_of_two_leader_that_no_follower_can_fetch_from_is_replaced() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.cut(a, b)
@@ -86,7 +86,7 @@ def test_one_that_neither_can_fetch_from_makes_way() -> None:
         assert s.leader == b
 
 
-def test_a_sole_member_that_nobody_reaches_makes_way_for_one_that_is_complete() -> None:
+def test_isr_of_one_unreachable_leader_is_replaced_by_a_complete_replica() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.crash(b)
@@ -99,7 +99,7 @@ def test_a_sole_member_that_nobody_reaches_makes_way_for_one_that_is_complete() 
         assert len(s.ids(b)) >= 4
 
 
-def test_and_stays_where_nobody_else_is() -> None:
+def test_isr_of_one_unreachable_leader_stays_without_a_complete_replica() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _two(s)
         s.crash(b)
@@ -114,7 +114,7 @@ def test_and_stays_where_nobody_else_is() -> None:
         s.acked_again(_WITHIN_S)
 
 
-def test_it_gives_up_by_itself_what_nobody_can_report() -> None:
+def test_isr_of_two_isolated_leader_gives_up_without_reports() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.reconnect(c)

@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("join by time only", "join without HW", "join without epoch start")
 
 
-def test_below_hw_though_it_was_caught_up_a_moment_ago() -> None:
+def test_isr_join_below_high_watermark_after_a_recent_catch_up_is_refused() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -32,7 +32,7 @@ def test_below_hw_though_it_was_caught_up_a_moment_ago() -> None:
         assert s.end(c) == 6
 
 
-def test_below_hw_while_it_fetches() -> None:
+def test_isr_join_below_high_watermark_while_fetching_is_refused() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -48,7 +48,7 @@ def test_below_hw_while_it_fetches() -> None:
         s.until(lambda: c in s.isr)
 
 
-def test_at_hw_but_below_the_epoch_start() -> None:
+def test_isr_join_at_high_watermark_below_the_epoch_start_is_refused() -> None:
     with Stage(nodes=4, factor=4, min_isr=1) as s:
         a, b, c, d = s.leader, *s.followers
         s.publish(3)

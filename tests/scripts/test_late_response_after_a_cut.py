@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("stale response accepted",)
 
 
-def test_the_answer_of_a_dead_leader_fits_exactly_and_is_dropped() -> None:
+def test_late_answer_of_a_dead_leader_is_dropped() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -38,7 +38,7 @@ def test_the_answer_of_a_dead_leader_fits_exactly_and_is_dropped() -> None:
         assert not set(lost.ids) & set(s.ids(c))
 
 
-def test_the_answer_comes_after_its_time_out() -> None:
+def test_late_answer_after_a_request_timeout_is_dropped() -> None:
     """The same within one epoch: the request timed out, was sent again and answered; then the first answer comes too."""
     with Stage() as s:
         _, _, c = s.leader, *s.followers

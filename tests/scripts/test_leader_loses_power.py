@@ -19,7 +19,7 @@ KILLS = ("same epoch after a restart", "ack before flush on the leader")
 
 
 @pytest.mark.parametrize("tail", ["lost", "torn", "kept"])
-def test_it_comes_back_at_once(tail: str) -> None:
+def test_leader_power_loss_with_immediate_restart_loses_no_acked_record(tail: str) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -40,7 +40,7 @@ def test_it_comes_back_at_once(tail: str) -> None:
         assert s.ids(a)[:3] == [1, 2, 3]
 
 
-def test_it_stays_away() -> None:
+def test_leader_power_loss_with_later_restart_truncates_unacked_records() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

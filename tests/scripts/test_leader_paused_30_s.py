@@ -19,7 +19,7 @@ KILLS = ("no lease", "lease on an old image")
 
 
 @pytest.mark.parametrize("timers_first", [True, False])
-def test_what_it_queued_is_not_acknowledged(timers_first: bool) -> None:
+def test_leader_paused_30_s_does_not_ack_its_queued_publishes(timers_first: bool) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -42,7 +42,7 @@ def test_what_it_queued_is_not_acknowledged(timers_first: bool) -> None:
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_the_image_comes_later_than_the_heartbeats() -> None:
+def test_leader_paused_with_a_delayed_image_does_not_ack_its_queue() -> None:
     """It hears that it is alive again before it hears that it does not lead any more."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
@@ -64,7 +64,7 @@ def test_the_image_comes_later_than_the_heartbeats() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_a_short_pause_deposes_nobody() -> None:
+def test_leader_paused_briefly_keeps_its_leadership() -> None:
     with Stage() as s:
         a = s.leader
         epoch = s.leader_epoch

@@ -30,7 +30,7 @@ def _all_died(s: Stage) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("quorum", [False, True])
 @pytest.mark.parametrize("order", ["abc", "acb", "bca", "cba"])
-def test_all_start_at_once(order: str, quorum: bool) -> None:
+def test_leader_with_an_older_log_does_not_lead_after_a_simultaneous_start(order: str, quorum: bool) -> None:
     with Stage(quorum=quorum) as s:
         nodes = dict(zip("abc", _all_died(s), strict=True))
         s.crash(*nodes.values())
@@ -46,7 +46,7 @@ def test_all_start_at_once(order: str, quorum: bool) -> None:
 
 
 @pytest.mark.parametrize("quorum", [False, True])
-def test_the_others_come_back_later(quorum: bool) -> None:
+def test_leader_with_an_older_log_does_not_lead_when_others_start_later(quorum: bool) -> None:
     with Stage(quorum=quorum, reader=False) as s:  # nobody can tell a reader what the one node that is there does not know
         a, b, c = _all_died(s)
         s.run(2)
@@ -61,7 +61,7 @@ def test_the_others_come_back_later(quorum: bool) -> None:
         s.until(lambda: len(s.isr) == 3)
 
 
-def test_a_quick_restart_costs_no_more_than_a_round_trip() -> None:
+def test_leader_quick_restart_keeps_its_leadership_within_half_a_second() -> None:
     with Stage() as s:
         a = s.leader
         s.publish(3)

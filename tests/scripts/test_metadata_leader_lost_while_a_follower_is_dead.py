@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("no lease", "min.isr not looked at")
 
 
-def test_nothing_is_committed_until_the_isr_can_shrink() -> None:
+def test_metadata_outage_with_a_dead_follower_commits_nothing() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -37,7 +37,7 @@ def test_nothing_is_committed_until_the_isr_can_shrink() -> None:
         assert set(late.ids) <= set(s.ids(c)) or not late.acked
 
 
-def test_below_min_isr_publishers_are_told() -> None:
+def test_publish_below_min_isr_is_not_acked() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)

@@ -12,7 +12,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 
-def test_the_side_of_the_majority_goes_on_and_the_other_one_gives_way() -> None:
+def test_network_split_keeps_the_majority_side_and_deposes_the_isolated_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -38,7 +38,7 @@ def test_the_side_of_the_majority_goes_on_and_the_other_one_gives_way() -> None:
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_a_replica_that_does_not_come_back_makes_room_for_another() -> None:
+def test_network_split_replica_that_stays_away_is_replaced_by_a_reassignment() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

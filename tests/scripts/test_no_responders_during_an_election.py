@@ -12,7 +12,7 @@ from __future__ import annotations
 from tests.scripts.stage import Stage
 
 
-def test_what_nobody_hears_is_nowhere_and_the_followers_wait() -> None:
+def test_publish_without_responders_in_an_election_is_not_stored() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -31,7 +31,7 @@ def test_what_nobody_hears_is_nowhere_and_the_followers_wait() -> None:
         assert not {i for one in lost for i in one.ids} & set(s.ids(s.leader))
 
 
-def test_a_tail_that_only_one_follower_has_survives_the_silence() -> None:
+def test_record_on_a_single_follower_survives_an_election_without_responders() -> None:
     """The true HW is above what the followers know: who cuts to its own HW when nobody answers loses what was acknowledged."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers

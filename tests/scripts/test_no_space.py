@@ -29,7 +29,7 @@ KILLS = (
 )
 
 
-def test_on_the_leader() -> None:
+def test_no_space_on_the_leader_rejects_publishes_and_moves_the_leadership() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -49,7 +49,7 @@ def test_on_the_leader() -> None:
         assert not {i for one in refused for i in one.ids} & set(s.ids(a))
 
 
-def test_there_is_room_for_one_more() -> None:
+def test_no_space_for_the_second_record_stores_the_first_and_rejects_the_second() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)
@@ -62,7 +62,7 @@ def test_there_is_room_for_one_more() -> None:
         s.publish(1)
 
 
-def test_on_a_follower() -> None:
+def test_no_space_on_a_follower_removes_it_from_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch
@@ -80,7 +80,7 @@ def test_on_a_follower() -> None:
         assert s.ids(c) == s.ids(a)
 
 
-def test_a_flush_error_is_final() -> None:
+def test_flush_error_on_the_leader_fails_its_replica_and_moves_the_leadership() -> None:
     """The page cache may hold what the disk refused: the process does not ask the same disk again, and nobody is told."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
@@ -93,7 +93,7 @@ def test_a_flush_error_is_final() -> None:
         assert s.outcome(lost) == "timed out"
 
 
-def test_for_the_metadata_group(tmp_path: Path) -> None:
+def test_no_space_in_the_metadata_journal_raises_storage_error(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     journal.add(b"kept", 1, 1)

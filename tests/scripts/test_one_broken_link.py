@@ -19,7 +19,7 @@ KILLS = ("one report deposes",)
 
 
 @pytest.mark.parametrize("direction", ["both", "to the leader", "from the leader"])
-def test_it_is_the_follower_that_goes(direction: str) -> None:
+def test_broken_link_between_leader_and_follower_removes_the_follower_from_the_isr(direction: str) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch
@@ -36,7 +36,7 @@ def test_it_is_the_follower_that_goes(direction: str) -> None:
         assert s.leader_epoch == epoch
 
 
-def test_two_of_two_depose() -> None:
+def test_broken_links_to_both_followers_depose_the_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -46,7 +46,7 @@ def test_two_of_two_depose() -> None:
         s.publish(2)
 
 
-def test_leader_that_stood_by_steps_aside_after_its_publish_link_was_lost() -> None:
+def test_former_standby_leader_steps_aside_after_its_publish_link_was_lost() -> None:
     """Publishes have gone past it meanwhile, and a follower that stands by has heard them [A4]."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(3)

@@ -30,7 +30,7 @@ def pause(s: Stage, until: pb.Pause, known: bool = True) -> None:
 
 
 @pytest.mark.parametrize("standby", [False, True])
-def test_paused(standby: bool) -> None:
+def test_paused_stream_rejects_publishes_across_a_failover(standby: bool) -> None:
     with Stage(stream=StreamConfig(failover_standby=standby)) as s:
         s.publish(2)
         taken = s.send()
@@ -55,7 +55,7 @@ def test_paused(standby: bool) -> None:
 
 
 @pytest.mark.parametrize("until", [pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY])
-def test_the_first_publish_resumes_it_and_is_one_slow_ack(until: pb.Pause) -> None:
+def test_paused_until_publish_stream_resumes_at_the_first_publish(until: pb.Pause) -> None:
     with Stage() as s:
         s.publish(2)
         pause(s, until)
@@ -74,7 +74,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
     s.start(old)
 
 
-def test_what_a_leader_refuses_that_has_not_heard_of_the_end_is_stored_by_nobody() -> None:
+def test_paused_stream_publish_rejected_after_the_resume_is_stored_nowhere() -> None:
     """Followers hear of it first: they stand by no earlier than the leader has said that it takes publishes."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
@@ -87,7 +87,7 @@ def test_what_a_leader_refuses_that_has_not_heard_of_the_end_is_stored_by_nobody
         the_next_leader_holds(s, 1, 2)
 
 
-def test_what_was_heard_before_a_pause_that_a_follower_has_missed_is_forgotten() -> None:
+def test_paused_stream_standby_that_missed_the_pause_discards_its_messages() -> None:
     """The followers hear of the pause and of its end at once, and have heard what the leader refused in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)

@@ -41,7 +41,7 @@ POISON = {
 
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
-async def test_it_is_stored_as_it_is_and_its_neighbours_do_not_notice(poison: bytes) -> None:
+async def test_poison_envelope_is_stored_unchanged_and_does_not_affect_others(poison: bytes) -> None:
     desk = Desk()
     desk.publish(b"before", "p1")
     desk.publish(poison, "p2")
@@ -54,7 +54,7 @@ async def test_it_is_stored_as_it_is_and_its_neighbours_do_not_notice(poison: by
     assert [desk.answers(inbox)[0]["seq"] for inbox in ("p1", "p2", "p4")] == [1, 2, 4]
 
 
-async def test_poison_in_the_nats_headers() -> None:
+async def test_poison_headers_are_stored_or_rejected_without_failure() -> None:
     desk = Desk()
     blocks = [
         b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n:\r\n\r\n", b"NATS/1.0\r\nno colon\r\n\r\n", b"\xff\xfe\r\n\xff: \xff\r\n\r\n",
@@ -74,7 +74,7 @@ async def test_poison_in_the_nats_headers() -> None:
     assert len(desk.answers("last")) == 1
 
 
-async def test_an_envelope_can_not_make_a_node_publish_elsewhere() -> None:
+async def test_envelope_with_a_foreign_reply_subject_gets_no_ack() -> None:
     desk = Desk()
     evil = client_pb2.Message(value=b"v", ackInbox="liftpy.control", correlationId="c")
     desk.publish(frames.encode(evil))
@@ -86,7 +86,7 @@ async def test_an_envelope_can_not_make_a_node_publish_elsewhere() -> None:
     assert desk.bus.sent == []
 
 
-async def test_a_reply_is_one_line_of_json_whatever_the_stream_holds() -> None:
+async def test_ack_is_a_single_json_line_for_any_record_content() -> None:
     desk = Desk()
     desk.publish(b'"}\r\n{"', "p")
     await desk.turn()

@@ -45,7 +45,7 @@ def long_replays(*, stuck_at: int = STEPS) -> Iterator[None]:
         SimReplica.replay_log = real  # type: ignore[method-assign]
 
 
-def test_a_candidate_that_gets_on_is_left_to_it() -> None:
+def test_candidate_with_a_long_but_progressing_replay_becomes_leader() -> None:
     with long_replays(), Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(40)
@@ -57,7 +57,7 @@ def test_a_candidate_that_gets_on_is_left_to_it() -> None:
         s.publish(1)
 
 
-def test_a_candidate_that_is_stuck_is_passed_over() -> None:
+def test_candidate_with_a_stuck_replay_is_passed_over() -> None:
     with long_replays(stuck_at=3), Stage(ends_whole=False) as s:
         a, b, c = s.leader, *s.followers
         s.publish(40)

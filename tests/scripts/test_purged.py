@@ -45,7 +45,7 @@ def pending(s: Stage) -> tuple[Purge, ...]:
     return s.cluster.group.partition(NAME, 0).purges
 
 
-def test_purged() -> None:
+def test_purge_deletes_records_on_all_replicas_including_a_returning_one() -> None:
     with Stage(stream=StreamConfig(dedup_window_s=0.0)) as s:
         s.publish(6)
         s.settle()
@@ -69,7 +69,7 @@ def test_purged() -> None:
         assert held(s, s.leader) == [5, 6, 7, 8]
 
 
-def test_one_whose_disk_was_lost_copies_what_is_left() -> None:
+def test_purge_replica_with_a_lost_disk_copies_the_remaining_records() -> None:
     """It reported, lost its disk, and copies anew from who has cleaned too: what it said counts only while it is in sync."""
     with Stage(stream=StreamConfig(dedup_window_s=0.0)) as s:
         s.publish(6)

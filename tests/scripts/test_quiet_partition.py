@@ -29,7 +29,7 @@ def be_quiet(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_nothing_is_fetched_in_a_quiet_minute_and_everybody_stays_in_the_isr() -> None:
+def test_quiet_partition_fetches_nothing_and_keeps_its_isr() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         epoch = s.partition.epoch
@@ -40,14 +40,14 @@ def test_nothing_is_fetched_in_a_quiet_minute_and_everybody_stays_in_the_isr() -
         assert s.counted("quiet fetch confirmed") >= 2 * 60 / 3
 
 
-def test_a_publish_in_the_quiet_is_acknowledged_as_fast_as_ever() -> None:
+def test_quiet_partition_acks_a_publish_quickly() -> None:
     with Stage() as s:
         be_quiet(s)
         sent = s.send()
         assert s.until(lambda: sent.acked) < 0.1
 
 
-def test_records_that_are_lost_on_their_way_are_fetched() -> None:
+def test_quiet_partition_lost_records_are_fetched() -> None:
     with Stage(follower_ping_delay_s=0) as s:  # nobody else looks for who holds HW back
         _, _, c = be_quiet(s)
         lost = s.hold("data", "wake", receiver=c, at_most=1)
@@ -59,7 +59,7 @@ def test_records_that_are_lost_on_their_way_are_fetched() -> None:
         assert s.outcome(sent) == "acked"
 
 
-def test_lost_questions_change_nothing() -> None:
+def test_quiet_partition_lost_questions_change_nothing() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         for kind in ("quiet question", "quiet answer"):
@@ -69,7 +69,7 @@ def test_lost_questions_change_nothing() -> None:
             s.always(lambda: s.isr == {a, b, c} and s.phase(b) == s.phase(c) == QUIET, 8)
 
 
-def test_a_leader_that_loses_power_in_the_quiet_is_replaced() -> None:
+def test_quiet_partition_leader_that_loses_power_is_replaced() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.power_off(a)
@@ -77,14 +77,14 @@ def test_a_leader_that_loses_power_in_the_quiet_is_replaced() -> None:
         s.acked_again(1)
 
 
-def test_a_leader_whose_data_path_is_down_is_replaced_as_soon_as_in_a_busy_partition() -> None:
+def test_quiet_partition_leader_without_data_path_is_replaced_in_time() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.isolate(a)
         assert s.until(lambda: s.leader in (b, c) and s.is_open(s.leader)) < 7
 
 
-def test_a_leader_that_two_followers_can_not_reach_is_reported() -> None:
+def test_quiet_partition_leader_unreachable_from_both_followers_is_replaced() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.cut(b, a)
@@ -94,7 +94,7 @@ def test_a_leader_that_two_followers_can_not_reach_is_reported() -> None:
         s.mend(c, a)
 
 
-def test_a_leader_that_hears_its_followers_and_is_not_heard_is_reported() -> None:
+def test_quiet_partition_leader_whose_answers_are_lost_is_replaced() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.cut(a, b, both=False)
@@ -104,7 +104,7 @@ def test_a_leader_that_hears_its_followers_and_is_not_heard_is_reported() -> Non
         s.mend(a, c)
 
 
-def test_a_follower_that_can_not_reach_its_leader_leaves_the_isr_in_the_lag_time() -> None:
+def test_quiet_partition_follower_that_cannot_reach_its_leader_leaves_the_isr() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.cut(c, a)
@@ -113,7 +113,7 @@ def test_a_follower_that_can_not_reach_its_leader_leaves_the_isr_in_the_lag_time
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_a_follower_that_stands_still_leaves_the_isr_and_comes_back() -> None:
+def test_quiet_partition_paused_follower_leaves_the_isr_and_returns() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.pause(c)
@@ -122,7 +122,7 @@ def test_a_follower_that_stands_still_leaves_the_isr_and_comes_back() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_a_leader_of_the_published_protocol_is_fetched_from() -> None:
+def test_quiet_partition_leader_of_the_published_protocol_is_fetched_from() -> None:
     with Stage() as s:
         s.cluster.nodes[s.leader].awaits_more = False
         s.publish(3)
@@ -135,7 +135,7 @@ def test_a_leader_of_the_published_protocol_is_fetched_from() -> None:
         assert s.until(lambda: sent.acked) < 0.1
 
 
-def test_followers_of_the_published_protocol_fetch() -> None:
+def test_quiet_partition_followers_of_the_published_protocol_keep_fetching() -> None:
     with Stage() as s:
         a, (b, c) = s.leader, s.followers
         s.cluster.nodes[b].awaits_more = False

@@ -35,7 +35,7 @@ def read_only(s: Stage, wanted: bool) -> None:
     s.until(lambda: all(knows(s, node, wanted) for node in s.partition.replicas))
 
 
-def test_read_only() -> None:
+def test_read_only_stream_rejects_publishes_across_a_failover() -> None:
     with Stage() as s:
         s.publish(2)
         read_only(s, True)
@@ -63,7 +63,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
     assert s.ids(s.leader) == list(ids)
 
 
-def test_what_a_leader_refuses_that_has_not_heard_of_the_end_is_stored_by_nobody() -> None:
+def test_read_only_stream_publish_rejected_after_its_end_is_stored_nowhere() -> None:
     """Followers hear of it first: they stand by no earlier than the leader has said that it takes publishes."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
@@ -76,7 +76,7 @@ def test_what_a_leader_refuses_that_has_not_heard_of_the_end_is_stored_by_nobody
         the_next_leader_holds(s, 1, 2)
 
 
-def test_what_is_too_large_for_a_leader_that_has_not_heard_of_another_bound_is_stored_by_nobody() -> None:
+def test_max_message_bytes_publish_rejected_by_an_outdated_leader_is_stored_nowhere() -> None:
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
         alter(s, StreamConfig(max_message_bytes=1), "maxMessageBytes")
@@ -89,7 +89,7 @@ def test_what_is_too_large_for_a_leader_that_has_not_heard_of_another_bound_is_s
         the_next_leader_holds(s, 1, 2)
 
 
-def test_what_was_heard_while_it_was_read_only_unknown_to_a_follower_is_forgotten() -> None:
+def test_read_only_stream_standby_that_missed_read_only_discards_its_messages() -> None:
     """The followers hear of the beginning and of the end at once, and have heard what the leader refused in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)

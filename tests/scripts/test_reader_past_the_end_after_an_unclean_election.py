@@ -32,7 +32,7 @@ def last_of(answer: Answer) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("later", [0, 5], ids=["shorter", "longer"])
-def test_a_reader_of_lost_records_is_told_where_the_log_was_cut(later: int) -> None:
+def test_reader_of_records_lost_in_an_unclean_election_gets_the_truncation_offset(later: int) -> None:
     with Stage(min_isr=1, reader=False) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -58,7 +58,7 @@ def test_a_reader_of_lost_records_is_told_where_the_log_was_cut(later: int) -> N
             assert not read(s, node, 2, common)[0].error, "who had read only what is still there goes on"
 
 
-def test_a_deposed_leader_does_not_call_committed_records_cut() -> None:
+def test_reader_at_a_deposed_leader_gets_not_ready_for_committed_records() -> None:
     """c has the longer log of epoch 1, and leads the third epoch; what it has of the first is committed there. Meanwhile a leads the
     second for itself, with its own records in that place (found by seed 2014585)."""
     with Stage(reader=False) as s:
@@ -86,7 +86,7 @@ def test_a_deposed_leader_does_not_call_committed_records_cut() -> None:
         assert set(tail.ids) <= set(s.ids(c))
 
 
-def test_a_replica_that_lags_says_not_ready() -> None:
+def test_reader_at_a_lagging_replica_gets_not_ready() -> None:
     with Stage(quorum=True, reader=False) as s:
         a, b, _ = s.leader, *s.followers
         s.publish(2)

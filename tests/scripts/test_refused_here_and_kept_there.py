@@ -15,7 +15,7 @@ from tests.scripts.stage import Stage
 KILLS = ("negative ack before the ISR has joined",)
 
 
-def test_nobody_is_told_no_while_the_next_leader_may_follow_the_last() -> None:
+def test_publish_gets_no_negative_ack_while_the_next_leader_may_have_stored_it() -> None:
     with Stage(min_isr=3) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -35,7 +35,7 @@ def test_nobody_is_told_no_while_the_next_leader_may_follow_the_last() -> None:
         assert sent.outcome in ("acked", "timed out")
 
 
-def test_it_is_told_as_soon_as_all_have_joined() -> None:
+def test_publish_below_min_isr_is_rejected_after_all_members_have_fetched() -> None:
     with Stage(min_isr=3) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

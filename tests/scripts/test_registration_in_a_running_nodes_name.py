@@ -28,7 +28,7 @@ def forge(s: Stage, node: str) -> list[pb.ControlResponse]:
     return answers
 
 
-def test_a_node_that_runs_is_not_deposed() -> None:
+def test_forged_registration_of_a_running_node_is_rejected() -> None:
     with Stage() as s:
         s.publish(3)
         for node in ("n1", "n2", "n3"):
@@ -43,7 +43,7 @@ def test_a_node_that_runs_is_not_deposed() -> None:
         assert s.isr == {"n1", "n2", "n3"}
 
 
-def test_nor_after_it_was_said_in_its_name_that_it_stops() -> None:
+def test_forged_registration_after_a_forged_fence_is_rejected() -> None:
     with Stage() as s:
         node = s.followers[0]
         s.run(1.0)
@@ -59,7 +59,7 @@ def test_nor_after_it_was_said_in_its_name_that_it_stops() -> None:
         assert s.cluster.group.image.nodes[node].incarnation == known.incarnation
 
 
-def test_nor_under_a_metadata_leader_that_has_heard_nothing_of_it_yet() -> None:
+def test_forged_registration_under_a_new_metadata_leader_is_rejected() -> None:
     with Stage() as s:
         s.publish(1)
         s.metadata_down()
@@ -71,7 +71,7 @@ def test_nor_under_a_metadata_leader_that_has_heard_nothing_of_it_yet() -> None:
         assert s.counted("deposed by another registration") == 0
 
 
-def test_who_was_killed_is_replaced_after_little_more_than_a_heartbeat_and_keeps_its_place() -> None:
+def test_registration_after_a_kill_replaces_the_old_process_within_a_heartbeat() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -86,7 +86,7 @@ def test_who_was_killed_is_replaced_after_little_more_than_a_heartbeat_and_keeps
             s.always(lambda: s.isr == {a, b, c}, 1.0)
 
 
-def test_one_that_stands_still_is_replaced_a_while_after_its_session_has_ended() -> None:
+def test_registration_for_a_paused_node_succeeds_some_time_after_its_session() -> None:
     """Silence proves nothing before; nor does the end of the session, which a starved machine brings about, too."""
     with Stage() as s:
         c = s.followers[-1]

@@ -17,7 +17,7 @@ KILLS = ("no reconciliation before the fetch", "off-by-one epoch start")
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_it_cuts_what_nobody_has(power: bool) -> None:
+def test_former_leader_with_a_longer_log_truncates_unreplicated_records(power: bool) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -23,7 +23,7 @@ def stage(*, awaits_more: bool = True) -> Stage:
     return made
 
 
-def test_the_flushes_run_side_by_side_and_all_of_them_count() -> None:
+def test_second_answer_lets_leader_and_followers_flush_in_parallel() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -38,7 +38,7 @@ def test_the_flushes_run_side_by_side_and_all_of_them_count() -> None:
         assert s.hw(a) == 3
 
 
-def test_the_leader_loses_power_with_a_record_that_all_others_have() -> None:
+def test_second_answer_record_on_all_followers_survives_the_leaders_power_loss() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -57,7 +57,7 @@ def test_the_leader_loses_power_with_a_record_that_all_others_have() -> None:
         assert s.ids(a) == s.ids(b) == s.ids(c) == [1, 2, 3, *sent.ids, 5], "it was not promised, and it is there"
 
 
-def test_a_lost_one_is_fetched_when_the_idle_wait_ends() -> None:
+def test_second_answer_that_is_lost_is_fetched_after_the_idle_wait() -> None:
     with stage() as s:
         _, b, c = s.leader, *s.followers
         s.publish(2)
@@ -71,7 +71,7 @@ def test_a_lost_one_is_fetched_when_the_idle_wait_ends() -> None:
         assert s.isr == {s.leader, b, c}
 
 
-def test_a_lost_one_does_not_hold_a_quiet_partition_up() -> None:
+def test_second_answer_that_is_lost_in_a_quiet_partition_is_fetched_quickly() -> None:
     with stage() as s:
         c = s.followers[1]
         s.publish(2)
@@ -85,7 +85,7 @@ def test_a_lost_one_does_not_hold_a_quiet_partition_up() -> None:
         assert took_s < 0.5, "the leader wakes a follower that HW waits for"
 
 
-def test_a_late_one_finds_the_follower_further_on() -> None:
+def test_second_answer_that_is_late_is_dropped() -> None:
     with stage() as s:
         _, _, c = s.leader, *s.followers
         s.publish(2)
@@ -101,7 +101,7 @@ def test_a_late_one_finds_the_follower_further_on() -> None:
         assert s.end(c) == 5
 
 
-def test_hw_reaches_who_waits_without_another_fetch() -> None:
+def test_second_answer_carries_the_high_watermark_without_another_fetch() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -116,7 +116,7 @@ def test_hw_reaches_who_waits_without_another_fetch() -> None:
 
 
 @pytest.mark.parametrize("awaits_more", [True, False])
-def test_followers_of_the_published_protocol_are_woken(awaits_more: bool) -> None:
+def test_followers_of_the_published_protocol_are_woken_by_a_publish(awaits_more: bool) -> None:
     with stage(awaits_more=awaits_more) as s:
         s.publish(2)
         s.settle()

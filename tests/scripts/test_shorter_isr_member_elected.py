@@ -17,7 +17,7 @@ KILLS = ("no reconciliation before the fetch",)
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_the_longer_one_cuts(more: int) -> None:
+def test_elected_shorter_isr_member_makes_the_longer_member_truncate(more: int) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         acked = s.publish(3)

@@ -17,7 +17,7 @@ KILLS = ("check-then-apply ISR",)
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_the_request_comes_too_late(back: bool) -> None:
+def test_isr_shrink_request_about_the_newly_elected_leader_is_rejected(back: bool) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -53,7 +53,7 @@ def publish_until(s: Stage, condition: Callable[[], bool], within_s: float) -> f
     return s.now_s - began_s
 
 
-def test_a_hiccup_or_what_is_short_is_nothing() -> None:
+def test_slow_disk_for_a_short_time_or_slightly_changes_nothing() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
@@ -71,7 +71,7 @@ def test_a_hiccup_or_what_is_short_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("slow_ms", "within_s"), [(SLOW_MS, 12), (VERY_SLOW_MS, 20)])
-def test_a_slow_follower_leaves_and_comes_back(slow_ms: float, within_s: float) -> None:
+def test_slow_disk_of_a_follower_removes_it_from_the_isr_until_it_recovers(slow_ms: float, within_s: float) -> None:
     with Stage(slow_flush_isr_backoff_s=10.0) as s:
         a, b, c = s.leader, *s.followers
         assert max(publish_for(s, 1)) < QUICK_S
@@ -90,7 +90,7 @@ def test_a_slow_follower_leaves_and_comes_back(slow_ms: float, within_s: float) 
 
 @pytest.mark.parametrize("slow_ms", [SLOW_MS, VERY_SLOW_MS])
 @pytest.mark.parametrize("quorum", [False, True])
-def test_a_slow_leader_hands_over(slow_ms: float, quorum: bool) -> None:
+def test_slow_disk_of_the_leader_transfers_the_leadership(slow_ms: float, quorum: bool) -> None:
     with Stage(quorum=quorum, slow_flush_isr_backoff_s=10.0) as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
@@ -105,7 +105,7 @@ def test_a_slow_leader_hands_over(slow_ms: float, quorum: bool) -> None:
             assert s.isr == {b, c}
 
 
-def test_a_leader_whose_flush_never_ends_hands_over() -> None:
+def test_slow_disk_with_an_endless_flush_transfers_the_leadership() -> None:
     with Stage() as s:
         a = s.leader
         publish_for(s, 1)
@@ -118,7 +118,7 @@ def test_a_leader_whose_flush_never_ends_hands_over() -> None:
 
 
 @pytest.mark.parametrize(("factor", "min_isr", "node"), [(3, 3, 0), (3, 3, 1), (2, 1, 0), (2, 1, 1)])
-def test_nobody_makes_way_below_min_isr_or_for_a_leader_alone(factor: int, min_isr: int, node: int) -> None:
+def test_slow_disk_below_min_isr_or_on_the_only_replica_changes_nothing(factor: int, min_isr: int, node: int) -> None:
     with Stage(factor=factor, min_isr=min_isr) as s:
         members, leader = s.isr, s.leader
         publish_for(s, 1)
@@ -127,7 +127,7 @@ def test_nobody_makes_way_below_min_isr_or_for_a_leader_alone(factor: int, min_i
         assert (s.isr, s.leader) == (members, leader)
 
 
-def test_it_stays_out_longer_each_time() -> None:
+def test_slow_disk_follower_stays_out_of_the_isr_longer_each_time() -> None:
     with Stage(slow_flush_isr_backoff_s=2.0) as s:
         c = s.followers[1]
         publish_for(s, 1)
@@ -143,7 +143,7 @@ def test_it_stays_out_longer_each_time() -> None:
     assert out_s[2] >= 7.9
 
 
-def test_a_leadership_lasts_before_it_is_handed_on() -> None:
+def test_slow_disk_leadership_lasts_a_minimum_time_before_the_next_transfer() -> None:
     with Stage(min_leadership_s=40.0, slow_flush_isr_backoff_s=5.0) as s:
         publish_for(s, 1)
         first = s.leader
@@ -158,7 +158,7 @@ def test_a_leadership_lasts_before_it_is_handed_on() -> None:
         assert s.now_s - began_s >= 39
 
 
-def test_a_day_that_is_slow_for_all_changes_nothing() -> None:
+def test_slow_disk_on_all_nodes_changes_nothing() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
@@ -170,7 +170,7 @@ def test_a_day_that_is_slow_for_all_changes_nothing() -> None:
         assert s.counted("steps aside: slow flushes") == 0
 
 
-def test_who_is_slow_is_welcome_when_nobody_else_is_there() -> None:
+def test_slow_disk_follower_returns_when_another_member_dies() -> None:
     with Stage(slow_flush_isr_backoff_s=5.0) as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)

@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("check-then-apply ISR",)
 
 
-def test_it_is_refused() -> None:
+def test_isr_expand_request_of_a_former_leader_is_rejected() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -30,7 +30,7 @@ def begins_after_retention(s: Stage, node: str) -> int:
     return begins(s, node)
 
 
-def test_truncated_before() -> None:
+def test_delete_records_moves_the_log_start_on_all_replicas() -> None:
     with Stage() as s:
         s.publish(12)
         s.settle()
@@ -57,7 +57,7 @@ def test_truncated_before() -> None:
         assert len(s.ids(s.leader)) == 7
 
 
-def test_one_that_lacks_what_is_given_up_begins_where_the_leader_does() -> None:
+def test_delete_records_makes_a_far_behind_replica_begin_at_the_leaders_log_start() -> None:
     """It was away for long: nothing of what it holds is wanted, and nothing below is fetched."""
     with Stage() as s:
         s.publish(3)
@@ -74,7 +74,7 @@ def test_one_that_lacks_what_is_given_up_begins_where_the_leader_does() -> None:
         assert (begins(s, away), s.ids(away)) == (10, [11, 12])
 
 
-def test_retention_keeps_what_is_not_committed() -> None:
+def test_retention_deletes_only_committed_records() -> None:
     """The leader has appended more than the stream keeps, and no follower has fetched it."""
     with Stage(stream=StreamConfig(segment_bytes=4096, retention_records=10), reader=False) as s:
         s.publish(5)

@@ -23,7 +23,7 @@ KILLS = ("reports by the wall clock",)
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_nothing_hangs_on_it(hours: int) -> None:
+def test_wall_clock_an_hour_off_changes_no_election_or_isr(hours: int) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch
@@ -51,7 +51,7 @@ def test_nothing_hangs_on_it(hours: int) -> None:
         assert [batch.base_offset for batch in batches] == list(range(6))
 
 
-def test_it_jumps_while_the_leader_leads() -> None:
+def test_wall_clock_jump_on_the_leader_changes_nothing() -> None:
     with Stage() as s:
         a = s.leader
         epoch = s.leader_epoch
@@ -64,7 +64,7 @@ def test_it_jumps_while_the_leader_leads() -> None:
 
 
 @pytest.mark.parametrize("off_s", [10 * 365 * 86_400, -60])
-def test_reports_a_minute_apart_do_not_add_up_whatever_the_metadata_leaders_clock_says(off_s: int) -> None:
+def test_leader_reports_a_minute_apart_do_not_add_up_under_a_wrong_clock(off_s: int) -> None:
     with Stage(idle_polls_before_quiet=10) as s:  # a follower that sleeps is out of the ISR before it reports
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch

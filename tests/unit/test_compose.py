@@ -35,7 +35,7 @@ SIDECARS = [name for name in SERVICES if name.startswith("sidecar")]
 LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 
 
-def test_it_is_three_official_servers_and_three_sidecars_of_one_image() -> None:
+def test_compose_has_three_nats_servers_and_three_sidecars_of_a_single_image() -> None:
     assert len(NATS) == len(SIDECARS) == 3
     assert {service["image"] for name, service in SERVICES.items() if name not in OTHERS} == {"liftpy:latest"}
     assert all(service["build"] == "." for name, service in SERVICES.items() if name not in OTHERS)
@@ -50,7 +50,7 @@ def test_it_is_three_official_servers_and_three_sidecars_of_one_image() -> None:
         assert all(published.startswith("127.0.0.1:") for published in service.get("ports", []))
 
 
-def test_the_image_has_what_the_commands_need() -> None:
+def test_dockerfile_has_what_the_commands_need() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert 'ENTRYPOINT ["liftpy"]' in dockerfile
     copied = {path for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile, re.M) for path in line.split()}
@@ -67,7 +67,7 @@ def test_the_image_has_what_the_commands_need() -> None:
     assert "liftpy[demo]" in extras["test"]
 
 
-def test_the_commands_in_its_comments_are_commands() -> None:
+def test_compose_comments_show_valid_commands() -> None:
     text = (ROOT / "compose.yaml").read_text(encoding="utf-8")
     shown = re.findall(r"docker compose run --rm cli (.*)", text)
     assert shown
@@ -175,7 +175,7 @@ def status(url: str) -> int:
 
 
 @pytest.mark.processes
-def test_its_commands_run_and_make_a_cluster(stack: Stack) -> None:
+def test_compose_commands_start_a_cluster(stack: Stack) -> None:
     for name in (*NATS, *SIDECARS):
         stack.start(name)
     for name in NATS:

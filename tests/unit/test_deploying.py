@@ -57,13 +57,13 @@ def stored_by(overlay: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_it_has_no_field_that_kubernetes_does_not_know(overlay: str) -> None:
+def test_kubernetes_manifests_are_valid(overlay: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for document in built(overlay):
         validate.validate(document, "1.36", strict=True)
 
 
-def test_a_field_that_is_none_is_noticed() -> None:
+def test_kubernetes_validation_finds_an_unknown_field() -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     document = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, "spec": {"prots": []}}
     with pytest.raises(validate.ValidationError):
@@ -72,7 +72,7 @@ def test_a_field_that_is_none_is_noticed() -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name != "with-application"])
-def test_network_policy_lets_only_metrics_be_asked_for(overlay: str) -> None:
+def test_kubernetes_network_policy_allows_only_metrics(overlay: str) -> None:
     (policy,) = of_kind(overlay, "NetworkPolicy")
     found, _ = stored_by(overlay)
     labels = found["spec"]["template"]["metadata"]["labels"]
@@ -85,7 +85,7 @@ def test_network_policy_lets_only_metrics_be_asked_for(overlay: str) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_its_probes_ask_what_is_answered_where_it_is_answered(overlay: str) -> None:
+def test_kubernetes_probes_use_the_probe_port_and_known_paths(overlay: str) -> None:
     found, node = stored_by(overlay)
     (port,) = [port["containerPort"] for port in node["ports"] if port["name"] == "probes"]
     environment = {one["name"]: one.get("value", "") for one in node["env"]}
@@ -103,7 +103,7 @@ def test_its_probes_ask_what_is_answered_where_it_is_answered(overlay: str) -> N
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_its_environment_makes_settings_of_a_node(overlay: str) -> None:
+def test_kubernetes_environment_gives_valid_node_settings(overlay: str) -> None:
     found, node = stored_by(overlay)
     (config,) = [
         c for c in of_kind(overlay, "ConfigMap") if c["metadata"]["name"] == node["envFrom"][0]["configMapRef"]["name"]
@@ -129,7 +129,7 @@ def test_its_environment_makes_settings_of_a_node(overlay: str) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_a_schema_does_not_say(overlay: str) -> None:
+def test_kubernetes_statefulset_has_the_settings_that_a_node_needs(overlay: str) -> None:
     found, node = stored_by(overlay)
     spec = found["spec"]["template"]["spec"]
     assert node["image"] == f"liftpy:{__version__}"
@@ -162,7 +162,7 @@ def unit() -> dict[str, list[str]]:
     return settings
 
 
-def test_the_unit_starts_a_node_and_knows_its_exit_codes() -> None:
+def test_systemd_unit_starts_a_node_and_knows_its_exit_codes() -> None:
     found = unit()
     program, name, *words = shlex.split(found["ExecStart"][0].replace("%i", "n1").replace("%S", "/var/lib"))
     assert (program, name) == ("/opt/liftpy/bin/liftpy", "sidecar")
@@ -181,7 +181,7 @@ def test_the_unit_starts_a_node_and_knows_its_exit_codes() -> None:
 
 
 @needs_systemd
-def test_the_unit_is_right_and_shut_in(tmp_path: Path) -> None:
+def test_systemd_unit_is_valid_and_sandboxed(tmp_path: Path) -> None:
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/liftpy/bin/liftpy", "/bin/true"), encoding="utf-8")
     target = shutil.copy(DEPLOY / "systemd" / "liftpy.target", tmp_path)
@@ -206,7 +206,7 @@ ROLES = {
 }
 
 
-def test_the_servers_users_have_the_rights_that_are_printed_and_no_more() -> None:
+def test_nats_server_config_users_have_exactly_the_printed_permissions() -> None:
     text = (DEPLOY / "nats" / "server.conf").read_text(encoding="utf-8")
     flat = re.sub(r"\s+", " ", text)
     for role, scope in ROLES.items():
@@ -226,7 +226,7 @@ def test_the_servers_users_have_the_rights_that_are_printed_and_no_more() -> Non
     assert done.returncode == 0, done.stderr
 
 
-def test_what_compose_observes_is_there() -> None:
+def test_compose_observability_files_exist() -> None:
     compose = yaml.safe_load((DEPLOY.parent / "compose.yaml").read_text(encoding="utf-8"))
     observed = [service for service in compose["services"].values() if "observe" in service.get("profiles", [])]
     assert len(observed) == 2

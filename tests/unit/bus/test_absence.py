@@ -30,7 +30,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_all_who_ask_are_told_by_one_request() -> None:
+async def test_absence_probes_of_one_node_share_one_request() -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects("space"))  # type: ignore[arg-type]
     for number in range(3):
@@ -48,7 +48,7 @@ async def test_all_who_ask_are_told_by_one_request() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, TimeoutError(), nats.errors.TimeoutError(), nats.errors.ConnectionClosedError()])
-async def test_everything_else_proves_nothing(answer: Any) -> None:
+async def test_absence_probe_with_any_other_answer_proves_nothing(answer: Any) -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects())  # type: ignore[arg-type]
     probes.ask("n1", lambda: told.append("absent"))
@@ -65,7 +65,7 @@ async def test_everything_else_proves_nothing(answer: Any) -> None:
     await probes.close()
 
 
-async def test_without_a_connection_nobody_is_absent_and_an_end_is_an_end() -> None:
+async def test_absence_probe_without_a_connection_or_after_close_reports_nothing() -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects())  # type: ignore[arg-type]
     bus.is_connected = False

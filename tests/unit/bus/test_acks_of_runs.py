@@ -52,7 +52,7 @@ def _told(bench: Bench) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_consecutive_messages_of_one_inbox_get_one_ack() -> None:
+def test_run_ack_answers_consecutive_messages_of_one_inbox() -> None:
     bench = Bench()
     bench.arrive(*(counted(number) for number in range(98, 103)))
     assert bench.acks.count == 5
@@ -62,7 +62,7 @@ def test_consecutive_messages_of_one_inbox_get_one_ack() -> None:
     assert told(bench) == {"_INBOX.x.103": (5, 0)}, "one alone is answered as ever"
 
 
-def test_messages_with_keys_and_headers_are_of_the_run_too() -> None:
+def test_run_ack_includes_messages_with_keys_and_headers() -> None:
     bench = Bench()
     bench.arrive(
         counted(1), other(2, key=b"k", keyed=True), other(3, headers=[client_pb2.Header(name="h", value=b"1")]), counted(4)
@@ -81,7 +81,9 @@ def test_messages_with_keys_and_headers_are_of_the_run_too() -> None:
         ((b"", b"plain", b""), {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (2, 0)}),
     ],
 )
-def test_what_lies_between_ends_a_run(between: tuple[bytes, bytes, bytes], answers: dict[str, tuple[int, int]]) -> None:
+def test_run_ack_ends_at_a_message_of_another_inbox_or_number(
+    between: tuple[bytes, bytes, bytes], answers: dict[str, tuple[int, int]]
+) -> None:
     """Another inbox; a number that does not follow; a record that is nobody's: offsets and numbers go apart."""
     bench = Bench()
     bench.arrive(counted(1), between, counted(2))
@@ -98,14 +100,14 @@ def test_what_lies_between_ends_a_run(between: tuple[bytes, bytes, bytes], answe
         other(2, block=b"NATS/1.0\r\nh: 1\r\n\r\n"),
     ],
 )
-def test_who_wants_more_than_that_is_answered_alone(single: tuple[bytes, bytes, bytes]) -> None:
+def test_run_ack_excludes_messages_with_other_ack_wishes(single: tuple[bytes, bytes, bytes]) -> None:
     bench = Bench()
     bench.arrive(counted(1), single, counted(3), counted(4))
     leader, everybody = told(bench, AckPolicy.LEADER), told(bench)
     assert leader | everybody == {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (1, 0), "_INBOX.x.3": (2, 2)}
 
 
-def test_a_message_that_is_refused_ends_a_run_and_is_told_no_itself() -> None:
+def test_run_ack_ends_at_a_rejected_message_with_its_own_error() -> None:
     bench = Bench()
     bench.arrive(counted(1), counted(2), other(3, tombstone=True), counted(4), counted(5))
     answers = told(bench)
@@ -114,7 +116,7 @@ def test_a_message_that_is_refused_ends_a_run_and_is_told_no_itself() -> None:
     assert bench.end == 4
 
 
-def test_a_duplicate_ends_a_run_and_is_told_of_its_own_record() -> None:
+def test_run_ack_ends_at_a_duplicate_with_its_own_ack() -> None:
     bench = Bench()
     bench.arrive(counted(1, msg_id=b"a"))
     assert told(bench) == {"_INBOX.x.1": (0, 0)}
@@ -122,21 +124,21 @@ def test_a_duplicate_ends_a_run_and_is_told_of_its_own_record() -> None:
     assert told(bench) == {"_INBOX.x.3": (0, 0), "_INBOX.x.2": (1, 0), "_INBOX.x.4": (2, 2)}
 
 
-def test_a_batch_that_is_refused_tells_each() -> None:
+def test_run_of_rejected_messages_gets_one_error_each() -> None:
     bench = Bench()
     bench.ingest.reader.max_message_bytes = 1
     bench.arrive(*(counted(number) for number in range(3)))
     assert told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.TOO_LARGE) for number in range(3)}
 
 
-def test_a_no_to_a_batch_is_said_to_each_of_its_publishers() -> None:
+def test_run_batch_rejected_by_the_core_gets_one_error_per_publisher() -> None:
     bench, wanted = Bench(), Envelope("", "", "ev.1", AckPolicy.ALL, 0, takes_runs=True)
     replies = [b"_INBOX.x.%d" % number for number in range(3)]
     bench.acks.reject(Publishers(AckPolicy.ALL, replies, [wanted] * 3), Rejection(RejectReason.NOT_LEADER, ""), "n2", 4)
     assert _told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.NOT_LEADER) for number in range(3)}
 
 
-def test_a_client_that_does_not_know_of_runs_is_answered_as_ever() -> None:
+def test_run_acks_are_not_sent_to_older_clients() -> None:
     bench, older = Bench(), Ordinary("s", 1, "u1", AckPolicy.ALL)
     bench.arrive(*((b"_INBOX.x.%d" % number, older.envelope(b"v", b""), b"") for number in range(3)))
     assert told(bench) == {f"_INBOX.x.{number}": (number, 0) for number in range(3)}
@@ -145,7 +147,7 @@ def test_a_client_that_does_not_know_of_runs_is_answered_as_ever() -> None:
     assert [line.split(b" ", 2)[1] for line in bench.lines] == [b"_INBOX.x.3", b"_INBOX.x.4", b"_INBOX.x.6"]
 
 
-def test_what_waits_for_the_leader_alone_has_runs_of_its_own() -> None:
+def test_run_acks_of_the_leader_policy_are_separate() -> None:
     bench = Bench()
     ordinary = Ordinary("s", 1, "u1", AckPolicy.LEADER, runs=True)
     bench.arrive(*((b"_INBOX.x.%d" % number, ordinary.envelope(b"v", b""), b"") for number in range(3)))
@@ -153,7 +155,7 @@ def test_what_waits_for_the_leader_alone_has_runs_of_its_own() -> None:
     assert told(bench) == {}
 
 
-def test_ids_are_in_the_order_of_the_records_however_their_messages_were_read() -> None:
+def test_message_ids_follow_the_record_order_of_a_mixed_read() -> None:
     bench = Bench()
     id_of = [client_pb2.Header(name="Nats-Msg-Id", value=b"odd")]
     bench.arrive(other(1, key=b"k", keyed=True, headers=id_of), counted(2, msg_id=b"even"))

@@ -84,7 +84,7 @@ class Bench:
         {"stream": "s", "partition": 1, "streamUid": "u1"},
     ],
 )
-async def test_what_names_us_or_nobody_is_stored_and_the_ack_says_who_stored_it(address: dict[str, Any]) -> None:
+async def test_publish_addressed_to_this_stream_is_stored_and_the_ack_names_the_stream(address: dict[str, Any]) -> None:
     bench = Bench()
     ack = bench.publish(value=b"v", **address)
     assert ack is not None
@@ -103,7 +103,7 @@ async def test_what_names_us_or_nobody_is_stored_and_the_ack_says_who_stored_it(
         {"partition": 1, "streamUid": "u0"},
     ],
 )
-async def test_what_is_addressed_elsewhere_is_refused_and_stored_by_nobody(address: dict[str, Any]) -> None:
+async def test_publish_addressed_to_another_stream_is_rejected_and_not_stored(address: dict[str, Any]) -> None:
     bench = Bench()
     ack = bench.publish(value=b"v", **address)
     assert ack is not None
@@ -116,7 +116,7 @@ async def test_what_is_addressed_elsewhere_is_refused_and_stored_by_nobody(addre
     assert ours.offset == 0
 
 
-async def test_what_is_addressed_elsewhere_is_refused_by_a_leader_that_may_not_say_no_to_its_own_publishers_yet() -> None:
+async def test_publish_addressed_to_another_stream_is_rejected_even_without_a_lease() -> None:
     """Whoever else may lead this stream refuses it, too: the answer is the same from everybody [A2]."""
     bench = Bench(may_refuse=False)
     ack = bench.publish(value=b"v", stream="other")
@@ -125,14 +125,14 @@ async def test_what_is_addressed_elsewhere_is_refused_by_a_leader_that_may_not_s
     assert bench.publish(value=b"v", headers=[Header(name="Lift-Key")]) is None
 
 
-async def test_a_stream_that_answers_nobody_keeps_what_others_are_told() -> None:
+async def test_stream_without_acks_stores_publishes_addressed_to_other_streams() -> None:
     """It may lie over subjects of other streams, to keep what is said there."""
     bench = Bench(AckPolicy.NONE)
     assert bench.publish(value=b"v", stream="other", streamUid="u9") is None
     assert [record.value for record in bench.records] == [b"v"]
 
 
-async def test_headers_of_an_envelope_are_pairs_in_their_order() -> None:
+async def test_envelope_headers_are_ordered_pairs() -> None:
     bench = Bench()
     pairs = [("b", b"2"), ("a", b"\xff\r\n"), ("b", b" 1 ")]
     bench.publish(value=b"v", headers=[Header(name=n, value=v) for n, v in pairs])
@@ -140,7 +140,7 @@ async def test_headers_of_an_envelope_are_pairs_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["Lift-Key", "Lift-Ack", "Lift-Tombstone", "Lift-Whatever", "lift-key", ""])
-async def test_names_that_mean_something_to_us_are_refused_inside_an_envelope(name: str) -> None:
+async def test_envelope_with_reserved_header_names_is_rejected(name: str) -> None:
     bench = Bench()
     ack = bench.publish(value=b"", key=b"k", headers=[Header(name="x", value=b"y"), Header(name=name, value=b"1")])
     assert ack is not None
@@ -149,7 +149,7 @@ async def test_names_that_mean_something_to_us_are_refused_inside_an_envelope(na
     assert bench.records == []
 
 
-async def test_names_that_mean_something_to_us_are_refused_beside_an_envelope() -> None:
+async def test_envelope_beside_reserved_nats_headers_is_rejected() -> None:
     bench = Bench()
     ack = bench.publish(b"NATS/1.0\r\nLift-Key: other\r\n\r\n", value=b"v", key=b"k")
     assert ack is not None
@@ -159,7 +159,7 @@ async def test_names_that_mean_something_to_us_are_refused_beside_an_envelope() 
     assert traced.ackError == _Ack.OK
 
 
-async def test_an_envelope_that_does_not_fit_is_refused_by_an_envelope() -> None:
+async def test_envelope_that_is_invalid_is_rejected_with_an_envelope() -> None:
     bench = Bench()
     for message in (
         {"value": b"x", "tombstone": True},

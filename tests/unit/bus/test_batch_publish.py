@@ -25,7 +25,7 @@ REPLY = b"_INBOX.a"
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
-def test_it_is_stored_as_one_batch_with_the_leaders_stamps_and_its_subject(codec: Codec) -> None:
+def test_batch_publish_is_stored_as_one_batch_with_the_leader_timestamps(codec: Codec) -> None:
     bench = Bench(codec=codec)
     bench.arrive((REPLY, published(THREE, correlationId="c"), b""))
     (batch,) = bench.batches
@@ -46,7 +46,7 @@ def test_it_is_stored_as_one_batch_with_the_leaders_stamps_and_its_subject(codec
     assert (bench.ingest.counters.records, bench.ingest.counters.batches) == (3, 1)
 
 
-def test_a_record_of_a_batch_is_as_large_as_its_value_key_and_headers_and_no_larger_than_the_stream_takes() -> None:
+def test_batch_publish_record_size_counts_value_key_and_headers() -> None:
     headers = [None, [("name", b"12345"), ("n", b"")], None]
     batch = build_batch([b"a" * 9, b"12", b""], keys=[b"k", b"keykey", None], headers=headers)  # 10, 2 + 6 + 10, 0 bytes
     for most, taken in ((18, True), (17, False), (0, True)):
@@ -62,7 +62,7 @@ def test_a_record_of_a_batch_is_as_large_as_its_value_key_and_headers_and_no_lar
             )
 
 
-def test_where_offsets_are_wanted_a_batch_names_its_own() -> None:
+def test_batch_publish_needs_an_expected_offset_with_optimistic_concurrency() -> None:
     bench = Bench()
     bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
     bench.arrive((REPLY, published(THREE), b""))
@@ -72,7 +72,7 @@ def test_where_offsets_are_wanted_a_batch_names_its_own() -> None:
     assert len(bench.batches) == 1
 
 
-def test_batches_and_single_messages_keep_their_order() -> None:
+def test_batch_publishes_and_single_messages_keep_their_order() -> None:
     bench = Bench()
     one = frames.encode(client_pb2.Message(offset=-1, value=b"one", ackPolicy=client_pb2.ALL))
     bench.arrive(
@@ -85,7 +85,7 @@ def test_batches_and_single_messages_keep_their_order() -> None:
     assert [(ack.offset, ack.recordCount) for ack in bench.commit()] == [(1, 3), (4, 0), (5, 3)]
 
 
-def test_a_batch_is_committed_as_a_whole() -> None:
+def test_batch_publish_is_committed_as_a_whole() -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE), b""))
     bench.acks.release(AckPolicy.ALL, 1, 3, 0)
@@ -94,7 +94,7 @@ def test_a_batch_is_committed_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(("expected", "taken"), [(0, True), (1, False), (-1, False), (1 << 62, False)])
-def test_it_is_stored_at_the_offset_it_expects_or_refused(expected: int, taken: bool) -> None:
+def test_batch_publish_with_an_expected_offset_is_stored_there_or_rejected(expected: int, taken: bool) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE, expectedOffset=expected), b""))
     assert len(bench.batches) == taken
@@ -106,7 +106,7 @@ def test_it_is_stored_at_the_offset_it_expects_or_refused(expected: int, taken: 
         assert bench.ingest.counters.rejected == 3
 
 
-def test_the_second_in_flight_expects_the_end_of_the_first() -> None:
+def test_batch_publish_in_flight_expects_the_end_of_the_previous_one() -> None:
     bench = Bench()
     bench.arrive(*[(REPLY, published(THREE, expectedOffset=offset), b"") for offset in (0, 3, 6, 7)])
     assert [batch.base_offset for batch in bench.batches] == [0, 3, 6]
@@ -116,14 +116,14 @@ def test_the_second_in_flight_expects_the_end_of_the_first() -> None:
 @pytest.mark.parametrize(
     "head", [{"stream": "t"}, {"streamUid": "u2"}, {"partition": 0}, {"stream": "t", "streamUid": "", "partition": 1}]
 )
-def test_it_is_stored_only_where_it_is_addressed_to(head: dict[str, Any]) -> None:
+def test_batch_publish_addressed_to_another_stream_is_rejected(head: dict[str, Any]) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE, **head), b""))
     assert not bench.batches
     assert [ack.ackError for ack in bench.answers()] == [_Ack.WRONG_STREAM]
 
 
-def test_nobody_is_answered_who_did_not_ask_or_may_not() -> None:
+def test_batch_publish_without_a_valid_inbox_gets_no_ack() -> None:
     bench = Bench()
     bench.arrive((b"", published(THREE), b""), (b"data.secret", published(THREE, ackInbox="data.other"), b""))
     assert [event.plain_count for event in bench.events] == [3, 3]
@@ -134,7 +134,7 @@ def test_nobody_is_answered_who_did_not_ask_or_may_not() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.b"]
 
 
-def test_what_nobody_waits_for_is_counted_by_record_where_it_is_lost() -> None:
+def test_batch_publish_dropped_without_reply_counts_every_record() -> None:
     bench = Bench()
     bench.arrive((b"", published(THREE, expectedOffset=9), b""))
     assert bench.ingest.counters.dropped == {"incorrect_offset": 3}
@@ -146,7 +146,7 @@ def test_what_nobody_waits_for_is_counted_by_record_where_it_is_lost() -> None:
     assert bench.ingest.counters.overloaded == 3
 
 
-def test_headers_beside_it_would_not_be_heeded_and_are_refused() -> None:
+def test_batch_publish_beside_nats_headers_is_rejected() -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE), b"NATS/1.0\r\nNats-Msg-Id: 7\r\n\r\n"))
     assert [ack.ackError for ack in bench.answers()] == [_Ack.MALFORMED]
@@ -194,7 +194,7 @@ _VALUES = 64 + 8  # ends of two records, then their bytes
         (build_batch([b"a", b"b"], headers=[[("", b"k")], None]), "Invalid header name"),
     ],
 )
-def test_what_is_no_batch_or_more_than_one_is_refused_with_the_reason(batch: bytes, text: str) -> None:
+def test_batch_publish_of_an_invalid_batch_is_rejected_with_the_reason(batch: bytes, text: str) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(batch), b""))
     assert not bench.batches
@@ -204,7 +204,7 @@ def test_what_is_no_batch_or_more_than_one_is_refused_with_the_reason(batch: byt
 
 
 @pytest.mark.parametrize("name", ["Nats-Expected-Last-Sequence", "Nats-TTL", "Nats-Schedule-Target", "Nats-Expected-Stream"])
-def test_what_a_record_within_a_batch_asks_for_is_refused_not_ignored(name: str) -> None:
+def test_batch_publish_with_unsupported_record_headers_is_rejected(name: str) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(build_batch([b"a", b"b"], headers=[None, [(name, b"0")]])), b""))
     assert not bench.batches
@@ -213,7 +213,7 @@ def test_what_a_record_within_a_batch_asks_for_is_refused_not_ignored(name: str)
     assert repr(name) in ack.detail
 
 
-def test_a_null_that_has_bytes_is_refused() -> None:
+def test_batch_publish_with_bytes_in_a_null_value_is_rejected() -> None:
     batch = build_batch([b"ab", None, b"c"])
     position = 64 + 8 + 4  # a bitmap of 8 bytes, then the ends
     assert struct.unpack_from("<I", batch, position) == (2,)
@@ -230,7 +230,7 @@ def test_a_null_that_has_bytes_is_refused() -> None:
         build_batch([b"a", b"b"], headers=[[("x", b"y" * 65_536)], [("x", b"")]]),
     ],
 )
-def test_what_is_too_much_is_refused_as_too_large(batch: bytes) -> None:
+def test_batch_publish_above_a_size_limit_is_rejected_as_too_large(batch: bytes) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(batch), b""))
     assert [ack.ackError for ack in bench.answers()] == [_Ack.TOO_LARGE]
@@ -245,7 +245,7 @@ def test_what_is_too_much_is_refused_as_too_large(batch: bytes) -> None:
         build_batch([b"a"], headers=[[("Lift-Output", b"u/0/1/0")]]),
     ],
 )
-def test_what_is_just_right_is_stored(batch: bytes) -> None:
+def test_batch_publish_at_the_size_limit_is_stored(batch: bytes) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(batch), b""))
     stored, sent = bench.batches[0].columns, parse_batch(batch).columns
@@ -253,7 +253,7 @@ def test_what_is_just_right_is_stored(batch: bytes) -> None:
     assert Columns.SUBJECTS in Columns(bench.batches[0].header.column_bits)
 
 
-def test_a_stream_that_answers_nobody_keeps_what_is_for_another_as_bytes() -> None:
+def test_stream_without_acks_stores_a_batch_for_another_stream_as_bytes() -> None:
     bench = Bench(AckPolicy.NONE)
     other = published(THREE, streamUid="u9")
     bench.arrive((REPLY, other, b""), (REPLY, published(THREE), b""))
@@ -262,14 +262,14 @@ def test_a_stream_that_answers_nobody_keeps_what_is_for_another_as_bytes() -> No
 
 
 @pytest.mark.parametrize("frame", [published(THREE)[:11], published(THREE)[:8] + b"\xff" * 4, published(THREE)[:13]])
-def test_what_only_looks_like_one_is_stored_as_plain_bytes(frame: bytes) -> None:
+def test_frame_that_only_looks_like_a_batch_is_stored_as_plain_bytes(frame: bytes) -> None:
     bench = Bench()
     bench.arrive((b"", frame, b""))
     assert [r.value for r in bench.batches[0].records()] == [frame]
     assert bench.ingest.reader.poison_envelopes == 1
 
 
-def test_a_leader_that_takes_no_more_refuses_a_batch_with_a_condition_at_once() -> None:
+def test_batch_publish_with_a_condition_never_waits_for_the_core() -> None:
     bench = Bench(takes=False)
     bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
     assert [event.conditional for event in bench.events] == [True], "the core says no: it does not wait"

@@ -42,14 +42,14 @@ async def sending() -> Sending:
     return made
 
 
-async def test_a_message_leaves_as_one_line_with_its_size(sending: Any) -> None:
+async def test_connection_send_writes_one_pub_line_with_the_size(sending: Any) -> None:
     assert sending.send("a.b", [b"one", memoryview(b"two")], "_INBOX.x")
     assert sending.send("a.b", [b""])
     assert sending.written == [(b"PUB a.b _INBOX.x 6\r\nonetwo\r\n", 6), (b"PUB a.b  0\r\n\r\n", 0)]
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (2, 6)
 
 
-async def test_what_waits_has_a_bound(sending: Any) -> None:
+async def test_connection_send_buffer_is_bounded(sending: Any) -> None:
     sending.waiting = 4900
     assert sending.send("s", [b"x" * 100])
     assert not sending.send("s", [b"x" * 101])
@@ -60,7 +60,9 @@ async def test_what_waits_has_a_bound(sending: Any) -> None:
     assert [size for _, size in sending.written] == [100, 1000]
 
 
-async def test_without_a_connection_only_what_is_to_be_kept_is_kept(sending: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_while_disconnected_keeps_only_messages_marked_to_keep(
+    sending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)
     sending.up = False
     assert not sending.send("s", [b"x"])
@@ -70,7 +72,7 @@ async def test_without_a_connection_only_what_is_to_be_kept_is_kept(sending: Any
 
 
 @pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
-async def test_acks_are_kept_up_to_a_bound_and_counted_beyond(
+async def test_connection_while_disconnected_keeps_acks_up_to_a_bound(
     up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)
@@ -86,7 +88,7 @@ async def test_acks_are_kept_up_to_a_bound_and_counted_beyond(
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
 
 
-async def test_there_is_room_for_one_more_however_large(sending: Any) -> None:
+async def test_connection_send_buffer_has_room_for_one_more_message_of_any_size(sending: Any) -> None:
     sending.waiting = 4000
     assert sending.has_room
     sending.waiting = 4001
@@ -103,7 +105,7 @@ def watch() -> Any:
     return made
 
 
-def test_a_refusal_in_its_own_namespace_ends_the_start_once(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_permission_denial_in_the_own_namespace_fails_the_start_once(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
     watch.denied(True, "shop.orders")
     watch.denied(False, "nsx.raft.n1")
     assert watch.ended == []
@@ -121,7 +123,7 @@ def test_a_refusal_in_its_own_namespace_ends_the_start_once(watch: Any, caplog: 
     assert watch._counters == {"refused by NATS's rights": 4}
 
 
-def test_a_node_that_is_up_says_each_refusal_once_and_some_at_most(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
     watch.started()
     for _ in range(2):
         watch.denied(True, "ns.a")
@@ -134,7 +136,7 @@ def test_a_node_that_is_up_says_each_refusal_once_and_some_at_most(watch: Any, c
 
 
 # ---- what was dropped ------------------------------------------------------------------------------------------------------
-async def test_what_was_dropped_is_said_with_its_largest_and_leaves_no_timer(
+async def test_dropped_publishes_are_logged_at_intervals_with_the_largest_and_no_timer_remains(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Any] = []
@@ -172,7 +174,7 @@ async def test_what_was_dropped_is_said_with_its_largest_and_leaves_no_timer(
     assert len(timers) == 4
 
 
-async def test_a_failure_in_a_sink_is_logged_once_in_a_while(sending: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_sink_failure_is_logged_at_intervals(sending: Any, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         sending.sink_failed(b"s" * 5000, KeyError("bug"))
     assert sending.errors == {"messages not taken": 3}
@@ -183,7 +185,7 @@ async def test_a_failure_in_a_sink_is_logged_once_in_a_while(sending: Any, caplo
     assert len(caplog.messages) == 2
 
 
-async def test_what_follows_a_read_follows_it_in_order_and_outside_of_one_in_the_next_turn(sending: Any) -> None:
+async def test_callback_behind_a_read_runs_in_order_or_in_the_next_turn(sending: Any) -> None:
     done: list[int] = []
     sending.behind_read(lambda: done.append(1))
     assert done == []

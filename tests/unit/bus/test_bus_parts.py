@@ -61,7 +61,7 @@ async def receiver() -> Any:
     return made
 
 
-async def test_the_socket_is_stopped_once_and_goes_on_once(receiver: Any) -> None:
+async def test_receiver_pauses_and_resumes_the_socket_once(receiver: Any) -> None:
     did = receiver.transport.did
     receiver.data_received(b"x" * 10)
     assert did == []
@@ -79,7 +79,7 @@ async def test_the_socket_is_stopped_once_and_goes_on_once(receiver: Any) -> Non
     assert did[2:] == [("pause_reading",)], "one that closes is not read again"
 
 
-async def test_it_is_idle_while_nothing_waits_and_it_goes_on(receiver: Any) -> None:
+async def test_receiver_is_idle_only_without_waiting_bytes(receiver: Any) -> None:
     assert receiver.is_idle
     receiver.data_received(b"x")
     assert not receiver.is_idle
@@ -93,7 +93,7 @@ async def test_it_is_idle_while_nothing_waits_and_it_goes_on(receiver: Any) -> N
     assert (other.is_idle, list(other._left)) == (False, [])
 
 
-async def test_the_first_reason_of_the_end_is_the_reason(receiver: Any) -> None:
+async def test_receiver_keeps_the_first_reason_of_its_end(receiver: Any) -> None:
     receiver.connection_lost(ConnectionResetError("first"))
     receiver.eof_received()
     receiver.data_received(b"late")
@@ -106,7 +106,7 @@ async def test_the_first_reason_of_the_end_is_the_reason(receiver: Any) -> None:
     assert receiver.transport.did[2:] == [("pause_writing",), ("resume_writing",)]
 
 
-async def test_a_reading_task_that_was_cancelled_is_not_woken(receiver: Any) -> None:
+async def test_receiver_does_not_wake_a_cancelled_reading_task(receiver: Any) -> None:
     task = asyncio.ensure_future(receiver.read())
     await asyncio.sleep(0)
     task.cancel()
@@ -115,7 +115,7 @@ async def test_a_reading_task_that_was_cancelled_is_not_woken(receiver: Any) -> 
     assert await receiver.read() == b"x"
 
 
-async def test_what_ended_while_the_stream_read_has_ended() -> None:
+async def test_receiver_of_a_stream_at_its_end_reports_the_end() -> None:
     def connection(reader: asyncio.StreamReader) -> Any:
         return SimpleNamespace(_transport=SimpleNamespace(_io_reader=reader, _io_writer=SimpleNamespace(transport=Transport())))
 
@@ -151,7 +151,7 @@ async def test_what_ended_while_the_stream_read_has_ended() -> None:
         (OSError(), Sign.UNASKED),
     ],
 )
-async def test_only_the_word_that_nobody_listens_is_a_proof(answer: Any, sign: Sign) -> None:
+async def test_absence_is_proven_only_by_no_responders(answer: Any, sign: Sign) -> None:
     asked: list[Any] = []
 
     async def request(*given: Any, timeout: float) -> None:
@@ -165,7 +165,7 @@ async def test_only_the_word_that_nobody_listens_is_a_proof(answer: Any, sign: S
     assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
 
 
-async def test_who_asks_while_the_answer_is_on_its_way_is_not_told_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_absence_probe_started_during_an_answer_is_not_completed_by_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[asyncio.Future[bool]] = []
 
     async def asked(*_: Any) -> bool:
@@ -195,7 +195,7 @@ async def test_who_asks_while_the_answer_is_on_its_way_is_not_told_by_it(monkeyp
 
 
 # ---- what cuts cost ----------------------------------------------------------------------------------------------------------
-async def test_each_lost_connection_is_judged_by_what_it_brought_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_connection_is_judged_by_its_own_received_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[Any] = []
     monkeypatch.setattr(cuts_module, "spawn", lambda work, name: (judged.append(work), work.close()))
     made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ async def test_each_lost_connection_is_judged_by_what_it_brought_itself(monkeypa
     assert (second[0].server_id, second[0].client_id, second[0].last, *second[1:]) == ("s2", 8, told, 15)
 
 
-async def test_a_server_is_asked_again_after_a_while_as_long_as_it_calls_the_connection_open(
+async def test_lost_connection_statistics_are_requested_until_the_server_reports_it_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[Any] = []
@@ -251,7 +251,7 @@ async def test_a_server_is_asked_again_after_a_while_as_long_as_it_calls_the_con
 
 
 # ---- the links ---------------------------------------------------------------------------------------------------------------
-async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_connections_have_their_name_and_bound_and_are_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     closed: list[str] = []
 
@@ -306,7 +306,7 @@ def thread_of(given: Any) -> Any:
     return made
 
 
-def test_one_read_says_how_much_it_brought_and_whether_more_will_come() -> None:
+def test_socket_thread_read_returns_the_size_and_reports_the_end_once() -> None:
     made = thread_of(Socket(b"abc", BlockingIOError(), InterruptedError(), OSError("reset"), b"", b"never"))
     assert [made._read() for _ in range(5)] == [3, 0, 0, -1, -1]
     assert (made.took, made.said) == ([b"abc"], ["ended", "ended"])
@@ -316,7 +316,7 @@ def test_one_read_says_how_much_it_brought_and_whether_more_will_come() -> None:
     assert not made._reading.locked()
 
 
-def test_after_little_it_gathers_for_a_moment_and_without_room_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_pauses_after_small_reads_and_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(socket_thread, "time", SimpleNamespace(sleep=slept.append))
     ours, theirs = socket.socketpair()

@@ -83,7 +83,7 @@ def wrong(last: int) -> tuple[int, int, str]:
     return 400, 10071, f"wrong last sequence: {last}"
 
 
-async def test_of_a_subject() -> None:
+async def test_expected_subject_sequence_of_a_wildcard_stream_is_checked() -> None:
     bench = Bench()
     assert await bench.says("ev.a") == 1
     assert await bench.says("ev.b") == 2
@@ -106,7 +106,7 @@ async def test_of_a_subject() -> None:
     assert not any(event.conditional for event in bench.asked[:2])
 
 
-async def test_of_a_stream_with_one_subject() -> None:
+async def test_expected_subject_sequence_of_a_single_subject_stream_is_checked() -> None:
     bench = Bench("ev")
     assert await bench.says("ev", (OF, 0)) == 1
     assert await bench.says("ev", (OF, 0)) == wrong(1)
@@ -116,7 +116,7 @@ async def test_of_a_stream_with_one_subject() -> None:
     assert bench.derived.subjects.state == "off"
 
 
-async def test_several_that_come_together_are_judged_in_their_order() -> None:
+async def test_conditional_publishes_in_one_read_are_judged_in_order() -> None:
     bench = Bench()
     bench.send("ev.a", (OF, 0))
     bench.send("ev.b")
@@ -133,7 +133,7 @@ async def test_several_that_come_together_are_judged_in_their_order() -> None:
     assert [event.conditional for event in bench.asked] == [True, True, False]
 
 
-async def test_of_the_last_message_id() -> None:
+async def test_expected_last_message_id_is_checked() -> None:
     bench = Bench()
     assert await bench.says("ev.a", (LAST_ID, "x")) == (400, 10070, "wrong last msg ID: ")
     assert await bench.says("ev.a", ("Nats-Msg-Id", "one"), (LAST_ID, "")) == 1
@@ -153,7 +153,7 @@ async def test_of_the_last_message_id() -> None:
     assert bench.answers() == [6, (400, 10070, "wrong last msg ID: z")], "what stands before it in its batch counts"
 
 
-async def test_a_retry_of_what_was_won_is_a_duplicate() -> None:
+async def test_conditional_publish_repeated_with_its_message_id_is_a_duplicate() -> None:
     bench = Bench()
     race = (("Nats-Msg-Id", "race"), (OF, 0))
     assert await bench.says("ev.a", *race) == 1
@@ -161,7 +161,7 @@ async def test_a_retry_of_what_was_won_is_a_duplicate() -> None:
     assert bench.end == 1
 
 
-async def test_the_order_of_the_checks() -> None:
+async def test_publish_conditions_are_checked_in_the_order_of_jetstream() -> None:
     bench = Bench()
     await bench.says("ev.a", ("Nats-Msg-Id", "m"))
     everything = [
@@ -178,7 +178,7 @@ async def test_the_order_of_the_checks() -> None:
     assert await bench.says("ev.b", ("Nats-Expected-Last-Sequence", 1), (OF, 9)) == wrong(0)
 
 
-async def test_who_waits_for_no_answer_is_dropped_and_counted() -> None:
+async def test_conditional_publish_without_reply_that_fails_is_dropped_and_counted() -> None:
     bench = Bench()
     bench.send("ev.a", (OF, 7), answered=False)
     bench.send("ev.a", (LAST_ID, "x"), answered=False)
@@ -238,7 +238,7 @@ async def test_conditional_publish_beyond_a_bound_of_waiting_is_rejected(monkeyp
 
 
 @pytest.mark.parametrize("left", [False, True])
-async def test_waiting_publishes_when_the_leader_goes_are_rejected_or_forgotten(left: bool) -> None:
+async def test_conditional_publishes_waiting_for_the_index_are_rejected_when_the_leader_resigns(left: bool) -> None:
     bench = await an_indexing_bench()
     bench.send("ev.new", (OF, 0))
     await turn()
@@ -263,7 +263,7 @@ async def test_publish_of_a_jetstream_client_that_expects_a_new_subject_succeeds
         assert ack.seq == 9
 
 
-async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conditional_publish_on_a_stream_with_too_many_subjects_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(room=4096)
     for number in range(50):
         await bench.says(f"ev.{number}")
@@ -288,7 +288,7 @@ def unmet(derived: Any, subjects: list[str], of_others: dict[int, Expected], end
     return ingest.unmet_conditions(columns, derived, end_offset)
 
 
-def test_a_subject_that_the_log_is_still_read_for_is_known_by_the_batch_before() -> None:
+def test_conditional_publish_knows_subjects_of_its_own_batch_during_indexing() -> None:
     derived: Any = SimpleNamespace(
         last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False), ids=SimpleNamespace(last_id=b"")
     )
@@ -297,7 +297,7 @@ def test_a_subject_that_the_log_is_still_read_for_is_known_by_the_batch_before()
         assert (unfit and unfit.reason) == reason
 
 
-def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:
+def test_expected_sequence_with_a_wildcard_filter_covers_at_most_ten_thousand_subjects() -> None:
     derived = Bench(room=1 << 24).derived
     derived.last_of("ev.0")
     derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
@@ -311,7 +311,7 @@ def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:
     assert judged(10_001) == judged(9_999) == (RejectReason.UNSUPPORTED, text, (400, 10003))
 
 
-async def test_headers_of_an_envelope_count_too() -> None:
+async def test_publish_conditions_in_envelope_headers_are_checked() -> None:
     bench = Bench("ev")
     for sequence, offset in (("0", 0), ("0", -1), ("1", 1)):
         message = client_pb2.Message(value=b"v", ackInbox="_INBOX.1", ackPolicy=client_pb2.ALL)
@@ -328,7 +328,7 @@ async def test_headers_of_an_envelope_count_too() -> None:
     assert stored.record_count == 1
 
 
-def test_what_a_block_expects() -> None:
+def test_publish_condition_headers_are_parsed() -> None:
     assert expected_in([]) is None
     assert expected_in([("nats-expected-last-subject-sequence", b"1"), (NAMED, b"x"), (LAST_ID, b""), (OF, b"")]) is None
     assert expected_in([(OF, b"1"), (OF, b"2")]) == Expected(1, "", b"")
@@ -338,7 +338,7 @@ def test_what_a_block_expects() -> None:
     assert why_not_then([(NAMED, b"x"), (OF, b"")]) is not None
 
 
-def test_filters() -> None:
+def test_expected_sequence_filters_match_subjects() -> None:
     assert [has_wildcards(subject) for subject in ("a", "a.b", "a.*", "*.b", "a.>", ">", "a*.b>", "a.>.b")] == [
         False, False, True, True, True, True, False, False,
     ]  # fmt: skip

@@ -43,7 +43,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_messages_come_and_go_with_subject_reply_headers_and_pieces(bus: BusConnection, server: NatsServer) -> None:
+async def test_connection_carries_subject_reply_headers_and_payload_pieces(bus: BusConnection, server: NatsServer) -> None:
     got: list[Message] = []
     bus.listen("t.>", lambda *message: got.append(message))
     other = await nats.connect(server.url)
@@ -62,7 +62,7 @@ async def test_messages_come_and_go_with_subject_reply_headers_and_pieces(bus: B
     await other.close()
 
 
-async def test_a_closed_listener_hears_nothing(bus: BusConnection) -> None:
+async def test_listener_that_is_closed_receives_nothing(bus: BusConnection) -> None:
     got: list[bytes] = []
     listener = bus.listen("c.x", lambda s, r, payload, h: got.append(payload))
     bus.send("c.x", [b"before"])
@@ -75,7 +75,7 @@ async def test_a_closed_listener_hears_nothing(bus: BusConnection) -> None:
     assert got == [b"before"]
 
 
-async def test_a_listener_that_leaves_hears_what_is_on_its_way_and_then_nothing(bus: BusConnection) -> None:
+async def test_listener_that_leaves_receives_messages_in_flight_only(bus: BusConnection) -> None:
     got: list[bytes] = []
     listener = bus.listen("l.x", lambda s, r, payload, h: got.append(payload))
     told: list[bytes] = []
@@ -92,7 +92,7 @@ async def test_a_listener_that_leaves_hears_what_is_on_its_way_and_then_nothing(
     assert len(got) == 100
 
 
-async def test_listeners_retire_when_nothing_is_on_its_way(bus: BusConnection) -> None:
+async def test_listener_is_retired_when_no_messages_are_in_flight(bus: BusConnection) -> None:
     got: list[bytes] = []
     first, second = (bus.listen(subject, lambda s, r, payload, h: got.append(payload)) for subject in ("y.a", "y.b"))
     bus.send("y.a", [b"1"])
@@ -104,9 +104,7 @@ async def test_listeners_retire_when_nothing_is_on_its_way(bus: BusConnection) -
     await until(lambda: not bus._sinks, "both have closed")
 
 
-async def test_who_is_told_that_a_subscription_is_heard_is_told_so_by_the_server(
-    bus: BusConnection, server: NatsServer
-) -> None:
+async def test_subscription_is_reported_active_only_after_the_server_confirmed(bus: BusConnection, server: NatsServer) -> None:
     """Whoever publishes over another connection after that is heard; one answer that is late is asked for again."""
     other, settled, tries = await nats.connect(server.url), bus.settled, 0
 
@@ -132,7 +130,7 @@ async def test_who_is_told_that_a_subscription_is_heard_is_told_so_by_the_server
     await other.close()
 
 
-async def test_a_queue_group_shares(bus: BusConnection) -> None:
+async def test_queue_group_shares_messages(bus: BusConnection) -> None:
     first: list[bytes] = []
     second: list[bytes] = []
     bus.listen("q.x", lambda s, r, payload, h: first.append(payload), queue="q.x")
@@ -142,7 +140,7 @@ async def test_a_queue_group_shares(bus: BusConnection) -> None:
     await until(lambda: len(first) + len(second) == 50, "all messages, each once")
 
 
-async def test_nobody_listening_is_told(bus: BusConnection) -> None:
+async def test_request_without_responders_gets_a_503_status(bus: BusConnection) -> None:
     got: list[Message] = []
     bus.listen(f"{bus.inbox}.*", lambda *message: got.append(message))
     bus.send("nobody.listens.here", [b"x"], f"{bus.inbox}.1")
@@ -150,7 +148,7 @@ async def test_nobody_listening_is_told(bus: BusConnection) -> None:
     assert got[0][3].startswith(b"NATS/1.0 503")
 
 
-async def test_after_a_restart_of_the_server_everything_goes_on(server: NatsServer) -> None:
+async def test_connection_after_a_server_restart_resumes_and_sends_kept_acks(server: NatsServer) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
     got: list[bytes] = []
     back: list[bool] = []
@@ -172,7 +170,7 @@ async def test_after_a_restart_of_the_server_everything_goes_on(server: NatsServ
     await bus.close()
 
 
-async def test_bounds_of_what_is_sent(bus: BusConnection, server: NatsServer) -> None:
+async def test_connection_rejects_messages_above_max_payload_and_a_full_buffer(bus: BusConnection, server: NatsServer) -> None:
     assert not bus.send("b.x", [b"x" * (bus.max_payload + 1)])
     assert bus.errors["larger than max_payload"] == 1
     bus._send_buffer_bytes = 2_000_000
@@ -188,7 +186,7 @@ async def test_bounds_of_what_is_sent(bus: BusConnection, server: NatsServer) ->
     assert bus.send("b.x", [b"x" * 1000])
 
 
-async def test_what_is_sent_and_what_comes_need_no_task(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_sends_and_receives_without_waking_a_task(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither nats-py's flusher nor the reading task has to be woken: what is sent is with the transport when ``send`` returns, and a
     sink is called where the bytes arrive."""
     by_a_task: list[bytes] = []
@@ -209,7 +207,7 @@ async def test_what_is_sent_and_what_comes_need_no_task(bus: BusConnection, monk
     assert b"".join(by_a_task) == b"", "but for commands, which it finds in the parser"
 
 
-async def test_what_is_to_follow_a_read_follows_all_of_it(bus: BusConnection) -> None:
+async def test_callbacks_behind_a_read_run_once_after_all_its_messages(bus: BusConnection) -> None:
     """Once for the messages that came together, in the same turn of the loop; one that fails takes nothing from the others."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
@@ -236,7 +234,7 @@ async def test_what_is_to_follow_a_read_follows_all_of_it(bus: BusConnection) ->
     await until(lambda: told == ["later"], "the next turn")
 
 
-async def test_what_a_read_brings_about_leaves_in_few_writes_before_the_next_read(
+async def test_answers_to_one_read_leave_in_few_writes(
     bus: BusConnection, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus.listen("few.asked", lambda s, r, payload, h: bus.send("few.answered", (payload,)) or None)
@@ -285,7 +283,7 @@ class _Counted(asyncio.WriteTransport):
         return self._to.is_closing()
 
 
-async def test_what_waits_for_the_flusher_is_not_overtaken(bus: BusConnection) -> None:
+async def test_messages_sent_behind_waiting_ones_keep_their_order(bus: BusConnection) -> None:
     """nats-py's own commands go by its flusher."""
     got: list[bytes] = []
     bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
@@ -306,7 +304,7 @@ async def test_what_waits_for_the_flusher_is_not_overtaken(bus: BusConnection) -
     assert got == [b"at once", b"waits", b"by the flusher", b"behind it"]
 
 
-async def test_nothing_is_sent_on_a_connection_that_is_going_down(bus: BusConnection) -> None:
+async def test_connection_going_down_keeps_marked_messages_and_counts_the_others(bus: BusConnection) -> None:
     """Before nats-py knows of it: what is kept goes out with the next connection, the rest is counted."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
@@ -320,7 +318,7 @@ async def test_nothing_is_sent_on_a_connection_that_is_going_down(bus: BusConnec
     await until(lambda: got == [b"kept"], "what was kept")
 
 
-async def test_half_a_message_of_a_connection_that_is_given_up_spoils_nothing() -> None:
+async def test_partial_message_of_an_abandoned_connection_is_discarded() -> None:
     """What still comes from the old server, while nats-py goes to the next one, is not taken."""
     first, second = FakeServer(), FakeServer()
     urls = (await first.start(), await second.start())
@@ -345,7 +343,7 @@ async def test_half_a_message_of_a_connection_that_is_given_up_spoils_nothing() 
     second.close()
 
 
-async def test_hostile_subjects_and_headers_reach_no_other_sink_and_end_nothing(bus: BusConnection, server: NatsServer) -> None:
+async def test_hostile_subjects_and_headers_reach_no_other_sink(bus: BusConnection, server: NatsServer) -> None:
     """What nats-server takes for one token must be one here, and what is no text must end no reading [A12]."""
     shop: list[Message] = []
     private: list[Message] = []
@@ -376,7 +374,7 @@ async def test_hostile_subjects_and_headers_reach_no_other_sink_and_end_nothing(
     writer.close()
 
 
-async def test_what_no_sink_takes_is_counted_and_said_once_in_a_while(
+async def test_messages_with_a_failing_sink_are_counted_and_logged_at_intervals(
     bus: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bug; and whoever can send what leads to it can send a million."""

@@ -50,7 +50,7 @@ async def bus() -> Any:
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------------------
-async def test_what_waits_is_what_waits_in_any_of_three_places(bus: Any) -> None:
+async def test_connection_unsent_bytes_sum_all_three_buffers(bus: Any) -> None:
     bus._pending_data_size, bus._outlet.waiting_bytes, bus._receiver.transport.waiting_bytes = 1, 20, 300
     assert bus.unsent_bytes == 321
     for receiver, outlet in ((None, None), (bus._receiver, None), (None, bus._outlet)):
@@ -58,12 +58,12 @@ async def test_what_waits_is_what_waits_in_any_of_three_places(bus: Any) -> None
         assert bus.unsent_bytes == 1
 
 
-async def test_what_may_wait_is_what_was_given_or_the_default() -> None:
+async def test_connection_send_buffer_size_is_the_setting_or_the_default() -> None:
     assert BusConnection("a", 777)._send_buffer_bytes == 777
     assert BusConnection("a")._send_buffer_bytes == module.SEND_BUFFER_BYTES == 64 * 1024 * 1024
 
 
-async def test_it_is_up_while_it_is_connected_and_its_transport_goes_on(bus: Any) -> None:
+async def test_connection_is_up_while_connected_with_an_open_transport(bus: Any) -> None:
     assert bus._is_up
     bus._receiver.transport.closing = True
     assert not bus._is_up
@@ -73,14 +73,14 @@ async def test_it_is_up_while_it_is_connected_and_its_transport_goes_on(bus: Any
     assert not bus._is_up
 
 
-async def test_what_is_sent_goes_to_the_outlet(bus: Any) -> None:
+async def test_connection_write_goes_to_the_outlet(bus: Any) -> None:
     bus._write((b"ab", b"c"), 2)
     assert bus._outlet.did == [(b"abc", 2)]
     assert (bus._pending, bus._pending_data_size, bus._flush_queue.qsize()) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("why", ["nats-py has something", "no outlet", "down"])
-async def test_what_can_not_go_there_waits_for_the_flusher_behind_what_was_written_before(bus: Any, why: str) -> None:
+async def test_connection_write_without_an_outlet_waits_for_the_flusher_in_order(bus: Any, why: str) -> None:
     outlet = bus._outlet
     pending = [b"PING"] if why == "nats-py has something" else []
     bus._pending, bus._pending_data_size = list(pending), 10
@@ -96,14 +96,14 @@ async def test_what_can_not_go_there_waits_for_the_flusher_behind_what_was_writt
     assert bus._flush_queue.qsize() == (why != "down"), "it is woken once"
 
 
-async def test_before_there_is_a_flusher_nobody_is_woken(bus: Any) -> None:
+async def test_connection_write_before_the_flusher_exists_wakes_no_task(bus: Any) -> None:
     bus._flush_queue = bus._outlet = None
     bus._write((b"a",), 1)
     assert bus._pending == [b"a"]
 
 
 # ---- subscriptions -----------------------------------------------------------------------------------------------------------
-async def test_a_subscription_is_written_and_taken_back_once(bus: Any) -> None:
+async def test_subscription_is_written_and_removed_once(bus: Any) -> None:
     got: list[bytes] = []
     first = bus.listen("a.>", lambda s, r, payload, h: got.append(payload), queue="q")
     second = bus.listen("b", lambda *_: None)
@@ -125,7 +125,7 @@ async def test_a_subscription_is_written_and_taken_back_once(bus: Any) -> None:
     assert got == [b"1", b"3"]
 
 
-async def test_while_disconnected_a_subscription_is_only_noted(bus: Any) -> None:
+async def test_subscription_while_disconnected_is_only_recorded(bus: Any) -> None:
     bus._status = BusConnection.RECONNECTING
     listener = bus.listen("a", lambda *_: None)
     assert sorted(bus._subs) == [1], "nats-py renews it"
@@ -135,7 +135,7 @@ async def test_while_disconnected_a_subscription_is_only_noted(bus: Any) -> None
 
 # ---- in ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("there", [True, False])
-async def test_the_reading_task_reads_by_a_receiver_as_long_as_it_is_its_own(
+async def test_reading_task_uses_a_receiver_only_while_it_owns_the_connection(
     there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -178,7 +178,7 @@ async def test_the_reading_task_reads_by_a_receiver_as_long_as_it_is_its_own(
     assert (bus._receiver, bus._outlet) == (None, None)
 
 
-async def test_the_next_connections_receiver_is_not_taken_away(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_task_keeps_the_receiver_of_the_next_connection(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     old: Any = SimpleNamespace(transport=Transport(), stop=lambda: None)
     newer, outlet = object(), object()
 
@@ -194,7 +194,7 @@ async def test_the_next_connections_receiver_is_not_taken_away(bus: Any, monkeyp
     assert (bus._receiver, bus._outlet) == (newer, outlet)
 
 
-async def test_behind_a_read_comes_what_follows_it_and_then_what_waits_is_written(bus: Any) -> None:
+async def test_read_runs_its_callbacks_and_then_writes_waiting_bytes(bus: Any) -> None:
     did = bus._outlet.did
 
     def feed(data: bytes) -> bool:
@@ -213,9 +213,7 @@ async def test_behind_a_read_comes_what_follows_it_and_then_what_waits_is_writte
 
 
 @pytest.mark.parametrize("state", ["is_closed", "is_reconnecting"])
-async def test_what_comes_of_a_connection_that_is_given_up_is_not_taken(
-    state: str, bus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_read_of_an_abandoned_connection_is_ignored(state: str, bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[bytes] = []
     bus.listen("a", lambda *message: got.append(message[2]))
     monkeypatch.setattr(BusConnection, state, True)
@@ -225,7 +223,7 @@ async def test_what_comes_of_a_connection_that_is_given_up_is_not_taken(
     assert got == [b"2"]
 
 
-async def test_a_failure_is_said_again_after_a_while(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sink_failure_is_logged_again_after_a_delay(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[Any] = []
     loop = SimpleNamespace(call_later=lambda *given: later.append(given))
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
@@ -273,9 +271,7 @@ class Leaver:
         self.did.append(f"{self.name} closes")
 
 
-async def test_all_that_leave_together_share_the_way_and_who_comes_later_has_one_of_its_own(
-    bus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_listeners_that_leave_together_share_one_settling(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
     late = Leaver("late", did)
     settling = Settling(bus, monkeypatch, lambda: bus.retire([late]), TimeoutError())
@@ -293,7 +289,7 @@ async def test_all_that_leave_together_share_the_way_and_who_comes_later_has_one
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), TimeoutError(), OSError("gone")])
-async def test_who_leaves_has_left_whatever_becomes_of_the_connection(
+async def test_listener_leaves_even_if_the_connection_fails(
     error: Exception, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
@@ -303,7 +299,7 @@ async def test_who_leaves_has_left_whatever_becomes_of_the_connection(
     assert did == ["a leaves", "a closes"]
 
 
-async def test_who_waits_to_be_heard_is_told_once_and_asked_for_more_and_more_patiently(
+async def test_subscription_confirmation_is_reported_once_and_retried_with_longer_timeouts(
     bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -329,7 +325,7 @@ async def test_who_waits_to_be_heard_is_told_once_and_asked_for_more_and_more_pa
     assert (told[4:], settling.asked[7:]) == (["next"], [1.0])
 
 
-async def test_nobody_is_heard_on_a_connection_that_is_closed(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_subscription_on_a_closed_connection_is_never_confirmed(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settling = Settling(bus, monkeypatch, TimeoutError())
 
     async def sleep(seconds: float) -> None:
@@ -341,7 +337,7 @@ async def test_nobody_is_heard_on_a_connection_that_is_closed(bus: Any, monkeypa
     assert settling.asked == [1.0]
 
 
-async def test_it_has_settled_after_two_answers_to_what_was_sent_last(bus: Any) -> None:
+async def test_connection_is_settled_after_two_flushes(bus: Any) -> None:
     did = bus._outlet.did
 
     async def flush(timeout_s: float) -> None:
@@ -354,12 +350,12 @@ async def test_it_has_settled_after_two_answers_to_what_was_sent_last(bus: Any) 
 
 # ---- life --------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
-async def test_an_error_is_counted_by_its_kind_and_is_the_last_problem(error: Exception, text: str, bus: Any) -> None:
+async def test_connection_counts_errors_by_kind_and_keeps_the_last(error: Exception, text: str, bus: Any) -> None:
     await bus._count_error(error)
     assert (bus.errors, bus.last_problem) == ({type(error).__name__: 1}, text)
 
 
-async def test_why_it_cannot_be_had_again_is_said_once_for_each_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reconnect_failure_is_logged_once_per_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
         said = [record.getMessage() for record in caplog.records if "cannot reconnect to NATS" in record.getMessage()]
         return [line.partition(": ")[2].partition(";")[0] for line in said]
@@ -380,7 +376,7 @@ async def test_why_it_cannot_be_had_again_is_said_once_for_each_reason(bus: Any,
     assert told()[7:] == ["expired"]
 
 
-async def test_callbacks_are_called_for_what_they_are_for(bus: Any) -> None:
+async def test_connection_callbacks_report_loss_reconnect_and_denial(bus: Any) -> None:
     told: list[Any] = []
     bus.on_reconnect(lambda: told.append("back"))
     bus.on_change(told.append)
@@ -392,7 +388,7 @@ async def test_callbacks_are_called_for_what_they_are_for(bus: Any) -> None:
     assert told[3:] == [(True, "s")]
 
 
-async def test_what_was_answered_shortly_before_a_server_died_is_sent_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acks_sent_shortly_before_a_server_loss_are_sent_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [0]
     monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns[0])
     written: list[bytes] = []
@@ -413,7 +409,9 @@ async def test_what_was_answered_shortly_before_a_server_died_is_sent_again(bus:
 
 
 @pytest.mark.parametrize(("after", "known", "all_have"), [("x", 1, False), ("y", 1, True), ("y", 2, False)])
-async def test_it_says_whether_all_have_lost_what_was_published(after: str, known: int, all_have: bool, bus: Any) -> None:
+async def test_reconnect_tells_whether_every_subscriber_missed_the_messages(
+    after: str, known: int, all_have: bool, bus: Any
+) -> None:
     assert bus.all_have_lost_it is False
     bus._server_info = {"server_id": "x"}
     await bus._disconnected()
@@ -423,7 +421,7 @@ async def test_it_says_whether_all_have_lost_what_was_published(after: str, know
     assert bus.all_have_lost_it is all_have
 
 
-async def test_the_end_of_a_closed_connection_is_no_loss(
+async def test_closing_a_connection_is_not_reported_as_a_loss(
     bus: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BusConnection, "is_closed", True)
@@ -432,13 +430,13 @@ async def test_the_end_of_a_closed_connection_is_no_loss(
     assert (caplog.messages, bus.errors) == ([], {"disconnected": 1})
 
 
-async def test_only_a_server_that_wants_credentials_asks_who_comes(bus: Any) -> None:
+async def test_connection_asks_for_its_credentials_only_if_the_server_requires_them(bus: Any) -> None:
     assert bus.asks_who_comes is False
     bus._server_info = {"auth_required": True}
     assert bus.asks_who_comes is True
 
 
-async def test_what_waits_is_written_before_it_is_closed(bus: Any) -> None:
+async def test_connection_stop_writes_waiting_bytes_first(bus: Any) -> None:
     async def close() -> None:
         bus._outlet.did.append("close")
 
@@ -448,7 +446,7 @@ async def test_what_waits_is_written_before_it_is_closed(bus: Any) -> None:
 
 
 @pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
-async def test_the_reason_is_known_before_it_reconnects(
+async def test_connection_error_is_recorded_before_the_reconnect(
     error: Exception, text: str, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -461,7 +459,7 @@ async def test_the_reason_is_known_before_it_reconnects(
     assert told == [(error, text)]
 
 
-def test_a_nats_py_without_its_private_parts_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_py_without_the_needed_private_parts_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     check_nats_py()
     monkeypatch.setattr(module, "Client", type("Client", (), dict.fromkeys((*module._PRIVATE[1:], "_read_loop"))))
     with pytest.raises(ConfigError) as raised:

@@ -70,7 +70,7 @@ class Bench(IngestBench):
         return found
 
 
-async def test_a_repeated_message_is_stored_once_and_answered_when_the_first_is() -> None:
+async def test_duplicate_message_id_is_stored_once_and_acknowledged_with_the_first() -> None:
     bench = Bench()
     bench.send(b"v", "a", b"_INBOX.1")
     await turn()
@@ -90,7 +90,7 @@ async def test_a_repeated_message_is_stored_once_and_answered_when_the_first_is(
     assert not bench.ingest.counters.dropped
 
 
-async def test_the_answer_is_what_jetstream_says() -> None:
+async def test_duplicate_message_id_gets_the_jetstream_answer() -> None:
     bench = Bench()
     for inbox in (b"_INBOX.1", b"_INBOX.2"):
         bench.send(b"v", "a", inbox)
@@ -99,7 +99,7 @@ async def test_the_answer_is_what_jetstream_says() -> None:
     assert bench.bus.lines[1].split(b"\r\n")[1] == b'{"stream":"s","seq":1,"duplicate":true}'
 
 
-async def test_an_envelope_is_told_in_its_ack() -> None:
+async def test_duplicate_message_id_is_marked_in_an_ack_envelope() -> None:
     bench = Bench()
     for number in range(2):
         message = client_pb2.Message(
@@ -119,7 +119,7 @@ async def test_an_envelope_is_told_in_its_ack() -> None:
     ]
 
 
-async def test_a_message_repeated_within_one_read_is_stored_once() -> None:
+async def test_duplicate_message_ids_in_one_read_are_stored_once() -> None:
     bench = Bench()
     for number, message_id in enumerate("abaab"):
         bench.send(b"%d" % number, message_id, b"_INBOX.%d" % number)
@@ -129,7 +129,7 @@ async def test_a_message_repeated_within_one_read_is_stored_once() -> None:
     assert bench.answers() == {"_INBOX.0": 1, "_INBOX.1": 2, "_INBOX.2": "1D", "_INBOX.3": "1D", "_INBOX.4": "2D"}
 
 
-async def test_who_repeats_what_is_in_hand_shares_its_fate() -> None:
+async def test_duplicate_of_a_message_in_flight_shares_its_outcome() -> None:
     bench = Bench(append=False)
     bench.send(b"x", "", b"_INBOX.0")
     bench.send(b"v", "a", b"_INBOX.1")
@@ -169,7 +169,7 @@ async def test_who_repeats_what_is_in_hand_shares_its_fate() -> None:
     assert len(bench.held) == 2, "after another leadership nothing is in hand"
 
 
-async def test_of_two_in_one_read_the_second_is_judged_by_what_became_of_the_first() -> None:
+async def test_duplicate_in_one_read_is_stored_if_the_first_is_rejected() -> None:
     bench = Bench()
     refused: list[int] = []
 
@@ -189,7 +189,7 @@ async def test_of_two_in_one_read_the_second_is_judged_by_what_became_of_the_fir
     assert bench.answers() == {"_INBOX.1": 10167, "_INBOX.2": 1}
 
 
-async def test_the_duplicate_check_stands_before_the_expected_sequence_and_behind_the_expected_stream() -> None:
+async def test_duplicate_check_runs_after_the_expected_stream_and_before_the_sequence() -> None:
     bench = Bench()
     bench.send(b"v", "a", b"_INBOX.1", "Nats-Expected-Last-Sequence: 0\r\n")
     await turn()
@@ -204,7 +204,7 @@ async def test_the_duplicate_check_stands_before_the_expected_sequence_and_behin
     assert bench.answers() == {"_INBOX.1": 1} | expected
 
 
-async def test_each_waits_for_the_policy_that_it_asked_for() -> None:
+async def test_duplicate_waits_for_its_own_ack_policy() -> None:
     bench = Bench()
     bench.send(b"v", "a", b"_INBOX.1")
     await turn()
@@ -217,7 +217,7 @@ async def test_each_waits_for_the_policy_that_it_asked_for() -> None:
     assert bench.answers() == {"_INBOX.2": "1D", "_INBOX.1": 1, "_INBOX.3": "1D"}
 
 
-async def test_a_duplicate_waits_for_all_of_its_record_s_batch() -> None:
+async def test_duplicate_waits_for_the_commit_of_its_whole_batch() -> None:
     bench = Bench()
     for number in range(3):
         bench.send(b"%d" % number, f"m{number}")
@@ -231,7 +231,7 @@ async def test_a_duplicate_waits_for_all_of_its_record_s_batch() -> None:
     assert bench.answers() == {"_INBOX.1": "1D"}
 
 
-async def test_when_the_leadership_ends_nobody_is_answered() -> None:
+async def test_duplicate_waiting_at_the_end_of_the_leadership_gets_no_ack() -> None:
     bench = Bench()
     bench.send(b"v", "a")
     await turn()
@@ -242,7 +242,7 @@ async def test_when_the_leadership_ends_nobody_is_answered() -> None:
     assert (bench.answers(), bench.acks.count) == ({}, 0)
 
 
-async def test_a_flood_of_duplicates_is_bounded_and_told_nothing_wrong() -> None:
+async def test_duplicate_acks_are_bounded() -> None:
     bench = Bench(ingest_queue_records=16)
     bench.send(b"v", "a")
     await turn()
@@ -273,7 +273,7 @@ async def test_a_flood_of_duplicates_is_bounded_and_told_nothing_wrong() -> None
     assert held.acks.count == 16
 
 
-async def test_a_command_is_stored_each_time() -> None:
+async def test_service_command_with_a_message_id_is_stored_each_time() -> None:
     """The service that reads it knows its id, and answers once more; for others its id is known."""
     bench = Bench()
     for number in range(3):
@@ -292,7 +292,7 @@ async def test_a_command_is_stored_each_time() -> None:
     assert bench.answers() == {"_INBOX.0": 1, "_INBOX.1": 2, "_INBOX.2": 3, "_INBOX.3": "3D"}
 
 
-async def test_a_whole_batch_is_stored_as_it_is_and_its_ids_are_known_on_every_replica() -> None:
+async def test_batch_publish_with_message_ids_is_stored_without_deduplication() -> None:
     """A service that gives on what it reads, headers and all, is not stopped by the ids in them."""
     bench = Bench()
     rows = build_batch([b"v", b"w", b"x"], headers=[[("Nats-Msg-Id", b"a")], [("h", b"1")], [("Nats-Msg-Id", b"a")]])
@@ -307,7 +307,7 @@ async def test_a_whole_batch_is_stored_as_it_is_and_its_ids_are_known_on_every_r
     assert answers["_INBOX.3"] == "6D", "the newest record that has it"
 
 
-async def test_an_id_that_is_too_long_is_refused_and_an_empty_one_asks_for_nothing() -> None:
+async def test_message_id_that_is_too_long_is_rejected_and_an_empty_one_ignored() -> None:
     bench = Bench()
     bench.send(b"v", "x" * 1025, b"_INBOX.1")
     bench.send(b"v", "x" * 1024, b"_INBOX.2")
@@ -318,7 +318,7 @@ async def test_an_id_that_is_too_long_is_refused_and_an_empty_one_asks_for_nothi
     assert bench.answers() == {"_INBOX.1": 10054, "_INBOX.2": 1, "_INBOX.3": 2, "_INBOX.4": 3}
 
 
-async def test_without_a_window_nothing_is_left_out() -> None:
+async def test_message_ids_without_a_dedup_window_are_not_deduplicated() -> None:
     bench = Bench()
     bench.derived.ids.window_ns = 0
     for number in range(2):

@@ -28,7 +28,7 @@ class Bench(DuplicatesBench):
         return found
 
 
-async def test_who_has_no_room_is_refused_and_repeats_and_others_go_on() -> None:
+async def test_message_id_without_index_room_is_rejected_and_other_messages_stored() -> None:
     bench = Bench(2)
     for name in "ab":
         bench.send(b"v", name, b"_INBOX.%s" % name.encode())
@@ -48,7 +48,7 @@ async def test_who_has_no_room_is_refused_and_repeats_and_others_go_on() -> None
     assert (counters.overloaded, counters.dropped, bench.node.refused) == (2, {"overloaded": 1}, {"ids": 2})
 
 
-async def test_what_is_in_hand_counts_until_it_is_in_the_log_or_refused() -> None:
+async def test_message_id_room_counts_ids_in_flight_until_logged_or_rejected() -> None:
     bench = Bench(1, append=False)
     bench.send(b"v", "a", b"_INBOX.a")
     await turn()
@@ -71,7 +71,7 @@ async def test_what_is_in_hand_counts_until_it_is_in_the_log_or_refused() -> Non
     assert bench.node.size_bytes == 296 + held_bytes, "what is not in the log is forgotten"
 
 
-async def test_who_may_be_stored_is_told_nothing() -> None:
+async def test_message_id_that_may_have_been_evicted_is_dropped_without_an_answer() -> None:
     """What this node let go while it followed may be it: no is never said of what is stored [A2]."""
     bench = Bench(2)
     bench.node.bound_bytes = 296 + size_of([b"a"])

@@ -24,7 +24,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 # ---- what has come -----------------------------------------------------------------------------------------------------------
-async def test_what_comes_while_nothing_waits_is_taken_where_it_arrives(bench: Bench) -> None:
+async def test_inflow_read_with_an_empty_buffer_is_parsed_at_once(bench: Bench) -> None:
     bus, data = bench.bus, message(b"1")
     assert bus._take(data) is None
     assert bench.got == [b"1"]
@@ -36,7 +36,7 @@ async def test_what_comes_while_nothing_waits_is_taken_where_it_arrives(bench: B
 
 
 @pytest.mark.parametrize("why", ["something waits", "something is being parsed", "it is large", "the gate"])
-async def test_what_can_not_be_taken_at_once_goes_through_the_buffer(bench: Bench, why: str) -> None:
+async def test_inflow_read_that_cannot_be_parsed_at_once_is_buffered(bench: Bench, why: str) -> None:
     bus = bench.bus
     data = bytes(module._PIECE_BYTES + (why == "it is large"))
     before = 0
@@ -56,14 +56,14 @@ async def test_what_can_not_be_taken_at_once_goes_through_the_buffer(bench: Benc
     assert bus._arrived.is_set(), "the pump is told"
 
 
-async def test_a_read_of_one_piece_is_taken_at_once(bench: Bench) -> None:
+async def test_inflow_read_of_one_piece_is_parsed_at_once(bench: Bench) -> None:
     parsed = bench.parsing()
     await bench.bus._taken(bytes(module._PIECE_BYTES))
     assert parsed == [(module._PIECE_BYTES, False)]
     assert not bench.bus._arrived.is_set()
 
 
-async def test_the_most_that_ever_waited_is_remembered(bench: Bench) -> None:
+async def test_inflow_remembers_the_largest_backlog(bench: Bench) -> None:
     bus = bench.bus
     bus._append(bytes(10))
     bus._append(bytes(20))
@@ -72,7 +72,7 @@ async def test_the_most_that_ever_waited_is_remembered(bench: Bench) -> None:
     assert (bus.waiting_bytes, bus.most_waiting_bytes) == (25, 30)
 
 
-async def test_a_read_that_ends_in_a_command_is_gone_on_with_before_a_thread_reads(bench: Bench) -> None:
+async def test_inflow_read_ending_in_a_command_is_not_handed_to_the_thread(bench: Bench) -> None:
     looked: list[int] = []
     bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
     assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
@@ -82,7 +82,7 @@ async def test_a_read_that_ends_in_a_command_is_gone_on_with_before_a_thread_rea
     assert looked == [1]
 
 
-async def test_a_burst_is_since_when_every_read_was_large(bench: Bench) -> None:
+async def test_inflow_burst_begins_with_the_first_of_the_large_reads(bench: Bench) -> None:
     bus, began_ns = bench.bus, bench.now_ns
     bus._see(module._LARGE_BYTES - 1)
     assert (bus._large_ns, bus._burst_ns) == (0, 0)
@@ -98,7 +98,7 @@ async def test_a_burst_is_since_when_every_read_was_large(bench: Bench) -> None:
 
 
 # ---- how full it is ----------------------------------------------------------------------------------------------------------
-async def test_what_partitions_hold_counts_as_what_waits(bench: Bench) -> None:
+async def test_inflow_counts_bytes_held_by_partitions_as_backlog(bench: Bench) -> None:
     bus, half = bench.bus, BUFFER_BYTES // 2
     for waiting, held, fills, full in (
         (half - 1, 0, False, False),
@@ -113,7 +113,7 @@ async def test_what_partitions_hold_counts_as_what_waits(bench: Bench) -> None:
         assert (bus._fills(), bus._is_full()) == (fills, full), (waiting, held)
 
 
-async def test_the_socket_is_read_while_there_is_room_and_what_is_due_is_read_besides(bench: Bench) -> None:
+async def test_inflow_reads_while_there_is_room_or_bytes_must_be_dropped(bench: Bench) -> None:
     bus, asked = bench.bus, []
     alone = True
 
@@ -138,7 +138,7 @@ async def test_the_socket_is_read_while_there_is_room_and_what_is_due_is_read_be
     assert not bus._reads(), "a full buffer takes nothing"
 
 
-async def test_a_reading_task_that_must_wait_says_once_that_it_is_full_and_looks_again(bench: Bench) -> None:
+async def test_inflow_reading_task_reports_a_full_buffer_once_and_checks_again(bench: Bench) -> None:
     bus, waits = bench.bus, []
 
     async def wait_for(waiting: Any, timeout_s: float) -> None:
@@ -167,7 +167,7 @@ async def test_a_reading_task_that_must_wait_says_once_that_it_is_full_and_looks
     assert sum(bus.errors.values()) == 1, "while it is not full nothing is said"
 
 
-async def test_while_a_thread_reads_the_reading_task_does_not_wait(bench: Bench) -> None:
+async def test_inflow_reading_task_does_not_wait_while_a_thread_reads(bench: Bench) -> None:
     bench.takes = False
     bench.bus._thread = Thread()
     await bench.bus._taken(bytes(BUFFER_BYTES))
@@ -175,7 +175,7 @@ async def test_while_a_thread_reads_the_reading_task_does_not_wait(bench: Bench)
 
 
 # ---- a connection is lost ----------------------------------------------------------------------------------------------------
-async def test_a_lost_connection_is_a_mark_in_the_buffer_and_everybody_hears_of_it(bench: Bench) -> None:
+async def test_inflow_lost_connection_is_marked_in_the_buffer(bench: Bench) -> None:
     bus, did = bench.bus, []
     thread = bus._thread = Thread()
     bus._server_info, bus._client_id = {"server_id": "s1"}, 7
@@ -193,13 +193,13 @@ async def test_a_lost_connection_is_a_mark_in_the_buffer_and_everybody_hears_of_
     assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
 
 
-async def test_a_server_that_says_no_name_and_no_number_is_asked_for_none(bench: Bench) -> None:
+async def test_inflow_of_an_unnamed_server_requests_no_statistics(bench: Bench) -> None:
     bench.bus._server_info, bench.bus._client_id = {}, None
     assert bench.bus._identity() == ("", 0)
 
 
 # ---- what is taken in a turn -------------------------------------------------------------------------------------------------
-async def test_a_turn_takes_so_many_bytes_in_pieces(bench: Bench) -> None:
+async def test_inflow_turn_parses_a_bounded_number_of_bytes(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing()
     bus._append(bytes(300 * KIB))
     bus._append(bytes(10))
@@ -212,7 +212,7 @@ async def test_a_turn_takes_so_many_bytes_in_pieces(bench: Bench) -> None:
     assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
 
 
-async def test_a_turn_takes_so_much_time(bench: Bench) -> None:
+async def test_inflow_turn_takes_a_bounded_time(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing(each_ns=2 * MS)
     for _ in range(5):
         bus._append(bytes(1000))
@@ -223,7 +223,7 @@ async def test_a_turn_takes_so_much_time(bench: Bench) -> None:
     assert len(pieces) == 2, "nor more than partitions can hold"
 
 
-async def test_the_pump_makes_room_takes_and_lets_others_have_their_turn(bench: Bench) -> None:
+async def test_inflow_pump_makes_room_parses_and_yields(bench: Bench) -> None:
     bus, did = bench.bus, []
 
     async def idle() -> None:
@@ -263,7 +263,7 @@ async def test_the_pump_makes_room_takes_and_lets_others_have_their_turn(bench: 
         (1100 * KIB, 0, 70 * KIB, True, 70 * KIB),
     ],
 )
-async def test_what_is_due_and_has_no_room_is_left_out(
+async def test_inflow_drops_bytes_due_beyond_its_room(
     bench: Bench, waiting: int, held: int, due: int, full: bool, left_out: int
 ) -> None:
     bus, asked, told = bench.bus, [], []
@@ -290,7 +290,7 @@ async def test_what_is_due_and_has_no_room_is_left_out(
     assert bus._pings_outstanding == 0, "the thread does not read while there is no room"
 
 
-async def test_as_much_is_left_out_as_is_due_and_the_thread_hears_of_the_room(bench: Bench) -> None:
+async def test_inflow_drops_as_many_bytes_as_due_and_wakes_the_thread(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing()
     for _ in range(5):
         bus._append(bytes(1000))
@@ -304,7 +304,7 @@ async def test_as_much_is_left_out_as_is_due_and_the_thread_hears_of_the_room(be
     assert len(pieces) == 5
 
 
-async def test_leaving_out_ends_in_time_and_says_nothing_while_there_is_no_room(bench: Bench) -> None:
+async def test_inflow_dropping_stops_after_its_time_and_signals_no_room(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing(each_ns=4 * MS)
     thread = bus._thread = Thread()
     for _ in range(5):
@@ -315,7 +315,7 @@ async def test_leaving_out_ends_in_time_and_says_nothing_while_there_is_no_room(
     assert (bus._room.is_set(), thread.did) == (False, [])
 
 
-async def test_nothing_is_left_out_after_an_error(bench: Bench) -> None:
+async def test_inflow_dropping_stops_after_an_error(bench: Bench) -> None:
     async def fails(piece: bytes) -> None:
         raise asyncio.CancelledError
 
@@ -326,14 +326,14 @@ async def test_nothing_is_left_out_after_an_error(bench: Bench) -> None:
     assert (bench.bus._parser.leaving_out, bench.bus._parsing) == (False, False)
 
 
-async def test_what_was_left_out_is_told_to_whom_it_would_have_come(bench: Bench) -> None:
+async def test_inflow_dropped_messages_are_counted_for_their_subscription(bench: Bench) -> None:
     bench.bus.listen("two", lambda *_: None)
     bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
     await bench.bus._leave_out(1)
     assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
 
 
-async def test_who_takes_a_subscription_over_is_told_what_was_left_out(bench: Bench) -> None:
+async def test_inflow_dropped_messages_are_counted_for_the_new_sink_after_a_takeover(bench: Bench) -> None:
     before: list[int] = []
     after: list[int] = []
     listener = bench.bus.listen("two", lambda *_: None, given_up=before.append)
@@ -347,7 +347,7 @@ async def test_who_takes_a_subscription_over_is_told_what_was_left_out(bench: Be
     ("server", "client_id", "reason", "heard"),
     [("s1", 7, "", True), ("s1", 8, "", False), ("s2", 7, "", False), ("s1", 7, "Slow Consumer", False)],
 )
-async def test_only_what_is_said_of_this_connection_while_it_is_open_counts(
+async def test_inflow_accepts_statistics_only_of_its_open_connection(
     bench: Bench, server: str, client_id: int, reason: str, heard: bool
 ) -> None:
     bus = bench.bus
@@ -364,7 +364,7 @@ async def test_only_what_is_said_of_this_connection_while_it_is_open_counts(
 # ---- what can't be read ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("error", [OSError("gone"), nats.errors.ProtocolError(), KeyError("a bug")])
 @pytest.mark.parametrize("lost", [0, 1])
-async def test_after_bytes_that_can_not_be_read_the_rest_of_their_connection_goes(
+async def test_inflow_unreadable_bytes_end_the_connection_and_its_buffer(
     bench: Bench, error: Exception, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus, ended = bench.bus, []
@@ -391,7 +391,7 @@ async def test_after_bytes_that_can_not_be_read_the_rest_of_their_connection_goe
 
 
 # ---- the end -----------------------------------------------------------------------------------------------------------------
-async def test_who_closes_ends_the_thread_and_who_stops_the_task_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inflow_close_ends_the_thread_and_stop_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
 
     async def close(self: Any, *given: Any) -> None:
@@ -408,7 +408,7 @@ async def test_who_closes_ends_the_thread_and_who_stops_the_task_too(monkeypatch
     assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
 
 
-async def test_the_parts_are_put_together_as_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inflow_connects_its_parser_overflow_and_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned: list[Any] = []
 
     def spawn(work: Any, name: str, *, endless: bool = False) -> None:
@@ -426,7 +426,7 @@ async def test_the_parts_are_put_together_as_they_belong(monkeypatch: pytest.Mon
     assert (alone._backlog, alone.cuts._backlog) == (None, None)
 
 
-async def test_what_a_piece_brings_about_waits_behind_it(bench: Bench) -> None:
+async def test_inflow_writes_caused_by_a_piece_wait_until_the_piece_is_parsed(bench: Bench) -> None:
     states: list[bool] = []
 
     async def parse(piece: bytes) -> None:

@@ -106,7 +106,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_what_has_arrived_together_becomes_one_batch() -> None:
+async def test_ingest_puts_messages_of_one_read_into_one_batch() -> None:
     bench = Bench()
     for number in range(5):
         bench.publish(b"%d" % number)
@@ -117,7 +117,7 @@ async def test_what_has_arrived_together_becomes_one_batch() -> None:
     assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_it_is_heard_of_when_the_server_knows_of_the_subscription_of_now() -> None:
+async def test_ingest_is_heard_once_the_server_confirms_the_current_subscription() -> None:
     bench = Bench()
     (first,) = bench.bus.unheard
     bench.ingest.stop()
@@ -132,7 +132,7 @@ async def test_it_is_heard_of_when_the_server_knows_of_the_subscription_of_now()
     assert not bench.ingest.heard
 
 
-async def test_who_leaves_stores_what_is_on_its_way_and_is_idle_when_all_is_answered() -> None:
+async def test_ingest_that_leaves_stores_messages_in_flight_and_is_idle_after_their_acks() -> None:
     bench = Bench()
     assert bench.ingest.idle
     bench.ingest.leave()
@@ -146,7 +146,7 @@ async def test_who_leaves_stores_what_is_on_its_way_and_is_idle_when_all_is_answ
     assert bench.ingest.idle
 
 
-async def test_batches_are_bounded_by_count_and_by_bytes() -> None:
+async def test_ingest_batches_are_bounded_by_count_and_bytes() -> None:
     bench = Bench(batch_max_records=10, batch_max_bytes=4096)
     for _ in range(25):
         bench.publish(b"x")
@@ -157,7 +157,7 @@ async def test_batches_are_bounded_by_count_and_by_bytes() -> None:
     assert sum(bench.counts()) == 30
 
 
-async def test_what_no_log_holds_in_one_batch_is_refused_before_anything_is_appended() -> None:
+async def test_ingest_rejects_a_message_larger_than_any_batch() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
     bench.publish(b"small")
@@ -169,7 +169,7 @@ async def test_what_no_log_holds_in_one_batch_is_refused_before_anything_is_appe
     assert b"at most 67108864 are stored" in bench.bus.lines[0]
 
 
-async def test_the_largest_message_is_stored_whatever_is_stored_with_it() -> None:
+async def test_ingest_stores_the_largest_allowed_message_alone() -> None:
     bench = Bench()
     key = b"NATS/1.0\r\nLift-Key: " + b"k" * 60_000 + b"\r\n\r\n"
     bench.publish(b"x" * (1024 * 1024 - len(key)), headers=key)
@@ -179,7 +179,7 @@ async def test_the_largest_message_is_stored_whatever_is_stored_with_it() -> Non
     assert len(bench.batches[0]) > 1024 * 1024
 
 
-async def test_beyond_the_queues_bound_publishers_are_told_and_others_are_dropped_and_counted() -> None:
+async def test_ingest_beyond_the_queue_bound_rejects_with_429_or_drops() -> None:
     bench = Bench(ingest_queue_records=16)
     for number in range(20):
         bench.publish(b"x", b"_INBOX.%d" % number if number % 2 else b"")
@@ -190,7 +190,7 @@ async def test_beyond_the_queues_bound_publishers_are_told_and_others_are_droppe
     assert all(b'"code": 429' in line for line in bench.bus.lines)
 
 
-async def test_waiting_publishers_are_bounded_too() -> None:
+async def test_ingest_bounds_publishers_waiting_for_acks() -> None:
     bench = Bench(ingest_queue_records=16)
     for _ in range(2):
         for number in range(10):
@@ -205,7 +205,7 @@ async def test_waiting_publishers_are_bounded_too() -> None:
     assert bench.counts() == [10, 1]
 
 
-async def test_without_the_right_to_speak_nothing_is_said() -> None:
+async def test_ingest_without_the_right_to_reject_sends_no_answer() -> None:
     bench = Bench(may_refuse=False, ingest_queue_records=16)
     for _ in range(20):
         bench.publish(b"x", b"_INBOX.a")
@@ -215,7 +215,7 @@ async def test_without_the_right_to_speak_nothing_is_said() -> None:
     assert bench.ingest.counters.overloaded == 5
 
 
-async def test_expected_sequence_holds_for_each_message_of_a_batch() -> None:
+async def test_ingest_checks_the_expected_sequence_of_each_message() -> None:
     bench = Bench()
 
     def expecting(last: int) -> bytes:
@@ -229,7 +229,7 @@ async def test_expected_sequence_holds_for_each_message_of_a_batch() -> None:
     assert json.loads(bench.bus.lines[0].split(b"\r\n")[1])["error"]["err_code"] == 10071
 
 
-async def test_dropped_and_rejected_publishes_are_forgotten() -> None:
+async def test_ingest_forgets_dropped_and_rejected_publishes() -> None:
     bench = Bench(append=False)
     bench.publish(b"a", b"_INBOX.a")
     await turn()
@@ -242,7 +242,7 @@ async def test_dropped_and_rejected_publishes_are_forgotten() -> None:
     assert bench.ingest.counters.rejected == 1
 
 
-async def test_after_the_stop_nothing_is_taken() -> None:
+async def test_ingest_after_stop_accepts_nothing() -> None:
     bench = Bench()
     bench.publish(b"a")
     bench.ingest.stop()
@@ -251,7 +251,7 @@ async def test_after_the_stop_nothing_is_taken() -> None:
     assert bench.batches == []
 
 
-async def test_a_message_that_breaks_the_reader_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_message_that_breaks_the_decoder_is_skipped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     read = bench.ingest.reader.read
 
@@ -269,7 +269,7 @@ async def test_a_message_that_breaks_the_reader_costs_itself_only(monkeypatch: p
     assert len(bench.bus.failed) == 1
 
 
-async def test_what_is_on_its_way_when_it_leaves_is_stored_and_it_may_come_back_once() -> None:
+async def test_ingest_that_left_stores_messages_in_flight_and_can_return_once() -> None:
     bench = Bench()
     bench.ingest.come_back()
     assert bench.bus.listened == 1, "it has not left"
@@ -286,7 +286,7 @@ async def test_what_is_on_its_way_when_it_leaves_is_stored_and_it_may_come_back_
     assert bench.counts() == [1, 1]
 
 
-async def test_who_left_and_lost_the_role_does_not_come_back() -> None:
+async def test_ingest_that_left_and_stopped_does_not_return() -> None:
     bench = Bench()
     bench.ingest.leave()
     bench.ingest.stop()
@@ -302,7 +302,7 @@ def _answers(bench: Bench) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("wanted", [b"9" * 20, b"9" * 5000, b"-1", b"1e3", b"\xd9\xa1", b"0x10", b"1 2"])
-async def test_an_expected_sequence_that_is_none_is_refused_and_not_ignored(wanted: bytes) -> None:
+async def test_ingest_rejects_an_invalid_expected_sequence(wanted: bytes) -> None:
     bench = Bench()
     bench.publish(b"before", b"_INBOX.a")
     bench.publish(b"odd", b"_INBOX.b", b"NATS/1.0\r\nNats-Expected-Last-Sequence: %b\r\n\r\n" % wanted)
@@ -321,7 +321,7 @@ async def test_an_expected_sequence_that_is_none_is_refused_and_not_ignored(want
     ],
     ids=["lines", "bytes"],
 )
-async def test_a_message_with_too_many_headers_is_refused_and_its_neighbours_are_not(block: bytes, err_code: int) -> None:
+async def test_ingest_rejects_a_message_with_too_many_headers_alone(block: bytes, err_code: int) -> None:
     bench = Bench()
     bench.publish(b"before")
     bench.publish(b"bomb", b"_INBOX.b", block)
@@ -332,7 +332,7 @@ async def test_a_message_with_too_many_headers_is_refused_and_its_neighbours_are
     assert not bench.bus.failed
 
 
-async def test_an_envelope_with_too_many_headers_is_refused() -> None:
+async def test_ingest_rejects_an_envelope_with_too_many_headers() -> None:
     bench = Bench()
     message = client_pb2.Message(
         offset=-1, value=b"bomb", headers=[client_pb2.Header(name=f"h{i}") for i in range(2000)], ackInbox="_INBOX.b"
@@ -344,7 +344,7 @@ async def test_an_envelope_with_too_many_headers_is_refused() -> None:
     assert frames.decode(line.split(b"\r\n", 1)[1][:-2], client_pb2.Ack).ackError == client_pb2.Ack.TOO_LARGE
 
 
-async def test_a_tombstone_has_no_value_and_an_empty_key_is_a_key() -> None:
+async def test_ingest_distinguishes_tombstones_empty_values_and_empty_keys() -> None:
     bench = Bench()
     for message in (
         client_pb2.Message(offset=-1, key=b"a", value=b""),
@@ -362,7 +362,7 @@ async def test_a_tombstone_has_no_value_and_an_empty_key_is_a_key() -> None:
 
 
 @pytest.mark.parametrize(("flag", "payload"), [(b"1", b"a value"), (b"0", b""), (b"true", b""), (b"", b"")])
-async def test_a_tombstone_that_is_none_is_refused_and_not_stored_as_something_else(flag: bytes, payload: bytes) -> None:
+async def test_ingest_rejects_an_invalid_tombstone_header(flag: bytes, payload: bytes) -> None:
     bench = Bench()
     bench.publish(payload, b"_INBOX.a", b"NATS/1.0\r\nLift-Key: b\r\nLift-Tombstone: %b\r\n\r\n" % flag)
     bench.publish(b"neighbour")
@@ -392,7 +392,7 @@ async def test_a_tombstone_that_is_none_is_refused_and_not_stored_as_something_e
         (b"orders", False),
     ],
 )
-def test_only_what_is_an_inbox_and_fits_a_line_is_answered(reply: bytes, answered: bool) -> None:
+def test_inbox_rule_allows_only_inboxes_that_fit_a_line(reply: bytes, answered: bool) -> None:
     assert INBOXES.allows(reply) is answered
 
 
@@ -408,7 +408,7 @@ class Holding(Bench):
         self.ingest.counters.on_drop = lambda reason, count: self.drops.append((reason, count))
 
 
-async def test_where_not_everything_is_taken_those_who_wait_come_apart_from_those_who_do_not() -> None:
+async def test_ingest_with_a_full_core_separates_publishes_with_and_without_reply() -> None:
     bench = Holding()
     for number in range(7):
         bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
@@ -418,7 +418,7 @@ async def test_where_not_everything_is_taken_those_who_wait_come_apart_from_thos
     assert kept == [[b"", b""], [b"_INBOX.2", b"_INBOX.3"], [b"", b""], [b"_INBOX.6"]], "in their order"
 
 
-async def test_who_is_bound_to_an_offset_does_not_wait_and_takes_nobody_along() -> None:
+async def test_ingest_conditional_publish_is_fed_alone_and_never_waits() -> None:
     bench = Holding()
     bench.publish(b"0", b"_INBOX.0")
     bench.publish(b"1", b"_INBOX.1", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n")
@@ -428,7 +428,7 @@ async def test_who_is_bound_to_an_offset_does_not_wait_and_takes_nobody_along() 
     assert len(bench.bus.lines) == 1, "one of them was wrong at once"
 
 
-async def test_dropped_publishes_are_counted_by_reason_and_nobody_is_answered() -> None:
+async def test_ingest_dropped_publishes_are_counted_by_reason_without_an_answer() -> None:
     bench = Holding()
     for payload, reply in ((b"a", b""), (b"b", b""), (b"c", b"_INBOX.c"), (b"d", b"_INBOX.d")):
         bench.publish(payload, reply)
@@ -444,7 +444,7 @@ async def test_dropped_publishes_are_counted_by_reason_and_nobody_is_answered() 
     assert bench.ingest.idle
 
 
-async def test_publishers_that_wait_for_acks_in_vain_do_not_cost_the_others_their_publishes() -> None:
+async def test_ingest_stores_plain_publishes_while_acknowledged_ones_wait() -> None:
     bench = Bench(ingest_queue_records=16)
     for number in range(16):
         bench.publish(b"x", b"_INBOX.%d" % number)
@@ -457,7 +457,7 @@ async def test_publishers_that_wait_for_acks_in_vain_do_not_cost_the_others_thei
     assert not bench.ingest.counters.dropped
 
 
-async def test_what_was_dropped_is_said_once_a_second_at_most(
+async def test_dropped_publishes_are_logged_at_most_once_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.transport.dropped_publishes._SAY_EVERY_S", 0.05)

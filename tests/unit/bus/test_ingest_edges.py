@@ -34,7 +34,7 @@ def unfit(payload: bytes, block: bytes = b"") -> Any:
     return columns.unfit[0].reason if columns.unfit else None
 
 
-async def test_what_nobody_had_room_for_is_counted_by_its_reason() -> None:
+async def test_ingest_counts_unread_dropped_messages_as_overflow() -> None:
     bench = Bench()
     told: list[Any] = []
     bench.ingest.counters.on_drop = lambda *what: told.append(what)
@@ -62,11 +62,13 @@ async def test_what_nobody_had_room_for_is_counted_by_its_reason() -> None:
         ({"partition": 5}, b"", None),
     ],
 )
-def test_an_envelope_that_is_unfit_stays_so_whatever_else_it_asks(fields: dict[str, Any], block: bytes, reason: Any) -> None:
+def test_envelope_rejection_reason_does_not_depend_on_its_other_fields(
+    fields: dict[str, Any], block: bytes, reason: Any
+) -> None:
     assert unfit(enveloped(**fields), block) is reason
 
 
-def test_of_an_unfit_envelope_nothing_is_taken() -> None:
+def test_envelope_that_is_rejected_contributes_no_columns() -> None:
     columns = reader().read([(b"ev", b"_INBOX.1", enveloped(stream="other", value=b"v", key=b"k", offset=9), b"")], 7)
     assert (columns.keys, columns.expected, columns.headers) == (None, {}, None)
     envelopes = columns.publishers.envelopes
@@ -75,7 +77,7 @@ def test_of_an_unfit_envelope_nothing_is_taken() -> None:
     assert (envelopes[0].subject, envelopes[0].policy, envelopes[0].received_wall_ns) == ("ev", AckPolicy.LEADER, 7)
 
 
-def test_a_stream_that_answers_nobody_keeps_who_asked_and_answers_none() -> None:
+def test_stream_without_acks_stores_reply_subjects_and_answers_none() -> None:
     columns = reader(AckPolicy.NONE).read(
         [(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"", b"b", b""), (b"ev", b"out.x", b"c", b"")], 7
     )
@@ -84,7 +86,7 @@ def test_a_stream_that_answers_nobody_keeps_who_asked_and_answers_none() -> None
     assert reader(AckPolicy.NONE).read([(b"ev", b"", b"a", b"")], 7).replies is None
 
 
-def test_a_reply_that_is_no_inbox_is_counted_and_nobody_is_answered_there() -> None:
+def test_reply_that_is_no_inbox_is_counted_and_not_answered() -> None:
     ours = reader()
     columns = ours.read([(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"orders", b"b", b""), (b"ev", b"", b"c", b"")], 7)
     assert (list(columns.publishers.replies), ours.refused_replies, columns.replies) == ([b"_INBOX.1", b"", b""], 1, None)
@@ -92,7 +94,7 @@ def test_a_reply_that_is_no_inbox_is_counted_and_nobody_is_answered_there() -> N
 
 @pytest.mark.parametrize(("size", "fits"), [(64 * 1024, True), (64 * 1024 + 1, False)])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_headers_of_each_record_of_a_published_batch_have_a_bound_of_their_own(size: int, fits: bool, at: int) -> None:
+def test_batch_publish_header_bytes_are_bounded_per_record(size: int, fits: bool, at: int) -> None:
     headers: list[Any] = [[], [], []]
     headers[at] = [("n" * 10, b"x" * (size - 10))]
     batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
@@ -107,7 +109,7 @@ def test_headers_of_each_record_of_a_published_batch_have_a_bound_of_their_own(s
 
 @pytest.mark.parametrize(("count", "fits"), [(1024, True), (1025, False)])
 @pytest.mark.parametrize("at", [0, 2])
-def test_so_many_headers_may_be_on_each_record_of_a_published_batch(count: int, fits: bool, at: int) -> None:
+def test_batch_publish_header_count_is_bounded_per_record(count: int, fits: bool, at: int) -> None:
     headers: list[Any] = [[("h", b"1")] * 3] * 3
     headers[at] = [("h", b"1")] * count
     batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
@@ -118,7 +120,7 @@ def test_so_many_headers_may_be_on_each_record_of_a_published_batch(count: int, 
             body_to_store(batch, "ev", Codec.NONE)
 
 
-async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None:
+async def test_ingest_stop_forgets_messages_not_yet_stored() -> None:
     bench = Bench()
     assert (bench.ingest.open, bench.ingest.idle) == (True, True)
     bench.publish(b"a", b"_INBOX.1")
@@ -143,7 +145,7 @@ async def test_what_is_left_is_stored_and_what_is_stopped_is_forgotten() -> None
         [[("Aift-Key", b"1")], [("Lift-Key", b"1")]],
     ],
 )
-def test_a_reserved_header_is_found_on_whichever_record_it_is(headers: Any) -> None:
+def test_batch_publish_with_a_reserved_header_on_any_record_is_rejected(headers: Any) -> None:
     """Also where all names of all records are the same bytes, cut elsewhere."""
     batch = memoryview(build_batch([b"v"] * len(headers), headers=headers))
     with pytest.raises(InvalidBatchError, match="header name 'Lift-Key'"):
@@ -160,11 +162,11 @@ def test_a_reserved_header_is_found_on_whichever_record_it_is(headers: Any) -> N
         (b"NATS/1.0\r\nLift-Tombstone: 2\r\nNats-Msg-Id: 1\r\n\r\n", RejectReason.MALFORMED),
     ],
 )
-def test_headers_that_are_too_many_or_wrong_stay_so_whatever_else_they_ask(block: bytes, reason: Any) -> None:
+def test_header_rejection_reason_does_not_depend_on_other_headers(block: bytes, reason: Any) -> None:
     assert unfit(b"v", block) is reason
 
 
-def test_each_of_several_messages_is_answered_as_it_asks() -> None:
+def test_messages_of_one_read_have_their_own_ack_policies() -> None:
     def asks(policy: bytes) -> bytes:
         return b"NATS/1.0\r\nLift-Ack: " + policy + b"\r\n\r\n"
 
@@ -175,7 +177,7 @@ def test_each_of_several_messages_is_answered_as_it_asks() -> None:
     assert columns.publishers.policies == [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE, AckPolicy.ALL, AckPolicy.ALL]
 
 
-async def test_who_waits_for_a_refused_batch_is_counted_apart_from_who_does_not() -> None:
+async def test_ingest_rejection_counts_publishes_with_and_without_reply_separately() -> None:
     bench = Bench(append=False)
     for number in range(3):
         bench.publish(b"v", b"_INBOX.%d" % number)
@@ -191,7 +193,7 @@ async def test_who_waits_for_a_refused_batch_is_counted_apart_from_who_does_not(
     assert bench.ingest.idle
 
 
-async def test_a_publish_beyond_what_its_node_may_hold_is_answered_and_one_that_nobody_waits_for_is_counted() -> None:
+async def test_publish_beyond_the_node_memory_is_rejected_or_counted_without_reply() -> None:
     bench = Bench()
     node = MemoryBudget(1000)
     bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 64 << 20, lambda: 0))

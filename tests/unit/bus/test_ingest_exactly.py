@@ -29,7 +29,7 @@ def message(**fields: Any) -> bytes:
     return frames.encode(client_pb2.Message(**{"offset": -1, **fields}))
 
 
-async def test_a_reply_subject_is_a_column_and_only_where_it_was_given() -> None:
+async def test_envelope_reply_subject_is_stored_in_a_column() -> None:
     bench = Bench()
     bench.publish(message(value=b"a"))
     bench.publish(message(value=b"b", replySubject="answers.1"))
@@ -40,7 +40,7 @@ async def test_a_reply_subject_is_a_column_and_only_where_it_was_given() -> None
     assert batch.values() == [b"a", b"b", b"c"]
 
 
-async def test_what_is_in_the_log_is_counted_in_records_bytes_and_batches() -> None:
+async def test_ingest_counts_records_bytes_and_batches_in_the_log() -> None:
     bench = Bench(batch_max_records=2)
     for _ in range(5):
         bench.publish(b"x" * 100)
@@ -52,7 +52,7 @@ async def test_what_is_in_the_log_is_counted_in_records_bytes_and_batches() -> N
 
 
 @pytest.mark.parametrize(("count", "batches"), [(1, [1]), (4, [4]), (5, [4, 1]), (8, [4, 4]), (9, [4, 4, 1])])
-async def test_a_batch_has_as_many_records_as_are_allowed_and_no_more(count: int, batches: list[int]) -> None:
+async def test_ingest_batch_has_at_most_the_allowed_records(count: int, batches: list[int]) -> None:
     bench = Bench(batch_max_records=4)
     for number in range(count):
         bench.publish(b"%d" % number, b"_INBOX.%d" % number)
@@ -67,7 +67,7 @@ async def test_a_batch_has_as_many_records_as_are_allowed_and_no_more(count: int
 
 
 @pytest.mark.parametrize("headers", [b"", KEYED])
-async def test_a_batch_has_as_many_bytes_as_are_allowed_and_no_more(headers: bytes) -> None:
+async def test_ingest_batch_has_at_most_the_allowed_bytes(headers: bytes) -> None:
     """Subject, payload, headers and what a record costs count."""
     room = 4096 * 2
     size = room // 4
@@ -89,7 +89,7 @@ async def test_a_batch_has_as_many_bytes_as_are_allowed_and_no_more(headers: byt
 
 
 @pytest.mark.parametrize(("replicated", "max_payload"), [(1 << 20, 4096 + 8192), (4096 + 8192, 1 << 20)])
-async def test_a_batch_fits_what_a_follower_fetches_and_what_one_message_carries(replicated: int, max_payload: int) -> None:
+async def test_ingest_batch_fits_a_replication_fetch_and_one_message(replicated: int, max_payload: int) -> None:
     bench = Bench(replication_max_bytes=replicated, batch_max_bytes=1 << 20)
     bench.bus.max_payload = max_payload
     assert bench.ingest._batch_bytes == 8192
@@ -97,7 +97,7 @@ async def test_a_batch_fits_what_a_follower_fetches_and_what_one_message_carries
     assert bench.ingest._batch_bytes == 4096, "one page at least"
 
 
-async def test_the_queue_takes_what_comes_until_its_bytes_are_reached_and_is_empty_after_it() -> None:
+async def test_ingest_queue_is_bounded_in_bytes_and_empties() -> None:
     cost = OVERHEAD + 2 + 1000 + len(KEYED)
     bench = Bench(ingest_queue_bytes=3 * cost)
     for _ in range(2):  # the second time shows that nothing of the first one is left
@@ -108,7 +108,7 @@ async def test_the_queue_takes_what_comes_until_its_bytes_are_reached_and_is_emp
     assert bench.ingest.counters.dropped == {"overloaded": 2}
 
 
-async def test_as_many_publishers_wait_for_acks_as_the_bound_says() -> None:
+async def test_ingest_accepts_as_many_waiting_publishers_as_the_bound() -> None:
     bench = Bench(ingest_queue_records=16)
     for count in (15, 1, 1):
         for _ in range(count):
@@ -118,7 +118,7 @@ async def test_as_many_publishers_wait_for_acks_as_the_bound_says() -> None:
     assert (bench.acks.count, bench.ingest.counters.overloaded) == (16, 1)
 
 
-async def test_the_core_is_told_what_it_decides_by() -> None:
+async def test_ingest_event_has_the_counts_and_conditions_of_the_batch() -> None:
     bench = Holding()
     bench.ingest._takes = lambda: True
     bench.ingest.wall_ns = lambda: 77
@@ -140,7 +140,7 @@ async def test_the_core_is_told_what_it_decides_by() -> None:
     assert first.size_bytes == bench.ingest._tokens[1].body.size_bytes >= len(b"abc")
 
 
-async def test_what_is_refused_is_counted_by_who_waited_for_an_answer() -> None:
+async def test_ingest_rejections_are_counted_by_reason_and_reply() -> None:
     bench = Holding()
     bench.ingest._takes = lambda: True
     for _ in range(2):
@@ -157,7 +157,7 @@ async def test_what_is_refused_is_counted_by_who_waited_for_an_answer() -> None:
     assert len(bench.bus.lines) == 2
 
 
-async def test_a_publish_that_is_dropped_for_want_of_room_is_counted_whole() -> None:
+async def test_ingest_overloaded_batch_is_counted_whole() -> None:
     bench = Holding()
     bench.ingest._takes = lambda: True
     for reply in (b"", b"_INBOX.a"):
@@ -168,7 +168,7 @@ async def test_a_publish_that_is_dropped_for_want_of_room_is_counted_whole() -> 
     assert bench.drops == [("overloaded", 1)]
 
 
-async def test_what_came_before_the_stop_is_forgotten_and_the_queue_has_its_room_again() -> None:
+async def test_ingest_stop_frees_the_whole_queue() -> None:
     cost = OVERHEAD + 2 + 1000
     bench = Bench(ingest_queue_records=16, ingest_queue_bytes=16 * cost)
     for _ in range(16):
@@ -182,7 +182,7 @@ async def test_what_came_before_the_stop_is_forgotten_and_the_queue_has_its_room
     assert not bench.ingest.counters.dropped
 
 
-async def test_who_comes_back_has_one_subscription_and_hears_under_it_alone() -> None:
+async def test_ingest_that_returns_has_one_subscription() -> None:
     bench = Bench()
     closed: list[int] = []
 
@@ -204,7 +204,7 @@ async def test_who_comes_back_has_one_subscription_and_hears_under_it_alone() ->
     assert bench.counts() == [1]
 
 
-async def test_an_envelope_is_refused_in_its_own_form_while_the_queue_is_full() -> None:
+async def test_ingest_rejects_an_envelope_with_an_envelope_while_the_queue_is_full() -> None:
     bench = Bench(ingest_queue_records=16)
     for _ in range(16):
         bench.publish(b"x")
@@ -225,7 +225,7 @@ def answers(bus: FakeBus) -> list[client_pb2.Ack]:
     return [frames.decode(body, client_pb2.Ack) for _, body in bus.take()]
 
 
-def test_an_ack_envelope_says_where_the_record_is() -> None:
+def test_ack_envelope_has_the_position_of_the_record() -> None:
     acks, bus = pending()
     asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.LEADER, 5)
     acks.add(41, Publishers(AckPolicy.ALL, [b"", b"_INBOX.e"], [None, asked], [AckPolicy.ALL, AckPolicy.LEADER]))
@@ -238,7 +238,7 @@ def test_an_ack_envelope_says_where_the_record_is() -> None:
     ]  # fmt: skip
 
 
-def test_an_envelope_of_the_streams_own_policy_is_answered_with_one() -> None:
+def test_ack_envelope_is_sent_for_an_envelope_with_the_stream_policy() -> None:
     acks, bus = pending()
     acks.add(3, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.e"], [None, Envelope("c", "", "ev", AckPolicy.ALL, 5)]))
     acks.release(AckPolicy.ALL, 4, 9, 6)
@@ -250,7 +250,7 @@ def test_an_envelope_of_the_streams_own_policy_is_answered_with_one() -> None:
     assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
 
 
-async def test_what_no_log_holds_is_refused_and_that_is_all() -> None:
+async def test_ingest_rejects_an_oversized_message_and_keeps_no_state() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
     bench.publish(bytes(64 << 20), b"_INBOX.a")
@@ -259,7 +259,7 @@ async def test_what_no_log_holds_is_refused_and_that_is_all() -> None:
     assert bench.ingest.counters.rejected == 1
 
 
-def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
+def test_negative_ack_envelope_has_the_reason_and_the_leader() -> None:
     acks, bus = pending()
     asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
     acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Rejection(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
@@ -287,7 +287,9 @@ def test_a_negative_ack_envelope_says_why_and_who_leads() -> None:
         (RejectReason.WRONG_STREAM, 400, 10060),
     ],
 )
-def test_what_a_jetstream_client_reads_of_a_refusal(reason: RejectReason, code: int, err_code: int) -> None:
+def test_rejection_for_a_jetstream_client_has_code_err_code_and_description(
+    reason: RejectReason, code: int, err_code: int
+) -> None:
     acks, bus = pending()
     for detail in ("", "the detail"):
         acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, detail))
@@ -300,7 +302,7 @@ def test_what_a_jetstream_client_reads_of_a_refusal(reason: RejectReason, code: 
     assert detailed["error"]["description"] == "the detail"
 
 
-def test_nobody_is_waited_for_who_wants_no_answer() -> None:
+def test_publishers_without_reply_or_policy_are_not_kept_as_pending() -> None:
     acks, bus = pending()
     acks.add(0, Publishers(AckPolicy.ALL, [b"", b""]))
     acks.add(2, Publishers(AckPolicy.NONE, [b"_INBOX.n"]))
@@ -336,7 +338,7 @@ RULE = InboxRule(("_INBOX.",))
         ({"stream": "s", "streamUid": "u2", "partition": 2}, False),
     ],
 )
-def test_an_envelope_is_for_this_partition_or_is_refused(fields: dict[str, Any], ours: bool) -> None:
+def test_envelope_for_another_partition_is_rejected(fields: dict[str, Any], ours: bool) -> None:
     """[A9]"""
     raw = (b"ev", b"_INBOX.a", message(value=b"v", **fields), b"")
     columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([raw], 0)
@@ -349,7 +351,7 @@ def test_an_envelope_is_for_this_partition_or_is_refused(fields: dict[str, Any],
     assert MessageDecoder(KEY, "ev", AckPolicy.NONE, RULE).read([raw], 0).unfit == {}, "that one answers nobody"
 
 
-def test_the_envelope_of_a_publisher_is_kept_for_its_answer() -> None:
+def test_envelope_fields_are_kept_for_the_ack() -> None:
     raw = (
         b"ev.x",
         b"_INBOX.reply",
@@ -366,7 +368,7 @@ def test_the_envelope_of_a_publisher_is_kept_for_its_answer() -> None:
     "headers",
     [[("Lift-Key", b"k")], [("", b"x")], [("a", b"1"), ("lift-anything", b"x")]],
 )
-def test_an_envelopes_headers_have_no_names_that_mean_something_here(headers: list[tuple[str, bytes]]) -> None:
+def test_envelope_with_reserved_header_names_names_the_header(headers: list[tuple[str, bytes]]) -> None:
     named = [client_pb2.Header(name=name, value=value) for name, value in headers]
     columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"", message(value=b"v", headers=named), b"")], 0)
     reason, detail, _ = columns.unfit[0]
@@ -374,7 +376,7 @@ def test_an_envelopes_headers_have_no_names_that_mean_something_here(headers: li
     assert repr(headers[-1][0]) in detail
 
 
-def test_headers_beside_an_envelope_are_looked_at_as_its_own() -> None:
+def test_envelope_and_nats_headers_are_merged_and_checked() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     named = [client_pb2.Header(name="b", value=b"2")]
     (kept, refused) = (
@@ -385,14 +387,14 @@ def test_headers_beside_an_envelope_are_looked_at_as_its_own() -> None:
     assert refused.unfit
 
 
-def test_an_answer_is_an_inbox_or_there_is_none() -> None:
+def test_reply_subject_is_kept_only_if_an_inbox() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     columns = reader.read([(b"ev", b"", b"a", b""), (b"ev", b"_INBOX.a", b"b", b""), (b"ev", b"elsewhere", b"c", b"")], 0)
     assert columns.publishers.replies == [b"", b"_INBOX.a", b""]
     assert reader.refused_replies == 1, "who asks for none was refused none"
 
 
-def test_bytes_that_only_begin_as_an_envelope_are_a_value() -> None:
+def test_bytes_that_only_start_like_an_envelope_are_a_plain_value() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     raw = (b"ev", b"_INBOX.a", envelope.MAGIC + b"\0", b"NATS/1.0\r\nLift-Key: k\r\n\r\n")
     columns = reader.read([raw], 0)
@@ -400,7 +402,7 @@ def test_bytes_that_only_begin_as_an_envelope_are_a_value() -> None:
     assert (reader.poison_envelopes, reader.protocol_frames) == (1, 0)
 
 
-def test_a_batch_that_does_not_fit_says_why() -> None:
+def test_invalid_batch_error_has_a_reason() -> None:
     with pytest.raises(InvalidBatchError) as raised:
         body_to_store(memoryview(b"abc"), "ev", Codec.NONE)
     assert str(raised.value)
@@ -409,6 +411,6 @@ def test_a_batch_that_does_not_fit_says_why() -> None:
     assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
-def test_pending_acks_name_their_partition() -> None:
+def test_pending_acks_have_the_name_of_their_partition() -> None:
     acks = PendingAcks(FakeBus(), KEY, "ev")
     assert acks.key == KEY

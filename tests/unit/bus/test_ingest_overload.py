@@ -81,7 +81,7 @@ def patient() -> Iterator[NatsServer]:
         yield running
 
 
-async def test_a_loop_that_is_late_is_no_slow_consumer(patient: NatsServer) -> None:
+async def test_ingest_loop_that_is_late_loses_no_messages(patient: NatsServer) -> None:
     """The server could not write for longer than its bound lasts, if only the loop read."""
     server = patient
     asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
@@ -117,7 +117,7 @@ def reading() -> int:
     return sum(thread.name == "liftpy-ingest-socket" for thread in threading.enumerate())
 
 
-async def test_a_connection_that_ends_in_a_burst_loses_nothing_and_comes_back(asks: BusConnection) -> None:
+async def test_ingest_connection_lost_during_a_burst_loses_nothing_and_reconnects(asks: BusConnection) -> None:
     fake, taker = FakeServer(), Taker()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     sent = await burst_of(fake, taker)
@@ -134,7 +134,7 @@ async def test_a_connection_that_ends_in_a_burst_loses_nothing_and_comes_back(as
     fake.close()
 
 
-async def test_an_encrypted_connection_is_read_by_the_loop(asks: BusConnection) -> None:
+async def test_ingest_connection_with_tls_is_read_by_the_loop(asks: BusConnection) -> None:
     fake, taker = FakeServer(), Taker()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     await until(lambda: taker.bus._receiver is not None, "the handshake is done")
@@ -162,7 +162,7 @@ class Encrypted:
         return getattr(self._transport, name)
 
 
-async def test_what_exceeds_every_bound_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_overload_drops_and_counts_messages_without_a_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The buffer is full and nothing is taken: the server is never made to cut. Its bound is so far above what it may hold that this
     process can be without a turn for a while; 77 MB are published."""
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
@@ -185,7 +185,7 @@ async def test_what_exceeds_every_bound_is_left_out_and_counted(monkeypatch: pyt
         await asks.stop()
 
 
-async def test_what_a_cut_connection_cost_is_counted(
+async def test_ingest_disconnect_by_the_server_counts_the_lost_messages(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.due_bytes", lambda *_: 0)
@@ -212,7 +212,7 @@ async def test_what_a_cut_connection_cost_is_counted(
     await taker.bus.stop()
 
 
-async def test_a_server_that_is_gone_can_not_say_what_it_held(asks: BusConnection, caplog: pytest.LogCaptureFixture) -> None:
+async def test_ingest_server_that_dies_leaves_an_unknown_loss(asks: BusConnection, caplog: pytest.LogCaptureFixture) -> None:
     with NatsServer() as gone:
         taker = Taker()
         await taker.open(gone, asks, MIB)
@@ -262,7 +262,7 @@ STREAM = b"".join(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
-async def test_who_waits_for_an_answer_is_taken_and_the_rest_is_counted(chunk_bytes: int) -> None:
+async def test_inflow_parser_in_overload_accepts_requests_and_counts_plain_messages(chunk_bytes: int) -> None:
     connection = Connection()
     got: list[bytes] = []
     counted = {1: 0, 2: 0}

@@ -55,7 +55,7 @@ async def answered(bench: Bench, headers: bytes, reply: bytes = REPLY) -> dict[s
 
 
 @pytest.mark.parametrize(("name", "code", "err_code", "text"), ROWS, ids=[row[0] for row in ROWS])
-async def test_what_is_asked_for_and_not_done_is_refused_with_jetstream_s_words(
+async def test_unsupported_jetstream_header_is_rejected_with_the_jetstream_error(
     name: str, code: int, err_code: int, text: str
 ) -> None:
     bench = Bench()
@@ -67,20 +67,20 @@ async def test_what_is_asked_for_and_not_done_is_refused_with_jetstream_s_words(
 
 
 @pytest.mark.parametrize("first", range(len(ROWS) - 1))
-async def test_of_two_the_one_that_is_judged_first_is_said(first: int) -> None:
+async def test_first_of_several_unsupported_headers_decides_the_error(first: int) -> None:
     name, _, err_code, _ = ROWS[first]
     later = [row[0] for row in ROWS[first + 1 :]]
     assert (await answered(Bench(), block(*reversed(later), name)))["error"]["err_code"] == err_code
 
 
-async def test_with_the_right_sequence_what_comes_after_it_is_said() -> None:
+async def test_unsupported_header_after_a_correct_sequence_is_rejected() -> None:
     bench = Bench()
     headers = block(Nats_Expected_Last_Sequence="0", Nats_Rollup="all")
     assert (await answered(bench, headers))["error"]["err_code"] == 10111
     assert not bench.batches
 
 
-async def test_what_is_kept_is_stored_as_it_came() -> None:
+async def test_supported_jetstream_headers_are_stored_unchanged() -> None:
     bench = Bench()
     headers = block(Nats_Expected_Stream="s", Nats_Expected_Last_Sequence="0", Nats_Msg_Id="m1", nats_ttl="5s", Nats_Stream="x")
     assert await answered(bench, headers) == {"stream": "s", "seq": 1}
@@ -94,7 +94,7 @@ async def test_what_is_kept_is_stored_as_it_came() -> None:
     }
 
 
-async def test_one_that_is_refused_costs_its_neighbours_nothing() -> None:
+async def test_rejected_message_does_not_affect_its_neighbors() -> None:
     bench = Bench()
     bench.publish(b"a", b"_INBOX.a")
     bench.publish(b"b", b"_INBOX.b", block("Nats-TTL"))
@@ -107,7 +107,7 @@ async def test_one_that_is_refused_costs_its_neighbours_nothing() -> None:
     assert sorted(line.split(b" ")[1] for line in bench.bus.lines) == [b"_INBOX.b", b"_INBOX.e.1.$FI"]
 
 
-async def test_a_fast_batch_is_refused_by_its_reply() -> None:
+async def test_jetstream_fast_batch_is_rejected_through_its_reply() -> None:
     bench = Bench()
     answer = await answered(bench, b"", b"_INBOX.p.1.2.$FI")
     assert answer["error"] == {"code": 400, "err_code": 10205, "description": "batch publish is disabled"}
@@ -119,7 +119,7 @@ async def test_a_fast_batch_is_refused_by_its_reply() -> None:
     assert len(bench.batches) == 1
 
 
-async def test_a_block_as_large_as_jetstream_takes_is_taken() -> None:
+async def test_header_block_as_large_as_jetstream_allows_is_accepted() -> None:
     bench = Bench()
     empty = b"NATS/1.0\r\na:\r\n\r\n"
     full = empty.replace(b"a:", b"a:" + b"x" * (65_535 - len(empty)))
@@ -129,7 +129,7 @@ async def test_a_block_as_large_as_jetstream_takes_is_taken() -> None:
     assert refused["error"] == {"code": 400, "err_code": 10097, "description": "header size exceeds maximum allowed of 64k"}
 
 
-async def test_an_envelope_is_told_too_whether_the_header_is_within_it_or_beside_it() -> None:
+async def test_envelope_with_an_unsupported_header_is_rejected_with_an_envelope() -> None:
     for within, beside in (([client_pb2.Header(name="Nats-TTL", value=b"5s")], b""), ([], block("Nats-TTL"))):
         bench = Bench()
         bench.publish(frames.encode(client_pb2.Message(offset=-1, value=b"v", headers=within)), REPLY, beside)
@@ -140,13 +140,13 @@ async def test_an_envelope_is_told_too_whether_the_header_is_within_it_or_beside
         assert not bench.batches
 
 
-def test_a_stream_that_answers_nobody_keeps_everything() -> None:
+def test_stream_without_acks_stores_unsupported_headers() -> None:
     reader = MessageDecoder(PartitionKey("s", "u1", 0), "ev", AckPolicy.NONE, InboxRule(("_INBOX.",)), Codec.NONE)
     columns = reader.read([(b"ev", b"_INBOX.a.$FI", b"v", block("Nats-TTL", "Nats-Rollup"))], 0)
     assert (columns.unfit, columns.unfit_then) == ({}, {})
 
 
-def test_every_partition_has_a_name_of_its_own_in_answers() -> None:
+def test_jetstream_answers_name_each_partition_differently() -> None:
     sent: list[bytes] = []
 
     class Bus:
@@ -165,7 +165,7 @@ def test_every_partition_has_a_name_of_its_own_in_answers() -> None:
     assert jetstream_headers.why_not_first([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
 
 
-async def test_what_comes_behind_one_that_is_refused_does_not_make_it_fit() -> None:
+async def test_rejected_message_is_not_accepted_because_of_a_later_one() -> None:
     bench = Bench()
     bench.publish(b"a", b"_INBOX.a", b"NATS/1.0\r\nLift-Tombstone: 2\r\n\r\n")
     bench.publish(b"b", b"_INBOX.b", block(Nats_Expected_Stream="s"))

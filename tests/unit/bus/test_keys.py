@@ -40,7 +40,7 @@ def settings(server: NatsServer, credentials: Credentials) -> NodeSettings:
     return NodeSettings("n1", Path("unused"), nats=(server.url,), credentials=credentials)
 
 
-async def test_all_open_connections_go_on_with_what_holds_by_then() -> None:
+async def test_changed_credentials_reach_all_open_connections() -> None:
     with NatsServer(config=CONFIG) as server:
         keys = Keys(FIRST)
         heard: list[bytes] = []
@@ -86,7 +86,7 @@ class Fake:
         self.done.append("close")
 
 
-async def test_each_connection_is_renewed_on_its_own_loop_whatever_became_of_others(
+async def test_changed_credentials_renew_each_connection_on_its_own_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys(FIRST)
@@ -133,7 +133,7 @@ async def test_trying_credentials_takes_bounded_time_and_leaves_no_connection(mo
     assert bounds == [PROVE_S, PROVE_S]
 
 
-async def test_what_a_node_cant_go_on_with_is_refused() -> None:
+async def test_credentials_that_do_not_work_are_rejected_and_the_old_ones_kept() -> None:
     with NatsServer(config=CONFIG) as server:
         subjects = Subjects("liftpy")
 
@@ -165,7 +165,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_another_certificate_under_the_same_name(tmp_path: Path) -> None:
+async def test_changed_certificate_under_the_same_path_is_used(tmp_path: Path) -> None:
     """The server's is renewed, then the file in which we have it."""
     held, held_key = certificate(tmp_path, "held")
     known = tmp_path / "known.pem"
@@ -194,7 +194,7 @@ async def test_another_certificate_under_the_same_name(tmp_path: Path) -> None:
             await bus.stop()
 
 
-async def test_a_connection_that_is_not_had_again_for_its_certificate_is_closed_in_bounded_time(tmp_path: Path) -> None:
+async def test_connection_with_a_rejected_certificate_closes_in_bounded_time(tmp_path: Path) -> None:
     """A node that was cut off by TLS took 12 s to stop, and was not said to have stopped cleanly."""
     (held, key), (other, other_key) = certificate(tmp_path, "held"), certificate(tmp_path, "other")
     trusting = Credentials(tls_ca_file=str(held))

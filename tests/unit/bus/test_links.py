@@ -60,7 +60,7 @@ KINDS = ("metadata", "replication", "ingest", "reads")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_late_pong_costs_a_counter(kind: str, server: NatsServer, tmp_path: Path) -> None:
+async def test_late_pong_is_counted(kind: str, server: NatsServer, tmp_path: Path) -> None:
     async with opened(kind, server, tmp_path) as connection:
         for _ in range(2):
             given_up: asyncio.Future[bool] = asyncio.Future()
@@ -74,7 +74,7 @@ async def test_a_late_pong_costs_a_counter(kind: str, server: NatsServer, tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_subjects_that_are_no_text_cost_a_counter(kind: str, server: NatsServer, tmp_path: Path) -> None:
+async def test_subject_that_is_no_text_is_counted(kind: str, server: NatsServer, tmp_path: Path) -> None:
     async with opened(kind, server, tmp_path) as connection:
         heard: list[bytes] = []
 
@@ -107,7 +107,7 @@ def message(payload: bytes) -> bytes:
     return b"MSG ev 1 %d\r\n%b\r\n" % (len(payload), payload)
 
 
-async def test_a_connection_that_the_server_cut_comes_back_and_says_so(
+async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect(
     fake: tuple[FakeServer, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, url = fake
@@ -126,7 +126,7 @@ async def test_a_connection_that_the_server_cut_comes_back_and_says_so(
     await bus.stop()
 
 
-async def test_what_was_read_before_a_connection_was_lost_is_taken(fake: tuple[FakeServer, str]) -> None:
+async def test_bytes_read_before_a_connection_loss_are_parsed(fake: tuple[FakeServer, str]) -> None:
     """Parsing waits for room; the server closes meanwhile. Neither the half message at the end nor old commands disturb the new one."""
     server, url = fake
     node = NodeIntake(full_count=1)
@@ -148,7 +148,9 @@ async def test_what_was_read_before_a_connection_was_lost_is_taken(fake: tuple[F
     await bus.stop()
 
 
-async def test_what_arrives_does_not_overtake_what_waits(fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_read_does_not_overtake_buffered_bytes(
+    fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, url = fake
     bus = await inflow(url)
     got: list[bytes] = []
@@ -167,7 +169,7 @@ async def test_what_arrives_does_not_overtake_what_waits(fake: tuple[FakeServer,
     await bus.stop()
 
 
-async def test_a_full_buffer_leaves_the_rest_to_the_server_and_nothing_is_lost(
+async def test_full_ingest_buffer_leaves_bytes_in_the_server_without_loss(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
@@ -187,7 +189,7 @@ async def test_a_full_buffer_leaves_the_rest_to_the_server_and_nothing_is_lost(
     await bus.stop()
 
 
-async def test_a_burst_is_taken_in_small_steps(fake: tuple[FakeServer, str]) -> None:
+async def test_ingest_burst_is_parsed_in_small_steps(fake: tuple[FakeServer, str]) -> None:
     """Others on the loop have their turn within some milliseconds, however much has arrived."""
     server, url = fake
     bus = await inflow(url, buffer_bytes=64 * MIB)
@@ -209,7 +211,7 @@ async def test_a_burst_is_taken_in_small_steps(fake: tuple[FakeServer, str]) -> 
     await bus.stop()
 
 
-async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path(
+async def test_ingest_connection_loss_shorter_than_its_grace_keeps_the_data_path_up(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)
@@ -252,7 +254,7 @@ def tell(link: BusConnection, is_up: bool) -> None:
         callback(is_up)
 
 
-async def test_the_end_closes_all_connections_the_standbys_too() -> None:
+async def test_node_close_closes_all_connections_including_the_standby_one() -> None:
     closed: list[str] = []
 
     def link(name: str) -> Any:

@@ -31,21 +31,21 @@ def message(**fields: object) -> bytes:
     return frames.encode(client_pb2.Message(**fields))  # type: ignore[arg-type]
 
 
-def test_plain_messages_are_values_and_nothing_else() -> None:
+def test_message_columns_of_plain_messages_have_only_values_and_subjects() -> None:
     columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", b""))
     assert (columns.values, columns.subjects, columns.keys, columns.headers) == ([b"one", b"two"], ["ev", "ev"], None, None)
     assert columns.publishers.replies == [b"", b"_INBOX.a"]
     assert columns.publishers.policies is None
 
 
-def test_headers_are_kept_in_order_with_repeated_names_and_some_have_a_meaning() -> None:
+def test_message_columns_keep_headers_in_order_and_interpret_reserved_ones() -> None:
     columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", HEADERS))
     assert columns.headers == [None, [("A", b"1"), ("A", b"2"), ("Lift-Key", b"k"), ("Lift-Ack", b"leader")]]
     assert columns.keys == [None, b"k"]
     assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.LEADER]
 
 
-def test_an_envelope_is_opened() -> None:
+def test_message_columns_open_an_envelope() -> None:
     payload = message(
         offset=-1, key=b"k", value=b"v", headers=[header("b", b"2"), header("a", b"1")], correlationId="c", ackPolicy=0
     )
@@ -70,14 +70,14 @@ def test_an_envelope_is_opened() -> None:
         envelope.MAGIC + b"\x00\x08\x00\x02",
     ],
 )
-def test_poison_is_stored_as_plain_bytes(payload: bytes) -> None:
+def test_message_columns_store_a_broken_envelope_as_plain_bytes(payload: bytes) -> None:
     columns, reader = read((b"ev", b"", payload, b""))
     assert columns.values == [payload]
     assert columns.publishers.envelopes is None
     assert reader.poison_envelopes == 1
 
 
-def test_only_inboxes_are_answered() -> None:
+def test_message_columns_answer_only_inboxes() -> None:
     columns, reader = read(
         (b"ev", b"orders.delete", b"a", b""),
         (b"ev", b"_INBOX.*.b", b"b", b""),
@@ -89,7 +89,7 @@ def test_only_inboxes_are_answered() -> None:
     assert reader.refused_replies == 2
 
 
-def test_expected_offsets_are_found() -> None:
+def test_message_columns_find_expected_offsets() -> None:
     """[A7]"""
     header = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 12\r\n\r\n"
     columns, _ = read((b"ev", b"", b"a", header), (b"ev", b"", message(offset=7), b""), (b"ev", b"", message(offset=0), b""))
@@ -98,12 +98,12 @@ def test_expected_offsets_are_found() -> None:
     assert columns.expected == {0: -1}, "no record ever has that offset: refused"
 
 
-def test_headers_that_are_no_utf8_survive() -> None:
+def test_message_columns_keep_headers_that_are_not_utf_8() -> None:
     found = parse_headers(b"NATS/1.0\r\nname\xff: v\xfe\r\nno colon\r\n\r\n")
     assert found == [("name\udcff", b"v\xfe")]
 
 
-def test_the_servers_own_word_is_told_from_a_publishers() -> None:
+def test_status_message_of_the_server_is_distinguished_from_a_publish() -> None:
     assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0 503\r\n\r\n", b"x")
@@ -122,7 +122,7 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
     ],
 )
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
-def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
+def test_frame_of_another_cluster_is_stored_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
     """Its nodes would take our ack for the answer of the peer that they asked [A8]."""
     reader = MessageDecoder(KEY, own, AckPolicy.ALL, INBOXES)
     columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
@@ -131,7 +131,7 @@ def test_another_clusters_protocol_is_stored_as_it_is_and_never_answered(own: st
     assert reader.protocol_frames == 1
 
 
-def test_a_stream_with_the_policy_none_answers_nobody_whatever_the_message_asks_for() -> None:
+def test_stream_without_acks_answers_no_message_whatever_its_policy() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
     enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
     columns = reader.read(

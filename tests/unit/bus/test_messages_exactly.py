@@ -58,7 +58,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("line", "content", "given"), LINES)
-def test_a_message_is_given_whole_and_the_next_one_begins_behind_it(line: bytes, content: bytes, given: Any) -> None:
+def test_parser_delivers_a_whole_message_and_continues_behind_it(line: bytes, content: bytes, given: Any) -> None:
     made, frame = Made(), line + b"\r\n" + content + b"\r\n"
     stream = ONE + frame + ONE
     assert made.parser._messages(stream, 0) == len(stream)
@@ -96,7 +96,7 @@ def test_a_message_is_given_whole_and_the_next_one_begins_behind_it(line: bytes,
         b"MSG ev 1 %d" % (LARGEST_MESSAGE_BYTES + 1),
     ],
 )
-def test_what_is_no_message_for_a_sink_is_left_where_it_is(line: bytes) -> None:
+def test_parser_leaves_lines_without_a_sink_to_nats_py(line: bytes) -> None:
     made = Made()
     assert made.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)
@@ -107,20 +107,20 @@ def test_what_is_no_message_for_a_sink_is_left_where_it_is(line: bytes) -> None:
         assert (leaving.values(), leaving.counted, leaving.parser.left_out) == ([], (1, 1), 1)
 
 
-def test_the_largest_message_is_waited_for() -> None:
+def test_parser_waits_for_the_largest_message() -> None:
     made, line = Made(), b"MSG ev 1 %d\r\n" % LARGEST_MESSAGE_BYTES
     assert made.parser._messages(line, 0) == 0
     assert made.parser._needed_bytes == len(line) + LARGEST_MESSAGE_BYTES + 2
 
 
-def test_a_sinks_failure_costs_that_message_and_it_has_come_all_the_same() -> None:
+def test_parser_counts_a_message_whose_sink_fails() -> None:
     made = Made()
     stream = b"MSG ev 1 3\r\nbug\r\n" + ONE + b"HMSG ev 1 0 3\r\nbug\r\n"
     assert made.parser._messages(stream, 0) == len(stream)
     assert (made.values(), made.client.failed, made.counted) == ([b"a"], [b"ev", b"ev"], (3, 7))
 
 
-def test_messages_with_the_same_line_are_read_together() -> None:
+def test_parser_reads_messages_with_equal_lines_together() -> None:
     made = Made()
     calls: list[Any] = []
     repeats = made.parser._repeats
@@ -138,7 +138,7 @@ def test_messages_with_the_same_line_are_read_together() -> None:
     assert len(calls) == 2, "not those with headers"
 
 
-def test_a_sink_that_goes_at_the_first_of_them_is_called_no_more() -> None:
+def test_parser_calls_a_removed_sink_no_more() -> None:
     made = Made()
     taken: list[bytes] = []
 
@@ -179,7 +179,7 @@ PLAIN = b"MSG ev 1 3\r\nabc\r\n"
         b"MSG ev",
     ],
 )
-def test_leaving_out_stops_where_somebody_waits_or_it_is_no_message_of_ours(leaving: Any, other: bytes, first: bytes) -> None:
+def test_parser_dropping_stops_at_a_request_or_a_foreign_line(leaving: Any, other: bytes, first: bytes) -> None:
     count = len(first) // len(PLAIN)
     assert leaving.parser._messages(b"##" + first + other + PLAIN, 2) == 2 + len(first)
     assert (leaving.got, leaving.parser._needed_bytes) == ([], 0)
@@ -187,7 +187,7 @@ def test_leaving_out_stops_where_somebody_waits_or_it_is_no_message_of_ours(leav
     assert (leaving.parser.left_out, leaving.parser.seen, leaving.counted) == (count, count, (count, 3 * count))
 
 
-def test_runs_are_counted_each_for_its_subscription(leaving: Any) -> None:
+def test_parser_dropping_counts_messages_per_subscription(leaving: Any) -> None:
     runs = PLAIN * 3 + b"MSG any 2 0\r\n\r\n" * 2 + b"HMSG ev 1 12 14\r\n%bab\r\n" % HEADERS + b"MSG w.a 3 3\r\nabc\r\n"
     assert leaving.parser._messages(runs, 0) == len(runs)
     assert leaving.given_up == [(1, 3), (2, 2), (1, 1)]
@@ -200,7 +200,7 @@ def test_runs_are_counted_each_for_its_subscription(leaving: Any) -> None:
 
 
 @pytest.mark.parametrize("first", [b"", PLAIN * 2])
-def test_half_a_message_is_waited_for(leaving: Any, first: bytes) -> None:
+def test_parser_waits_for_the_rest_of_a_message(leaving: Any, first: bytes) -> None:
     for cut in (1, 9, 11, 12, len(PLAIN) - 1):
         leaving.parser._needed_bytes = 0
         assert leaving.parser._messages(first + PLAIN[:cut], 0) == len(first)
@@ -208,7 +208,7 @@ def test_half_a_message_is_waited_for(leaving: Any, first: bytes) -> None:
     assert leaving.got == []
 
 
-async def test_who_waits_is_given_his_message_while_others_are_left_out(leaving: Any) -> None:
+async def test_parser_dropping_delivers_requests(leaving: Any) -> None:
     await leaving.parser.parse(PLAIN + b"HMSG ev 1 r 12 14\r\n%bab\r\n" % HEADERS + b"MSG ev 1 r 3\r\nbug\r\n" + PLAIN)
     assert leaving.got == [(b"ev", b"r", b"ab", HEADERS)]
     assert leaving.client.failed == [b"ev"]
@@ -219,7 +219,7 @@ async def test_who_waits_is_given_his_message_while_others_are_left_out(leaving:
     assert leaving.parser.seen == 6
 
 
-async def test_the_words_of_a_connection_that_is_lost_mean_nothing(leaving: Any) -> None:
+async def test_parser_ignores_commands_of_a_lost_connection(leaving: Any) -> None:
     leaving.parser.lost = 1
     await leaving.parser.parse(b"PING\r\n" + PLAIN)
     assert (leaving.client.calls, leaving.parser.left_out) == ({}, 1)
@@ -228,7 +228,7 @@ async def test_the_words_of_a_connection_that_is_lost_mean_nothing(leaving: Any)
     assert leaving.client.calls == {"ping": 1}
 
 
-async def test_without_leaving_out_all_is_seen_and_given() -> None:
+async def test_parser_without_dropping_delivers_every_message() -> None:
     made = Made(InflowParser)
     await made.parser.parse(PLAIN * 2 + b"MSG evx 1 1\r\na\r\n" + b"MSG a.x 7 3\r\nown\r\n")
     assert (made.values(), made.client.own) == ([b"abc", b"abc"], [b"own"])

@@ -69,7 +69,7 @@ def node() -> Node:
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_a_question_for_the_leader_is_answered_with_what_the_node_knows(node: Node, serves: bool) -> None:
+def test_notification_question_about_leadership_is_answered(node: Node, serves: bool) -> None:
     node.serves = serves
     node.hears(QUESTION)
     [(subject, answer)] = node.sent()
@@ -78,7 +78,7 @@ def test_a_question_for_the_leader_is_answered_with_what_the_node_knows(node: No
     assert (node.asked, node.delivered, node.counters) == ([QUESTION], [], {})
 
 
-def test_who_is_to_make_way_answers_when_it_has_done_it(node: Node) -> None:
+def test_notification_to_resign_is_answered_when_done(node: Node) -> None:
     node.hears(ASIDE)
     [(request, done)] = node.asked
     assert request == ASIDE
@@ -91,13 +91,13 @@ def test_who_is_to_make_way_answers_when_it_has_done_it(node: Node) -> None:
 
 @pytest.mark.parametrize("reply", [b"", b"orders.delete", b"_INBOX.*"])
 @pytest.mark.parametrize("question", [QUESTION, ASIDE])
-def test_nobody_is_answered_outside_his_inbox(node: Node, question: Any, reply: bytes) -> None:
+def test_notification_with_a_reply_outside_an_inbox_is_ignored(node: Node, question: Any, reply: bytes) -> None:
     node.hears(question, reply)
     assert (node.asked, node.sent(), node.delivered) == ([], [], [])
     assert node.counters == {REPLY: 1}
 
 
-def test_a_notice_needs_no_inbox_and_reaches_its_replica_whole(node: Node) -> None:
+def test_notification_notice_without_an_inbox_reaches_its_replica(node: Node) -> None:
     leader = Node()
     leader.notifications.send_notice(
         KEY,
@@ -114,7 +114,7 @@ def test_a_notice_needs_no_inbox_and_reaches_its_replica_whole(node: Node) -> No
     assert (node.delivered, node.asked, node.counters) == ([("orders", 2, "uid-1", event)], [], {})
 
 
-def test_questions_of_quiet_followers_and_services_reports_are_handed_on(node: Node) -> None:
+def test_notification_of_quiet_followers_and_services_is_passed_on(node: Node) -> None:
     quiet = frames.encode(pb.QuietFetches(replicaID="n2"))
     node.hears(quiet, b"_INBOX.q")
     report = service_pb2.ServiceReport(node="n2")
@@ -128,14 +128,14 @@ def test_questions_of_quiet_followers_and_services_reports_are_handed_on(node: N
 @pytest.mark.parametrize(
     "said", [b"", b"no frame", frames.encode(pb.ReplicationRequest(replicaID="n2")), frames.encode(QUESTION)[:-1] + b"\xff"]
 )
-def test_anything_else_is_counted(node: Node, said: bytes) -> None:
+def test_notification_with_invalid_content_is_counted(node: Node, said: bytes) -> None:
     node.hears(said)
     assert (node.delivered, node.asked, node.sent()) == ([], [], [])
     ((name, count),) = node.counters.items()
     assert (name.startswith(REFUSED), count) == (True, 1)
 
 
-def test_a_wake_up_is_that_and_no_more_and_who_closes_stops_listening(node: Node) -> None:
+def test_notification_wake_up_reaches_the_partition_until_close(node: Node) -> None:
     node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"), b"")
     assert node.delivered == [("orders", 2, "uid-1", ev.WokenUp())]
     assert (node.asked, node.sent(), node.counters, node.bus.subject) == ([], [], {}, "liftpy.notify.n1")
@@ -145,7 +145,7 @@ def test_a_wake_up_is_that_and_no_more_and_who_closes_stops_listening(node: Node
     assert closed == ["closed"]
 
 
-def test_the_frame_that_wakes_is_made_once_and_forgotten_with_its_partition(node: Node) -> None:
+def test_notification_wake_up_frame_is_cached_until_its_partition_is_forgotten(node: Node) -> None:
     node.notifications.wake(KEY, do.NotifyReplica(replica="n2"))
     node.notifications.wake(KEY, do.NotifyReplica(replica="n3"))
     (to, first), (other, second) = node.sent()
@@ -157,7 +157,7 @@ def test_the_frame_that_wakes_is_made_once_and_forgotten_with_its_partition(node
     assert not node.notifications._wake_frames
 
 
-def test_of_a_nodes_processes_the_one_that_hosts_the_partition_answers_and_all_hear() -> None:
+def test_notification_question_is_answered_by_the_worker_that_hosts_the_partition() -> None:
     """Another's no would depose a leader that serves, another's yes have it replaced before its publishers are answered."""
     hosts = share_of(KEY.stream, KEY.partition, 2)
     for number in range(2):

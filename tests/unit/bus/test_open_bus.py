@@ -38,7 +38,7 @@ class Attempt:
 
 
 @pytest.mark.parametrize("error", [OSError("refused"), TimeoutError(), nats.errors.NoServersError(), nats.errors.Error("no")])
-async def test_it_is_tried_until_a_server_lets_the_node_in(
+async def test_open_bus_retries_until_a_server_accepts_the_node(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
@@ -76,7 +76,7 @@ async def test_it_is_tried_until_a_server_lets_the_node_in(
     assert caplog.messages[0].endswith(f"{error}; retrying")
 
 
-async def test_what_the_server_said_of_it_says_more_than_the_error(
+async def test_open_bus_logs_the_error_that_the_server_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_RECONNECT_WAIT_S", 0.0)
@@ -86,13 +86,13 @@ async def test_what_the_server_said_of_it_says_more_than_the_error(
     assert "Authorization Violation" in caplog.messages[0]
 
 
-async def test_anything_else_is_not_tried_again() -> None:
+async def test_open_bus_does_not_retry_an_unexpected_error() -> None:
     settings = NodeSettings("n1", Path("unused"))
     with pytest.raises(ZeroDivisionError):
         await open_bus(settings, lambda: Attempt(ZeroDivisionError()))  # type: ignore[arg-type,return-value]
 
 
-async def test_while_there_is_room_the_server_is_asked_only_where_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_asks_for_server_statistics_only_with_a_large_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeIntake()
     inflow = Inflow(node, 4096)
     asked: list[Any] = []

@@ -44,7 +44,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_the_first_message_of_a_turn_leaves_at_once_and_the_others_together_at_its_end() -> None:
+async def test_outlet_writes_the_first_message_of_a_turn_at_once_and_the_rest_at_its_end() -> None:
     out, transport = outlet()
     for number in range(100):
         out.write((b"%d" % number, b" "), 3)
@@ -56,7 +56,7 @@ async def test_the_first_message_of_a_turn_leaves_at_once_and_the_others_togethe
     assert transport.writes[2:] == [b"next turn"]
 
 
-async def test_what_is_let_go_leaves_and_the_next_of_the_turn_waits_again() -> None:
+async def test_outlet_let_go_writes_waiting_messages_and_the_next_waits_again() -> None:
     out, transport = outlet()
     for word in (b"a", b"b", b"c"):
         out.write((word,), 1)
@@ -69,7 +69,7 @@ async def test_what_is_let_go_leaves_and_the_next_of_the_turn_waits_again() -> N
     assert transport.writes == [b"a", b"bc", b"d"]
 
 
-async def test_no_more_waits_than_the_bound_and_what_is_large_waits_for_nobody() -> None:
+async def test_outlet_buffers_up_to_a_bound_and_writes_large_messages_at_once() -> None:
     out, transport = outlet()
     out.write((b"first",), 5)
     piece = b"x" * (TOGETHER_BYTES // 4)
@@ -82,7 +82,7 @@ async def test_no_more_waits_than_the_bound_and_what_is_large_waits_for_nobody()
     assert transport.writes[3:] == [b"small", b"y" * TOGETHER_BYTES]
 
 
-async def test_what_waits_is_a_copy() -> None:
+async def test_outlet_buffers_copies() -> None:
     out, transport = outlet()
     buffer = bytearray(b"first")
     out.write((buffer,), 5)
@@ -93,7 +93,7 @@ async def test_what_waits_is_a_copy() -> None:
     assert transport.writes == [b"first", b"later"]
 
 
-async def test_nothing_is_written_to_a_transport_that_closes() -> None:
+async def test_outlet_writes_nothing_to_a_closing_transport() -> None:
     out, transport = outlet()
     out.write((b"a",), 1)
     out.write((b"b",), 1)
@@ -103,7 +103,7 @@ async def test_nothing_is_written_to_a_transport_that_closes() -> None:
     assert out.waiting_bytes == 0
 
 
-async def test_what_one_record_brings_about_waits_for_nothing_as_shipped() -> None:
+async def test_outlet_writes_the_first_messages_of_a_turn_at_once_by_default() -> None:
     """A turn may flush before it ends: an answer that waited for its end made single acks an eighth slower."""
     out, transport = outlet()
     for _ in range(2):
@@ -115,7 +115,7 @@ async def test_what_one_record_brings_about_waits_for_nothing_as_shipped() -> No
         assert transport.writes == [*[b"x"] * AT_ONCE, b"xxxxx"]
 
 
-async def test_what_is_held_leaves_as_one_when_it_is_released_and_at_the_turns_end_when_it_is_not() -> None:
+async def test_outlet_hold_writes_held_messages_as_one_on_release_or_at_the_end_of_the_turn() -> None:
     out, transport = outlet()
     for words in ((b"a", b"b"), (b"c",)):
         out.hold()
@@ -132,7 +132,7 @@ async def test_what_is_held_leaves_as_one_when_it_is_released_and_at_the_turns_e
     assert transport.writes[2:] == [b"d"], "the hold is over with its turn"
 
 
-async def test_a_hold_is_one_of_the_writes_of_a_turn_and_lets_what_is_large_pass_behind_what_it_holds() -> None:
+async def test_outlet_hold_counts_as_one_write_and_keeps_the_order_of_large_messages() -> None:
     out, transport = outlet()
     out.write((b"first",), 5)
     out.hold()

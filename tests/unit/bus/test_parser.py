@@ -81,7 +81,7 @@ def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], F
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 12_000), max_size=8))
-def test_any_cut_of_the_bytes_gives_the_same_messages(picks: list[int], cuts: list[int]) -> None:
+def test_parser_gives_the_same_messages_however_the_bytes_are_split(picks: list[int], cuts: list[int]) -> None:
     noise = [b"PING\r\n", b'INFO {"a":1}\r\n', b"PONG\r\n"]
     sent, stream = [], b""
     for number, pick in enumerate(picks):
@@ -97,7 +97,7 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(picks: list[int], cuts: li
 BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
 
 
-def test_a_burst_of_equal_lines_is_cut_anywhere() -> None:
+def test_parser_gives_a_burst_of_equal_lines_however_split() -> None:
     sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
     stream = b"".join(map(wire, sent))
     for cut in range(1, len(stream)):
@@ -106,7 +106,7 @@ def test_a_burst_of_equal_lines_is_cut_anywhere() -> None:
         assert client.stats == {"in_msgs": len(sent), "in_bytes": sum(len(m[2]) + len(m[3]) for m in sent)}
 
 
-def test_a_sink_that_is_gone_or_replaced_within_a_burst_gets_no_more_of_it() -> None:
+def test_parser_sink_removed_or_replaced_within_a_burst_gets_no_more_messages() -> None:
     for successor in (False, True):
         got: list[bytes] = []
         later: list[bytes] = []
@@ -125,7 +125,7 @@ def test_a_sink_that_is_gone_or_replaced_within_a_burst_gets_no_more_of_it() -> 
         assert later == ([b"003", b"004"] if successor else [])
 
 
-def test_a_sink_that_fails_within_a_burst_costs_one_message_each_time() -> None:
+def test_parser_sink_failure_within_a_burst_costs_one_message_each() -> None:
     got: list[bytes] = []
 
     def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -138,7 +138,7 @@ def test_a_sink_that_fails_within_a_burst_costs_one_message_each_time() -> None:
     assert (got, client.failed) == ([b"001", b"003", b"004"], [b"a.b", b"a.b"])
 
 
-def test_what_only_begins_like_the_line_before_is_read_anew() -> None:
+def test_parser_does_not_confuse_a_line_with_the_same_prefix() -> None:
     other = (b"a.b", b"_INBOX.x", b"x" * 31, b"")
     got, _ = run([wire(BURST[0]) + wire(other) + wire(BURST[1])])
     assert got == [BURST[0], other, BURST[1]]
@@ -146,7 +146,7 @@ def test_what_only_begins_like_the_line_before_is_read_anew() -> None:
         run([wire(BURST[0]) + b"\n" + wire(BURST[1])])
 
 
-def test_what_needs_no_waiting_is_dispatched_when_it_is_fed() -> None:
+def test_parser_feed_dispatches_whole_messages_at_once() -> None:
     got: list[tuple[bytes, bytes, bytes, bytes]] = []
     client = FakeClient()
     parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
@@ -165,23 +165,23 @@ def test_what_needs_no_waiting_is_dispatched_when_it_is_fed() -> None:
         asyncio.run(parser.parse())
 
 
-def test_messages_of_nats_pys_own_subscriptions_go_to_nats_py() -> None:
+def test_parser_passes_messages_of_nats_py_subscriptions_to_nats_py() -> None:
     got, client = run([wire(MESSAGES[0]) + wire(MESSAGES[0], sid=7) + wire(MESSAGES[3], sid=7) + wire(MESSAGES[1])])
     assert got == [MESSAGES[0], MESSAGES[1]]
     assert client.own == [b"hello", b"payload\r\n"]
 
 
-def test_an_error_of_the_server_reaches_nats_py() -> None:
+def test_parser_passes_a_server_error_to_nats_py() -> None:
     _, client = run([b"-ERR 'Slow Consumer'\r\n"])
     assert client.calls["'slow consumer'"] == 1
 
 
-def test_something_that_is_no_nats_protocol_is_refused() -> None:
+def test_parser_rejects_bytes_that_are_no_nats_protocol() -> None:
     with pytest.raises(ProtocolError):
         run([b"HTTP/1.1 200 OK\r\n"])
 
 
-def test_a_sink_that_fails_costs_one_message() -> None:
+def test_parser_sink_failure_costs_one_message() -> None:
     client, got = FakeClient(), []
 
     def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -194,11 +194,11 @@ def test_a_sink_that_fails_costs_one_message() -> None:
     assert client.failed == [b"a.c"]
 
 
-def test_random_hostile_streams_are_read_as_the_protocol_says() -> None:
+def test_parser_reads_random_hostile_streams_as_the_protocol_defines() -> None:
     assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.bus.parser_fuzz
 
 
-def test_a_publishers_bytes_choose_no_other_subscription() -> None:
+def test_parser_cannot_be_redirected_to_another_subscription_by_publishers() -> None:
     """``shop.a\\x0b7`` is one token for nats-server; white space once ended the field, and 7 was taken for the sid [A12]."""
     got: list[tuple[int, bytes]] = []
     client = FakeClient()
@@ -226,19 +226,19 @@ def test_a_publishers_bytes_choose_no_other_subscription() -> None:
         b"MSG  1 2",
     ],
 )
-def test_a_line_that_does_not_fit_costs_its_own_message(line: bytes) -> None:
+def test_parser_skips_a_message_whose_line_does_not_fit(line: bytes) -> None:
     content = b"x" * int(line.split(b" ")[-1])
     got, _ = run([wire(MESSAGES[0]) + line + b"\r\n" + content + b"\r\n" + wire(MESSAGES[1])])
     assert got == [MESSAGES[0], MESSAGES[1]]
 
 
 @pytest.mark.parametrize("size", [b"+2", b"2_0", b"\xd9\xa2", b"2\x0b", b"", b"-1", b"1234567890", b"999999999", b"0x2"])
-def test_a_size_that_is_none_ends_the_connection(size: bytes) -> None:
+def test_parser_invalid_size_ends_the_connection(size: bytes) -> None:
     with pytest.raises(ProtocolError):
         run([b"MSG a.b 1 %b\r\nhi\r\n" % size])
 
 
-def test_after_a_reconnect_nothing_of_the_old_connection_is_read() -> None:
+def test_parser_after_a_reconnect_reads_nothing_of_the_old_connection() -> None:
     got, client = [], FakeClient()
     parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
 
@@ -251,7 +251,7 @@ def test_after_a_reconnect_nothing_of_the_old_connection_is_read() -> None:
     assert got == [MESSAGES[1]]
 
 
-def test_a_line_without_an_end_is_bounded() -> None:
+def test_parser_line_length_is_bounded() -> None:
     with pytest.raises(ProtocolError):
         run([b"M" * 1024] * 65)
 
@@ -266,7 +266,9 @@ def test_a_line_without_an_end_is_bounded() -> None:
         (">", [b"a", b"a.b"], [b"", b".a"]),
     ],
 )
-def test_a_pattern_matches_what_its_subscription_is_sent(pattern: str, inside: list[bytes], outside: list[bytes]) -> None:
+def test_subject_pattern_matches_like_nats_and_its_cache_is_bounded(
+    pattern: str, inside: list[bytes], outside: list[bytes]
+) -> None:
     subscription = Pattern(pattern)
     for _ in range(2):  # the second time from memory
         assert all(map(subscription.matches, inside))

@@ -65,7 +65,7 @@ async def stored(desk: Desk, *messages: tuple[bytes, bytes]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size_bytes", [1_040_385, 1_044_481, MAX_PAYLOAD - 1, MAX_PAYLOAD])
-async def test_a_plain_publish_up_to_max_payload_is_stored_replicated_and_read(size_bytes: int) -> None:
+async def test_publish_up_to_max_payload_is_stored_replicated_and_read(size_bytes: int) -> None:
     desk = Desk()
     wanted = await stored(desk, (b"x" * size_bytes, b""), (b"after", b""))
     assert desk.values() == wanted, "it vanished"
@@ -74,7 +74,7 @@ async def test_a_plain_publish_up_to_max_payload_is_stored_replicated_and_read(s
     assert read(desk) == wanted
 
 
-async def test_a_key_that_is_stored_twice_is_measured_not_estimated() -> None:
+async def test_batch_with_a_key_stored_twice_is_measured_exactly() -> None:
     desk = Desk()
     wanted = await stored(desk, (b"v" * (MAX_PAYLOAD - len(WITH_KEY)), WITH_KEY), (b"after", b""))
     assert desk.batches()[0].header.size_bytes > MAX_PAYLOAD
@@ -82,7 +82,7 @@ async def test_a_key_that_is_stored_twice_is_measured_not_estimated() -> None:
     assert read(desk) == wanted
 
 
-async def test_max_payload_was_lowered_after_it_was_stored() -> None:
+async def test_batch_above_a_lowered_max_payload_is_replicated_and_read_in_fragments() -> None:
     desk = Desk()
     wanted = await stored(desk, (b"x" * 900_000, b""), (b"y" * 700_000, WITH_KEY), (b"after", b""))
     desk.bus.max_payload = 32 * 1024
@@ -95,7 +95,7 @@ async def test_max_payload_was_lowered_after_it_was_stored() -> None:
     assert desk.bus.errors == {}
 
 
-async def test_a_follower_that_takes_no_pieces_is_sent_nothing() -> None:
+async def test_follower_without_fragments_gets_no_response_for_a_too_large_batch() -> None:
     desk = Desk()
     await stored(desk, (b"x" * 900_000, b""))
     desk.bus.max_payload = 64 * 1024
@@ -108,7 +108,7 @@ async def test_a_follower_that_takes_no_pieces_is_sent_nothing() -> None:
     assert desk.bus.take("liftpy.inbox.n2.f") == [], "an empty response would say: you are caught up"
 
 
-async def test_a_small_max_payload_bounds_batches_and_loses_nothing() -> None:
+async def test_small_max_payload_bounds_batches_without_loss() -> None:
     desk = Desk(FakeBus(max_payload=16 * 1024))
     wanted = await stored(desk, *((bytes([number]) * 16_384, b"") for number in range(8)))
     assert desk.values() == wanted

@@ -55,7 +55,7 @@ def values_in(bench: Bench) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_batches_in_order_are_stored_with_their_numbers(codec: Codec) -> None:
+def test_producer_batches_in_order_are_stored_with_their_sequences(codec: Codec) -> None:
     bench = begun(codec)
     send(bench, 0, 3)
     send(bench, 3, 10)
@@ -73,7 +73,7 @@ def test_batches_in_order_are_stored_with_their_numbers(codec: Codec) -> None:
     ]
 
 
-def test_what_is_sent_again_is_answered_when_it_is_committed_and_not_before() -> None:
+def test_producer_batch_repeated_is_acknowledged_after_its_commit() -> None:
     bench = begun()
     send(bench, 0, 3)
     send(bench, 0, 3)
@@ -87,7 +87,7 @@ def test_what_is_sent_again_is_answered_when_it_is_committed_and_not_before() ->
     assert (late.offset, late.duplicate, late.correlationId) == (0, True, "0-3")
 
 
-def test_a_duplicate_waits_for_the_last_that_the_log_has_of_its_producer() -> None:
+def test_producer_duplicate_waits_for_the_last_batch_of_its_producer() -> None:
     bench = begun()
     send(bench, 0, 3)
     bench.commit()
@@ -101,7 +101,7 @@ def test_a_duplicate_waits_for_the_last_that_the_log_has_of_its_producer() -> No
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_of_a_batch_that_overlaps_the_rest_is_stored(codec: Codec) -> None:
+def test_producer_batch_that_overlaps_is_stored_from_its_new_records(codec: Codec) -> None:
     """Its process came back and batches in another way."""
     bench = begun(codec)
     send(bench, 0, 9)
@@ -136,7 +136,7 @@ def test_of_a_batch_that_overlaps_the_rest_is_stored(codec: Codec) -> None:
         (5, 8, 0, 6, {}, _Ack.PRODUCER_FENCED, 5),
     ],
 )
-def test_what_does_not_follow_is_refused_with_what_is_due(
+def test_producer_batch_out_of_sequence_is_rejected_with_the_expected_sequence(
     first: int, end: int, epoch: int, instance: int, head: dict[str, Any], error: int, due: int
 ) -> None:
     bench = begun()
@@ -149,14 +149,14 @@ def test_what_does_not_follow_is_refused_with_what_is_due(
     assert values_in(bench) == [value for value, _, _ in RECORDS[:5]]
 
 
-def test_who_has_not_asked_is_told_to() -> None:
+def test_producer_without_an_epoch_is_rejected_as_unknown() -> None:
     bench = Bench()
     send(bench, 0, 5)
     (ack,) = bench.answers()
     assert (ack.ackError, bench.batches) == (_Ack.UNKNOWN_PRODUCER, [])
 
 
-def test_what_nobody_may_be_told_is_not_said_and_a_leader_begins_anew() -> None:
+def test_producer_without_the_right_to_reject_gets_no_answer() -> None:
     bench = begun()
     bench.ingest.stop()
     bench.ingest.start()
@@ -167,7 +167,7 @@ def test_what_nobody_may_be_told_is_not_said_and_a_leader_begins_anew() -> None:
     assert (bench.answers(), bench.batches) == ([], [])
 
 
-def test_no_more_producers_than_there_is_room_for() -> None:
+def test_producers_beyond_the_limit_are_rejected_as_overloaded() -> None:
     bench = begun()
     send(bench, 0, 1)
     bench.commit()
@@ -178,7 +178,7 @@ def test_no_more_producers_than_there_is_room_for() -> None:
     assert "1 producers are known" in ack.detail
 
 
-def test_answers_that_are_owed_are_bounded_for_producers_too() -> None:
+def test_producer_acks_in_flight_are_bounded() -> None:
     bench = begun()
     send(bench, 0, 1)
     bench.commit()
@@ -192,7 +192,7 @@ def test_answers_that_are_owed_are_bounded_for_producers_too() -> None:
     assert (bench.acks.count, bench.answers()) == (bound, [])
 
 
-def test_nobody_is_told_no_of_what_is_stored_however_much_comes_at_once() -> None:
+def test_producer_duplicates_beyond_the_bound_get_no_rejection() -> None:
     bench = begun()
     send(bench, 0, 2)
     bench.commit()
@@ -215,7 +215,7 @@ def test_nobody_is_told_no_of_what_is_stored_however_much_comes_at_once() -> Non
     ],
     ids=["a short digest", "an offset", "an instance", "a digest", "a reset", "a question with a batch"],
 )
-def test_what_contradicts_itself_is_refused(batch: bytes, head: dict[str, Any], text: str) -> None:
+def test_producer_batch_that_contradicts_itself_is_rejected(batch: bytes, head: dict[str, Any], text: str) -> None:
     bench = begun()
     bench.arrive((REPLY, published(batch, **head), b""))
     (ack,) = bench.answers()
@@ -224,7 +224,7 @@ def test_what_contradicts_itself_is_refused(batch: bytes, head: dict[str, Any], 
     assert bench.batches == []
 
 
-def test_a_stream_that_answers_nobody_tells_no_producer() -> None:
+def test_stream_without_acks_answers_no_producer() -> None:
     bench = Bench(AckPolicy.NONE)
     ask(bench)
     send(bench, 0, 2)
@@ -232,7 +232,7 @@ def test_a_stream_that_answers_nobody_tells_no_producer() -> None:
     assert values_in(bench) == [value for value, _, _ in RECORDS[:2]]
 
 
-def test_what_is_stored_is_known_whatever_the_stream_takes_by_now() -> None:
+def test_producer_duplicate_is_acknowledged_despite_stricter_settings() -> None:
     bench = begun()
     send(bench, 0, 3)
     bench.commit()

@@ -47,7 +47,7 @@ def json_of(bench: Bench) -> dict[bytes, dict[str, Any]]:
     return {head.split()[1]: json.loads(body) for head, body, _ in parts}
 
 
-def test_the_first_are_stored_and_each_of_the_others_is_told_when() -> None:
+def test_publish_over_quota_is_rejected_with_its_retry_delay() -> None:
     bench = a_bench()
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(5)))
     assert values(bench) == [b"0", b"1"]
@@ -68,7 +68,7 @@ def test_the_first_are_stored_and_each_of_the_others_is_told_when() -> None:
     assert values(bench) == [b"0", b"1", b"5"]
 
 
-def test_an_envelope_is_answered_with_its_own_ack() -> None:
+def test_publish_over_quota_in_an_envelope_gets_an_ack_envelope() -> None:
     bench = a_bench()
     bench.arrive(*((b"_INBOX.%d" % number, enveloped(b"%d" % number, correlationId="c"), b"") for number in range(4)))
     answers = bench.answers()
@@ -77,7 +77,7 @@ def test_an_envelope_is_answered_with_its_own_ack() -> None:
     ]  # fmt: skip
 
 
-def test_what_nobody_waits_for_is_dropped_and_counted() -> None:
+def test_publish_over_quota_without_reply_is_dropped_and_counted() -> None:
     bench = a_bench()
     seen: list[tuple[str, int]] = []
     bench.ingest.counters.on_drop = lambda reason, count: seen.append((reason, count))
@@ -86,7 +86,7 @@ def test_what_nobody_waits_for_is_dropped_and_counted() -> None:
     assert dict(bench.ingest.counters.throttled) == {"stream": 3}
 
 
-def test_what_repeats_a_stored_message_is_answered_as_that_and_costs_nothing() -> None:
+def test_duplicate_message_over_quota_is_acknowledged_and_costs_nothing() -> None:
     bench = a_bench()
     block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
     bench.arrive((b"_INBOX.a", b"a", block % b"a"), (b"_INBOX.b", b"b", block % b"b"))
@@ -99,7 +99,7 @@ def test_what_repeats_a_stored_message_is_answered_as_that_and_costs_nothing() -
     assert values(bench) == [b"a", b"b", b"c"], "who was refused may come again under the same id"
 
 
-def test_a_whole_batch_is_let_in_or_refused_as_a_whole() -> None:
+def test_batch_publish_over_quota_is_accepted_or_rejected_as_a_whole() -> None:
     bench = producers.begun()
     bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
     producers.send(bench, 0, 3)
@@ -113,7 +113,7 @@ def test_a_whole_batch_is_let_in_or_refused_as_a_whole() -> None:
     assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:5]]
 
 
-def test_a_batch_of_which_a_part_is_stored_is_not_refused() -> None:
+def test_batch_publish_with_stored_records_is_not_rejected_by_a_quota() -> None:
     bench = producers.begun()
     bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
     producers.send(bench, 0, 3)
@@ -127,7 +127,7 @@ def test_a_batch_of_which_a_part_is_stored_is_not_refused() -> None:
     assert refused.retryAfterMs == 376, "what was forced in is paid for"
 
 
-async def test_what_was_heard_standing_by_is_not_refused_and_what_comes_later_is() -> None:
+async def test_quota_does_not_apply_to_messages_buffered_by_a_standby() -> None:
     hearing = Hearing()
     fresh = [message(b"%d" % number) for number in range(6)]
     leader = Leader(FailoverBacklog(hearing, fresh=fresh), batch_max_records=4)
@@ -140,7 +140,7 @@ async def test_what_was_heard_standing_by_is_not_refused_and_what_comes_later_is
     assert leader.ingest.counters.refused["quota"] == 1
 
 
-def test_a_no_waits_for_the_lease_and_is_said_then() -> None:
+def test_quota_rejection_without_a_lease_is_sent_with_the_lease() -> None:
     bench = a_bench()
     may = {"refuse": False, "refuse_for_now": False}
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse_for_now"])
@@ -154,7 +154,7 @@ def test_a_no_waits_for_the_lease_and_is_said_then() -> None:
     assert bench.lines == []
 
 
-def test_it_is_said_with_the_next_one_and_by_no_leader_that_was_deposed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_rejections_without_a_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "MOST_UNTOLD", 2)
     bench = a_bench()
     may = {"refuse": False}
@@ -169,7 +169,7 @@ def test_it_is_said_with_the_next_one_and_by_no_leader_that_was_deposed(monkeypa
     assert set(json_of(bench)) == {b"_INBOX.1", b"_INBOX.2", b"_INBOX.now"}, "what is owed is bounded"
 
 
-def test_with_a_standby_it_is_never_said() -> None:
+def test_quota_rejection_is_never_sent_while_standbys_exist() -> None:
     bench = a_bench()
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: True, refuse_for_now=lambda: False)
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
@@ -177,7 +177,7 @@ def test_with_a_standby_it_is_never_said() -> None:
     assert (bench.lines, bench.acks.owes_a_no, bench.ingest.counters.refused["quota"]) == ([], False, 2)
 
 
-def test_settings_change_while_it_runs_and_a_state_that_changes_fills_no_bucket() -> None:
+def test_quota_settings_change_at_runtime_without_filling_the_bucket() -> None:
     bench = a_bench()
     three = [(b"", b"v", b"")] * 3
     bench.arrive(*three)
@@ -193,7 +193,7 @@ def test_settings_change_while_it_runs_and_a_state_that_changes_fills_no_bucket(
     assert len(values(bench)) == 6
 
 
-def test_by_token_the_one_does_not_pay_for_the_other() -> None:
+def test_quota_by_token_counts_each_token_alone() -> None:
     bench = a_bench(quota_by_token=2)
     for subject, count in ((b"ev.a", 4), (b"ev.b", 1)):
         for _ in range(count):
@@ -203,7 +203,7 @@ def test_by_token_the_one_does_not_pay_for_the_other() -> None:
     assert dict(bench.ingest.counters.throttled) == {"token": 2}
 
 
-def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
+def test_overloaded_rejection_has_a_retry_delay() -> None:
     bench = Bench()
     bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Rejection(RejectReason.OVERLOADED, ""))
     assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == LEAST_WAIT_MS
@@ -211,7 +211,7 @@ def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
     assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
 
 
-def test_a_node_that_is_late_refuses_who_waits_and_takes_the_others() -> None:
+def test_late_node_rejects_publishes_with_reply_and_accepts_the_others() -> None:
     bench = Bench()
     node = MemoryBudget()
     bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))

@@ -86,7 +86,7 @@ async def bench() -> Bench:
     return made
 
 
-async def test_what_can_be_taken_wakes_nobody(bench: Bench) -> None:
+async def test_receiver_consumes_bytes_without_waking_the_task(bench: Bench) -> None:
     bench.receiver.data_received(b"a")
     bench.receiver.data_received(b"b")
     assert bench.taker.taken == [b"a", b"b"]
@@ -95,7 +95,7 @@ async def test_what_can_be_taken_wakes_nobody(bench: Bench) -> None:
     bench.reading.cancel()
 
 
-async def test_nothing_overtakes_what_the_task_is_busy_with(bench: Bench) -> None:
+async def test_receiver_keeps_the_order_behind_a_busy_task(bench: Bench) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"!1")
     bench.receiver.data_received(b"2")
@@ -111,7 +111,7 @@ async def test_nothing_overtakes_what_the_task_is_busy_with(bench: Bench) -> Non
     bench.reading.cancel()
 
 
-async def test_what_waits_for_the_task_is_bounded(bench: Bench) -> None:
+async def test_receiver_backlog_for_the_task_is_bounded(bench: Bench) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"?" * BOUND_BYTES)
     await bench.settle()
@@ -136,7 +136,7 @@ async def test_receiver_keeps_no_tls_connection_half_open(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["eof", "lost", "reset"])
-async def test_the_end_is_told_behind_the_last_byte(bench: Bench, how: str) -> None:
+async def test_receiver_reports_the_end_after_the_last_byte(bench: Bench, how: str) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"?1")
     await bench.settle()
@@ -152,7 +152,7 @@ async def test_the_end_is_told_behind_the_last_byte(bench: Bench, how: str) -> N
     assert bench.transport.reader.at_eof() or bench.transport.reader.exception(), "who waits for the close hears of it too"
 
 
-async def test_an_error_of_the_taker_is_the_tasks_to_tell(bench: Bench) -> None:
+async def test_receiver_error_is_raised_in_the_reading_task(bench: Bench) -> None:
     bench.receiver.data_received(b"x")
     bench.receiver.data_received(b"behind it")
     with pytest.raises(ValueError, match="no"):
@@ -160,7 +160,7 @@ async def test_an_error_of_the_taker_is_the_tasks_to_tell(bench: Bench) -> None:
     assert (bench.left, bench.taker.taken, list(bench.receiver._left)) == ([], [], []), "nothing is read again"
 
 
-async def test_a_stopped_one_takes_nothing(bench: Bench) -> None:
+async def test_receiver_that_is_stopped_consumes_nothing(bench: Bench) -> None:
     bench.receiver.stop()
     bench.receiver.data_received(b"a")
     bench.receiver.data_received(b"?b")
@@ -178,7 +178,7 @@ class Streams:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_what_the_stream_has_read_before_comes_first(ended: bool) -> None:
+async def test_receiver_delivers_bytes_read_by_the_stream_first(ended: bool) -> None:
     transport = FakeTransport()
     transport.reader.feed_data(b"" if ended else b"early")
     if ended:
@@ -195,5 +195,5 @@ async def test_what_the_stream_has_read_before_comes_first(ended: bool) -> None:
     assert await receiver.read() == b"early late"
 
 
-async def test_a_connection_without_a_stream_is_left_to_nats_py() -> None:
+async def test_receiver_is_not_made_for_a_connection_without_a_stream() -> None:
     assert await receive(type("Connection", (), {"_transport": object()})(), Taker(), BOUND_BYTES) is None

@@ -64,9 +64,7 @@ async def server() -> AsyncIterator[LateServer]:
 
 
 @pytest.mark.parametrize("inflow", [False, True])
-async def test_a_late_pong_is_no_reason_for_a_second_connection(
-    server: LateServer, monkeypatch: pytest.MonkeyPatch, inflow: bool
-) -> None:
+async def test_late_pong_causes_no_second_connection(server: LateServer, monkeypatch: pytest.MonkeyPatch, inflow: bool) -> None:
     """In a flood the PONG lies behind much else. Both connections would bring every publish."""
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
     bus = await open_bus(settings, lambda: Inflow(NodeIntake(), 1 << 20) if inflow else BusConnection("test"))
@@ -97,7 +95,7 @@ async def test_a_late_pong_is_no_reason_for_a_second_connection(
     [b"INFO\r\n", b"INFO []\r\n", b"INFO " + b"x" * 70_000 + b"\r\n", b'INFO {"connect_urls":["[::1"]}\r\n'],
     ids=["none", "a list", "long", "URLs"],
 )
-async def test_words_that_no_server_says_do_not_end_the_reconnecting(server: LateServer, words: bytes) -> None:
+async def test_invalid_server_info_does_not_end_the_reconnecting(server: LateServer, words: bytes) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     changes: list[bool] = []
     bus.on_change(changes.append)
@@ -109,9 +107,7 @@ async def test_words_that_no_server_says_do_not_end_the_reconnecting(server: Lat
     await bus.stop()
 
 
-async def test_a_connection_that_nats_py_leaves_without_a_word_is_closed(
-    server: LateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connection_that_fails_after_the_handshake_is_closed(server: LateServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows the handshake can't be written: the next connection's messages are not put behind half of one of that one's."""
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     got: list[bytes] = []
@@ -143,7 +139,7 @@ async def test_a_connection_that_nats_py_leaves_without_a_word_is_closed(
     await bus.stop()
 
 
-async def test_all_hear_that_a_connection_is_back_where_one_fails(server: LateServer) -> None:
+async def test_reconnect_callbacks_all_run_if_one_fails(server: LateServer) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     said: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["message"]))

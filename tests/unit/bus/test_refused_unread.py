@@ -67,7 +67,7 @@ class Refusing(Made):
         self.parser.pauses = True
 
 
-def test_those_of_one_subject_are_refused_together_and_counted() -> None:
+def test_unread_rejection_joins_requests_of_one_subject_and_counts_them() -> None:
     made = Refusing()
     stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
     stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
@@ -100,7 +100,7 @@ def test_those_of_one_subject_are_refused_together_and_counted() -> None:
         (b"MSG ev 1 %b 3\r\nabc\r\n" % (b"r" * 256), (b"ev", b"r" * 256, b"abc", b"")),
     ],
 )
-def test_all_others_are_given_and_what_comes_before_them_is_refused(other: bytes, given: Any) -> None:
+def test_unread_rejection_delivers_every_other_message(other: bytes, given: Any) -> None:
     made = Refusing()
     assert made.parser._messages(ASKS * 2 + other, 0) == len(ASKS * 2 + other)
     assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
@@ -117,14 +117,14 @@ def test_all_others_are_given_and_what_comes_before_them_is_refused(other: bytes
         b"PING\r\n",
     ],
 )
-def test_what_is_no_message_of_ours_is_left_where_it_is(other: bytes) -> None:
+def test_unread_rejection_stops_at_a_foreign_line(other: bytes) -> None:
     made = Refusing()
     assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
     assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
 
 
 @pytest.mark.parametrize(("pauses", "given"), [(True, 1), (False, 4)])
-def test_behind_one_that_is_given_they_are_refused_again_where_that_is_worth_it(pauses: bool, given: int) -> None:
+def test_unread_rejection_resumes_behind_a_delivered_message_while_paused(pauses: bool, given: int) -> None:
     made = Refusing()
     made.parser.pauses = pauses
     stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
@@ -132,7 +132,7 @@ def test_behind_one_that_is_given_they_are_refused_again_where_that_is_worth_it(
     assert (len(made.got), made.parser.refused, made.parser.seen) == (given, 6 - given, 6)
 
 
-def test_half_a_message_is_waited_for_and_not_refused() -> None:
+def test_unread_rejection_waits_for_the_rest_of_a_message() -> None:
     for cut in range(1, len(ASKS)):
         made = Refusing()
         assert made.parser._messages(ASKS + ASKS[:cut], 0) == len(ASKS)
@@ -140,7 +140,7 @@ def test_half_a_message_is_waited_for_and_not_refused() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
-def test_envelopes_are_given_together_and_what_follows_them_is_looked_at() -> None:
+def test_unread_rejection_delivers_envelopes_together_and_checks_the_next() -> None:
     made = Refusing()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
@@ -152,7 +152,7 @@ def test_envelopes_are_given_together_and_what_follows_them_is_looked_at() -> No
     assert (made.refused, len(calls)) == ([(1, [b"_INBOX.a.1"])], 3)
 
 
-def test_who_refuses_no_more_is_given_them_and_so_is_who_has_left() -> None:
+def test_unread_rejection_ends_when_the_door_opens_or_the_listener_leaves() -> None:
     made = Refusing()
     made.doors[1].shut = False
     made.parser._messages(ASKS, 0)
@@ -162,7 +162,7 @@ def test_who_refuses_no_more_is_given_them_and_so_is_who_has_left() -> None:
     assert (made.refused, len(made.got), made.parser.refused) == ([], 2, 0)
 
 
-def test_a_bug_in_refusing_costs_those_and_is_said() -> None:
+def test_unread_rejection_that_raises_is_reported_and_costs_only_its_requests() -> None:
     made = Refusing()
     bug = b"MSG ev 1 bug 1\r\na\r\n"
     assert made.parser._messages(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n", 0) == len(bug) + 25
@@ -188,7 +188,9 @@ def _bytes_of(frame: Any) -> bytes:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
-async def test_whatever_comes_and_however_it_is_cut(frames: list[Any], cuts: list[int], data: Any) -> None:
+async def test_unread_rejection_handles_each_message_once_however_the_bytes_are_split(
+    frames: list[Any], cuts: list[int], data: Any
+) -> None:
     """Beside the rule as one sentence says it: each message has one end, in the order of its subscription's own."""
     stream, made = b"".join(map(_bytes_of, frames)), Refusing()
     ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
@@ -212,7 +214,9 @@ async def test_whatever_comes_and_however_it_is_cut(frames: list[Any], cuts: lis
     assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
 
 
-async def test_each_turn_says_how_long_bytes_have_waited_and_shuts_or_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inflow_turn_measures_the_age_of_unread_bytes_and_opens_or_closes_the_door(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bus = bench.bus
     bus._room_of_node = room
@@ -235,7 +239,7 @@ async def test_each_turn_says_how_long_bytes_have_waited_and_shuts_or_opens_the_
     assert bus._parser.pauses, "without room, too"
 
 
-async def test_who_comes_when_all_is_taken_finds_the_door_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_inflow_with_an_empty_buffer_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last turn began late: what comes alone from then on is taken where it arrives, without a turn."""
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bench.bus._room_of_node = room
@@ -253,7 +257,7 @@ async def test_who_comes_when_all_is_taken_finds_the_door_open(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("waited_ms", "taken"), [(100, 4), (101, 16)])
-async def test_more_is_looked_at_in_a_turn_while_most_of_it_is_refused(
+async def test_inflow_turn_parses_more_while_most_messages_are_rejected(
     waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
@@ -304,7 +308,7 @@ def _waits_for_its_commit(bench: Refused) -> None:
 
 
 @pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
-def test_a_door_is_shut_while_there_is_no_time_or_no_room(why: Callable[[Refused], None]) -> None:
+def test_overload_rejects_while_there_is_no_time_or_no_room(why: Callable[[Refused], None]) -> None:
     bench = Refused()
     door = bench.ingest._overload
     assert not door.refuses()
@@ -317,7 +321,7 @@ def test_a_door_is_shut_while_there_is_no_time_or_no_room(why: Callable[[Refused
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
 
-def test_what_waits_for_its_commit_shuts_the_door_only_where_more_comes_than_is_taken() -> None:
+def test_overload_rejects_for_slow_commits_only_under_pressure() -> None:
     bench = Refused()
     door = bench.ingest._overload
     _waits_for_its_commit(bench)
@@ -330,7 +334,7 @@ def test_what_waits_for_its_commit_shuts_the_door_only_where_more_comes_than_is_
     assert not door.refuses()
 
 
-def test_answers_that_go_out_late_shut_the_door_in_a_calm_too() -> None:
+def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
     """A queue that stands before the commit, at the begin of a flood: nothing waits unread for long."""
     bench = Refused()
     door = bench.ingest._overload
@@ -351,7 +355,7 @@ def test_answers_that_go_out_late_shut_the_door_in_a_calm_too() -> None:
     assert bench.node.is_pressed
 
 
-def test_while_it_refuses_for_commits_the_node_stays_pressed() -> None:
+def test_overload_keeps_the_node_pressed_while_rejecting_for_commits() -> None:
     """What comes is refused as soon as it is read then: no age of unread bytes would say that too much comes."""
     bench = Refused()
     bench.node = MemoryBudget(100, late_s=1.0)
@@ -366,7 +370,7 @@ def test_while_it_refuses_for_commits_the_node_stays_pressed() -> None:
     assert not bench.node.is_pressed
 
 
-def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:
+def test_overload_rejection_has_a_retry_delay_and_skips_replies_outside_an_inbox() -> None:
     bench = Refused()
     bench.node.waited_ns = 700_000_000
     bench.ingest._overload.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
@@ -379,7 +383,7 @@ def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:
     assert bench.ingest.reader.refused_replies == 1
 
 
-def test_the_wait_is_what_others_have_waited_within_bounds() -> None:
+def test_overload_retry_delay_is_the_waiting_time_within_bounds() -> None:
     node = MemoryBudget()
     said = []
     for waited_ms in (0, LEAST_WAIT_MS, 1234, 60_000):
@@ -388,7 +392,7 @@ def test_the_wait_is_what_others_have_waited_within_bounds() -> None:
     assert said == [LEAST_WAIT_MS, LEAST_WAIT_MS, 1234, LONGEST_WAIT_MS]
 
 
-def test_who_can_not_be_told_now_is_told_later() -> None:
+def test_overload_rejection_without_a_lease_is_sent_with_the_lease() -> None:
     bench, said = Refused(), [False]
     bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
     bench.ingest._overload.refuse([b"_INBOX.1"])
@@ -398,7 +402,7 @@ def test_who_can_not_be_told_now_is_told_later() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 
 
-def test_a_stream_that_answers_nobody_takes_what_has_a_reply_however_late_it_is() -> None:
+def test_stream_without_acks_accepts_requests_on_a_late_node() -> None:
     bench = Refused()
     bench.node.is_late = True
     bench.ingest.reader._policy = AckPolicy.NONE
@@ -407,7 +411,7 @@ def test_a_stream_that_answers_nobody_takes_what_has_a_reply_however_late_it_is(
 
 
 @pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
-def test_who_sends_again_what_is_stored_is_not_told_no_and_others_beside_him_are(again: bytes) -> None:
+def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
     """In one batch: the stored one has a message id, the other has a new one."""
     bench, first, new = Refused(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
     bench.arrive((b"_INBOX.1", b"v", first))
@@ -417,7 +421,7 @@ def test_who_sends_again_what_is_stored_is_not_told_no_and_others_beside_him_are
     assert bench.ingest.counters.overloaded == 2
 
 
-def test_looks_are_apart_so_that_few_suffice_for_a_long_wait() -> None:
+def test_overload_checks_are_spaced_by_the_waiting_time() -> None:
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
         node.look_at_age(1 + number, 0, number * ms)
@@ -432,7 +436,7 @@ def block(message_id: bytes) -> bytes:
     return b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
 
 
-def test_an_id_is_new_unless_it_is_stored_or_in_hand_or_may_be() -> None:
+def test_overload_takes_a_message_id_for_new_only_if_not_stored_or_in_flight() -> None:
     bench = Refused()
     is_new = bench.ingest._overload.is_new
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
@@ -448,14 +452,14 @@ def test_an_id_is_new_unless_it_is_stored_or_in_hand_or_may_be() -> None:
     assert not is_new(b"m4"), "one of those that went for want of room may be it"
 
 
-def test_who_sends_a_new_id_twice_is_told_no_twice() -> None:
+def test_overload_rejects_a_new_message_id_each_time() -> None:
     bench = Refused()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2", b"_INBOX.3"]
 
 
-def test_a_repeat_of_what_is_in_hand_is_not_told_no() -> None:
+def test_overload_does_not_reject_a_duplicate_in_flight() -> None:
     bench = Refused()
     bench.ingest._feed = lambda event: None
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
@@ -464,7 +468,7 @@ def test_a_repeat_of_what_is_in_hand_is_not_told_no() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
 
 
-def test_who_may_be_stored_is_told_nothing_by_a_late_node_either() -> None:
+def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
     bench = Refused()
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
@@ -474,7 +478,7 @@ def test_who_may_be_stored_is_told_nothing_by_a_late_node_either() -> None:
     assert dict(bench.ingest.counters.dropped) == {"message_ids_lost": 1}
 
 
-def test_beside_a_fast_batch_what_is_stored_is_not_told_no() -> None:
+def test_overload_does_not_reject_a_duplicate_beside_a_fast_batch() -> None:
     bench = Refused()
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.node.is_late = True
@@ -482,7 +486,7 @@ def test_beside_a_fast_batch_what_is_stored_is_not_told_no() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3.$FI"]
 
 
-def test_envelopes_are_refused_together_each_with_its_own_ack() -> None:
+def test_overload_rejects_envelopes_with_their_own_acks() -> None:
     bench = Refused()
     bench.arrive((b"_INBOX.0", enveloped(b"v", headers=[client_pb2.Header(name="Nats-Msg-Id", value=b"m1")]), b""))
     bench.lines.clear()

@@ -53,7 +53,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     made.close()
 
 
-def test_without_room_nothing_is_read_and_with_room_everything_in_order(reader: Reader) -> None:
+def test_socket_thread_reads_in_order_only_while_there_is_room(reader: Reader) -> None:
     reader.theirs.sendall(b"one ")
     seen = reader.looked
     until(lambda: reader.looked > seen + 5)
@@ -66,7 +66,7 @@ def test_without_room_nothing_is_read_and_with_room_everything_in_order(reader: 
     assert not reader.ended
 
 
-def test_there_is_room_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_resumes_at_once_when_told_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
@@ -77,7 +77,7 @@ def test_there_is_room_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     reader.close()
 
 
-def test_the_end_is_said_once_and_in_the_thread(reader: Reader) -> None:
+def test_socket_thread_reports_the_end_once(reader: Reader) -> None:
     reader.room = True
     reader.thread.room()
     reader.theirs.sendall(b"last")
@@ -86,7 +86,7 @@ def test_the_end_is_said_once_and_in_the_thread(reader: Reader) -> None:
     assert (reader.taken, reader.ended) == (b"last", ["liftpy-ingest-socket"])
 
 
-def test_after_the_stop_nothing_is_read_and_nobody_is_told_of_an_end(reader: Reader) -> None:
+def test_socket_thread_after_stop_reads_nothing_and_reports_no_end(reader: Reader) -> None:
     reader.room = True
     reader.thread.room()
     reader.theirs.sendall(b"before")
@@ -99,7 +99,7 @@ def test_after_the_stop_nothing_is_read_and_nobody_is_told_of_an_end(reader: Rea
     assert (reader.taken, reader.ended) == (b"before", [])
 
 
-def test_a_thread_that_waits_for_room_hears_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_waiting_for_room_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
@@ -107,7 +107,7 @@ def test_a_thread_that_waits_for_room_hears_the_stop(monkeypatch: pytest.MonkeyP
     until(lambda: reader.thread._socket.fileno() < 0)
 
 
-def test_a_thread_that_waits_for_bytes_hears_the_stop() -> None:
+def test_socket_thread_waiting_for_bytes_stops() -> None:
     reader = Reader(room=True)
     until(lambda: reader.looked == 1)
     reader.thread.stop()

@@ -66,7 +66,7 @@ class Bench:
         return self.made[0]
 
 
-async def test_one_connection_is_opened_when_somebody_stands_by() -> None:
+async def test_standby_connection_is_opened_with_the_first_standby() -> None:
     bench = Bench()
     await bench.standby.settled(1.0)
     await bench.standby.stop()
@@ -92,7 +92,7 @@ async def test_one_connection_is_opened_when_somebody_stands_by() -> None:
     assert link.told[-2:] == [("settled", 2.5), ("stop",)]
 
 
-async def test_a_stop_ends_an_opening() -> None:
+async def test_standby_connection_stop_ends_an_opening() -> None:
     bench = Bench()
     bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
     await asyncio.sleep(0)
@@ -104,7 +104,7 @@ async def test_a_stop_ends_an_opening() -> None:
     assert bench.standby.link is None
 
 
-async def test_who_leads_by_it_is_told_when_it_is_lost_and_nobody_else() -> None:
+async def test_standby_connection_loss_is_reported_only_to_leaders_using_it() -> None:
     bench = Bench()
     bench.there.set()
     leads = bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ async def test_who_leads_by_it_is_told_when_it_is_lost_and_nobody_else() -> None
     assert lost == ["a"], "it does not lead any more"
 
 
-async def test_it_is_settled_once_though_the_server_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_standby_subscription_is_confirmed_once_despite_a_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, seen = Bench(), list[str]()
     bench.there.set()
     hearing = bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ async def test_it_is_settled_once_though_the_server_is_slow(monkeypatch: pytest.
     assert seen[2:] == ["late"]
 
 
-async def test_who_leads_by_a_subscription_that_nats_denies_listens_in_another_way_and_it_is_told() -> None:
+async def test_standby_subscription_that_is_denied_reports_the_loss_to_its_leader() -> None:
     bench, told, lost = Bench(), list[tuple[bool, str]](), list[str]()
     bench.there.set()
     bench.standby.on_denial = lambda is_publish, subject: told.append((is_publish, subject))
@@ -171,7 +171,7 @@ async def test_who_leads_by_a_subscription_that_nats_denies_listens_in_another_w
     assert (lost.count("later"), lost.count("again")) == (0, 0), "it is asked for anew with the next connection"
 
 
-async def test_credentials_that_can_not_be_read_for_a_moment_end_nothing(
+async def test_standby_connection_survives_credentials_that_are_unreadable_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(standby_connection, "_AGAIN_S", 0.001)

@@ -17,7 +17,7 @@ def bench(**settings: object) -> Bench:
     return made
 
 
-async def test_payload_and_header_block_count_as_they_were_sent() -> None:
+async def test_max_message_bytes_counts_the_payload_and_the_header_block() -> None:
     headers = block(k="v")
     small = bench(max_message_bytes=1 + len(headers))
     assert await answered(small, headers) == {"stream": "s", "seq": 1}
@@ -30,7 +30,7 @@ async def test_payload_and_header_block_count_as_they_were_sent() -> None:
     assert "error" not in await answered(smaller, headers)
 
 
-async def test_one_that_is_too_large_costs_its_neighbours_nothing_and_is_counted() -> None:
+async def test_message_above_max_message_bytes_is_rejected_alone_and_counted() -> None:
     small = bench(max_message_bytes=2)
     for payload in (b"a", b"12", b"123", b"b"):
         small.publish(payload)
@@ -39,7 +39,7 @@ async def test_one_that_is_too_large_costs_its_neighbours_nothing_and_is_counted
     assert small.ingest.counters.dropped == {"too_large": 1}
 
 
-async def test_what_is_stored_is_a_duplicate_however_large_messages_may_be_now() -> None:
+async def test_duplicate_above_a_lowered_max_message_bytes_is_acknowledged() -> None:
     small = bench()
     assert await answered(small, block(Nats_Msg_Id="m")) == {"stream": "s", "seq": 1}
     small.ingest.settings_changed(StreamConfig(max_message_bytes=1, optimistic_concurrency=True))
@@ -51,7 +51,7 @@ async def test_what_is_stored_is_a_duplicate_however_large_messages_may_be_now()
     assert (await answered(small, right))["error"]["err_code"] == 10054
 
 
-async def test_where_offsets_are_wanted_one_without_is_refused_and_its_neighbours_are_judged_alone() -> None:
+async def test_optimistic_concurrency_rejects_messages_without_an_expected_sequence() -> None:
     asked = bench(optimistic_concurrency=True)
     asked.publish(b"first", REPLY, block(Nats_Expected_Last_Sequence="0"))
     asked.publish(b"none", REPLY)

@@ -51,7 +51,7 @@ def message(payload: bytes, inbox: bytes = b"", block: bytes = b"") -> tuple[byt
     return b"ev", inbox, payload, block
 
 
-async def test_what_was_heard_comes_first_and_what_is_heard_goes_on_behind_it() -> None:
+async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing, fresh=[message(b"a"), message(b"b", b"_INBOX.b")]))
     hearing.sink(b"ev", b"", b"c", b"")  # type: ignore[misc]
@@ -61,7 +61,7 @@ async def test_what_was_heard_comes_first_and_what_is_heard_goes_on_behind_it() 
     assert [inbox for inbox, _ in leader.answers(2)] == ["_INBOX.b"]
 
 
-async def test_who_is_in_the_log_is_answered_as_its_first_leader_would_have() -> None:
+async def test_ingest_takeover_acknowledges_records_already_in_the_log() -> None:
     known = [(Stored(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
     leader = Leader(FailoverBacklog(Hearing(), known=known))
     assert leader.repeated == [DuplicateReceived(last_offset=5)]
@@ -70,7 +70,7 @@ async def test_who_is_in_the_log_is_answered_as_its_first_leader_would_have() ->
     assert leader.ingest.idle
 
 
-async def test_who_is_bound_to_a_condition_is_told_no_when_that_may_be_said() -> None:
+async def test_ingest_takeover_rejects_conditional_publishes_when_allowed() -> None:
     block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
     for may_refuse in (False, True):
         leader = Leader(FailoverBacklog(Hearing(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
@@ -82,7 +82,7 @@ async def test_who_is_bound_to_a_condition_is_told_no_when_that_may_be_said() ->
         assert leader.counts() == []
 
 
-async def test_when_that_connection_is_lost_it_listens_on_its_own() -> None:
+async def test_ingest_takeover_subscribes_itself_when_the_standby_connection_is_lost() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing))
     hearing.lost()
@@ -92,7 +92,7 @@ async def test_when_that_connection_is_lost_it_listens_on_its_own() -> None:
     assert leader.counts() == [1]
 
 
-async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() -> None:
+async def test_ingest_takeover_that_left_returns_on_its_own_connection() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing))
     leader.ingest.leave()
@@ -104,7 +104,7 @@ async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() ->
     assert leader.bus.sink is None
 
 
-async def test_where_others_hear_what_goes_past_nothing_is_taken_until_it_comes_back() -> None:
+async def test_ingest_takeover_with_a_lost_link_accepts_nothing_until_it_returns() -> None:
     for by_standby in (True, False):
         hearing = Hearing()
         leader = Leader(FailoverBacklog(hearing))
@@ -133,7 +133,7 @@ async def test_where_others_hear_what_goes_past_nothing_is_taken_until_it_comes_
         assert leader.bus.left == (0 if by_standby else 1), "it listens to nothing"
 
 
-async def test_a_subscription_that_is_denied_is_no_reason_to_hand_over() -> None:
+async def test_ingest_takeover_with_a_denied_subscription_keeps_the_leadership() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing))
     leader.may_leave = hearing.is_denied = True
@@ -141,7 +141,7 @@ async def test_a_subscription_that_is_denied_is_no_reason_to_hand_over() -> None
     assert (hearing.left, leader.bus.listened) == (0, 1)
 
 
-async def test_of_many_that_were_heard_one_batch_is_taken_in_a_turn_and_what_comes_meanwhile_stands_behind() -> None:
+async def test_ingest_takeover_stores_one_batch_per_turn_in_order() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing, fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
     took = []
@@ -154,7 +154,7 @@ async def test_of_many_that_were_heard_one_batch_is_taken_in_a_turn_and_what_com
     assert all(len(now) - len(before) <= 1 for before, now in itertools.pairwise(took))
 
 
-async def test_who_stops_while_it_takes_what_was_heard_forgets_the_rest() -> None:
+async def test_ingest_takeover_that_is_stopped_forgets_the_remaining_messages() -> None:
     class Deposed(Leader):
         def feed(self, event: Any) -> None:
             super().feed(event)

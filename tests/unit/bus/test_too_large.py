@@ -23,7 +23,7 @@ def fetch(desk: Desk) -> None:
     )
 
 
-async def test_the_operator_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_too_large_batch_for_an_old_follower_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk()
     desk.publish(b"x" * 500_000)
     await desk.turn()

@@ -157,7 +157,7 @@ async def test_ingest_of_a_read_with_five_unfit_messages_stores_the_others_in_fe
     assert (bench.end, bench.ingest.counters.rejected, len(bench.batches)) == (495, 5, batches)
 
 
-async def test_ingest_of_a_read_that_fails_at_one_message_gives_up_that_message_alone() -> None:
+async def test_ingest_of_a_read_that_fails_at_one_message_skips_only_that_message() -> None:
     bench = made()
     real = bench.ingest.reader.read
 

@@ -28,7 +28,7 @@ class Bus:
         self.sent.append((subject, b"".join(pieces)))
 
 
-def test_a_wake_up_names_the_stream_and_reaches_it_by_that() -> None:
+def test_wake_up_names_the_stream_uid_and_reaches_only_that_stream() -> None:
     def nothing(*_: Any) -> Any:
         raise AssertionError("nobody asked")
 

@@ -71,7 +71,7 @@ def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
     return Asker(monkeypatch)
 
 
-def test_an_answer_is_told_once_and_says_when_it_was_asked_for(asker: Asker) -> None:
+def test_server_statistics_answer_is_delivered_once_with_its_request_time(asker: Asker) -> None:
     asker.ask()
     assert asker.bus.asked == [(SERVER_CONNECTIONS, {"cid": 7, "state": 2}, "box.connz.1")]
     asked_ns = asker.now_ns
@@ -83,7 +83,7 @@ def test_an_answer_is_told_once_and_says_when_it_was_asked_for(asker: Asker) -> 
     assert asker.ask() == 1, "who has answered may be asked at once"
 
 
-def test_an_answer_that_nobody_asked_for_is_nothing(asker: Asker) -> None:
+def test_server_statistics_answer_without_a_request_is_ignored(asker: Asker) -> None:
     """Whatever it says: anybody may send to an inbox."""
     asker.bus.answer(9, server="", cid=0)
     asker.ask()
@@ -93,7 +93,7 @@ def test_an_answer_that_nobody_asked_for_is_nothing(asker: Asker) -> None:
     assert len(asker.heard) == 1
 
 
-def test_another_servers_answer_is_not_the_answer(asker: Asker) -> None:
+def test_server_statistics_answer_of_another_server_is_ignored(asker: Asker) -> None:
     asker.ask()
     asker.bus.answer(1, server="s2")
     asker.bus.answer(1, cid=8)
@@ -106,7 +106,7 @@ def test_another_servers_answer_is_not_the_answer(asker: Asker) -> None:
     assert [told.reason for told in asker.heard] == [""], "it is still waited for"
 
 
-def test_a_server_is_asked_every_so_often_and_seldom_where_it_is_silent(asker: Asker) -> None:
+def test_server_statistics_are_requested_at_intervals_and_rarely_from_a_silent_server(asker: Asker) -> None:
     assert asker.ask() == 1
     assert asker.ask(19.9) == 0
     assert asker.ask(at_once=True) == 1
@@ -119,7 +119,7 @@ def test_a_server_is_asked_every_so_often_and_seldom_where_it_is_silent(asker: A
     assert (asker.ask(), asker.ask(19), asker.ask(1)) == (1, 0, 1)
 
 
-def test_while_nobody_can_be_asked_nobody_is_silent(asker: Asker) -> None:
+def test_server_statistics_without_a_connection_do_not_count_as_silence(asker: Asker) -> None:
     """The link to ask by was away for minutes: with a burst behind it the server is asked at once, and as often as ever."""
     asker.ask()
     asker.bus.up = False
@@ -131,7 +131,7 @@ def test_while_nobody_can_be_asked_nobody_is_silent(asker: Asker) -> None:
     assert (asker.ask(9_999), asker.ask(1)) == (0, 1), "this silence is its own"
 
 
-def test_the_silence_of_one_server_is_not_the_next_ones(asker: Asker) -> None:
+def test_server_statistics_silence_of_one_server_does_not_count_for_the_next(asker: Asker) -> None:
     assert (asker.ask(), asker.ask(2_000), asker.ask(20)) == (1, 1, 0)
     for count in (3, 4):
         asker.backlog.ask("s2", 3, asker.heard.append)
@@ -139,13 +139,13 @@ def test_the_silence_of_one_server_is_not_the_next_ones(asker: Asker) -> None:
         asker.now_ns += 20 * MS
 
 
-def test_what_a_cut_costs_is_asked_beside_the_others(asker: Asker) -> None:
+def test_server_statistics_after_a_disconnect_are_requested_independently(asker: Asker) -> None:
     """A server that is gone with its connection says nothing; nor does it hold for the next one."""
     asker.backlog.ask("s0", 7, asker.heard.append, at_once=True)
     assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
 
 
-def test_only_the_newest_questions_are_waited_for(asker: Asker) -> None:
+def test_server_statistics_keep_only_the_newest_requests(asker: Asker) -> None:
     for _ in range(17):
         asker.ask(25)
         asker.backlog._silent_ns = 0
@@ -216,7 +216,7 @@ async def judged(
         ((), None, 0, 1, []),
     ],
 )
-async def test_what_was_delivered_and_never_arrived_is_counted(
+async def test_disconnect_counts_messages_delivered_but_not_received(
     answers: Any, last: Any, lost: int, unknown: int, learned: list[int], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     server = Server(*answers)
@@ -232,12 +232,12 @@ async def test_what_was_delivered_and_never_arrived_is_counted(
         assert text.endswith(f": {lost}") or not lost
 
 
-async def test_without_anybody_to_ask_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disconnect_without_statistics_counts_an_unknown_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = await judged(None, None, 35, monkeypatch)
     assert (made.lost_messages, made.unknown) == (0, 1)
 
 
-async def test_a_read_shows_that_the_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_resets_the_outstanding_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = BusConnection("acks")
     made._pings_outstanding = 2
     done: list[int] = []
@@ -259,7 +259,7 @@ async def test_a_read_shows_that_the_server_is_there(monkeypatch: pytest.MonkeyP
 
 
 # ---- a connection that comes and goes ------------------------------------------------------------------------------------------
-async def test_who_watches_a_connection_hears_that_it_is_lost_and_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_connection_watchers_hear_the_loss_and_the_reconnect(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     made: Any = BusConnection("acks")
     told: list[Any] = []
@@ -278,7 +278,7 @@ async def test_who_watches_a_connection_hears_that_it_is_lost_and_that_it_is_bac
     ]
 
 
-async def test_the_data_path_looks_again_in_time_and_a_node_that_has_stopped_waits_for_nothing(
+async def test_data_path_timer_checks_again_and_is_cancelled_on_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[tuple[str, str, bool]] = []
@@ -337,7 +337,7 @@ async def test_the_data_path_looks_again_in_time_and_a_node_that_has_stopped_wai
     assert len(timers) == 2
 
 
-async def test_what_is_left_out_is_counted_in_messages_and_bytes() -> None:
+async def test_inflow_parser_counts_dropped_messages_and_bytes() -> None:
     connection = Connection()
     taken: list[bytes] = []
     parser = InflowParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})

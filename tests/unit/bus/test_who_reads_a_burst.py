@@ -22,7 +22,7 @@ def in_a_burst(bench: Bench) -> None:
     bench.bus._burst_ns, bench.bus._large_ns = 10 * MS, 10 * MS + module._BURST_NS
 
 
-async def test_in_a_burst_a_thread_takes_over(bench: Bench) -> None:
+async def test_burst_is_read_by_a_thread(bench: Bench) -> None:
     bus = bench.bus
     in_a_burst(bench)
     assert bus._hand_over()
@@ -40,7 +40,7 @@ async def test_in_a_burst_a_thread_takes_over(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "why", ["no burst", "not yet", "no receiver", "task", "reconnecting", "closed", "tls", "closing", "no socket"]
 )
-async def test_where_a_thread_can_not_read_or_not_yet_the_loop_does(bench: Bench, why: str) -> None:
+async def test_burst_is_read_by_the_loop_if_a_thread_cannot_read(bench: Bench, why: str) -> None:
     bus = bench.bus
     in_a_burst(bench)
     transport = bus._receiver.transport
@@ -63,7 +63,7 @@ async def test_where_a_thread_can_not_read_or_not_yet_the_loop_does(bench: Bench
 
 
 @pytest.mark.parametrize("error", [OSError(24, "no descriptor"), RuntimeError("can't start new thread")])
-async def test_where_no_thread_is_to_be_had_the_loop_reads_on(bench: Bench, error: Exception) -> None:
+async def test_burst_is_read_by_the_loop_if_no_thread_can_start(bench: Bench, error: Exception) -> None:
     """A connection that ends for it would lose what is on its way, with every burst."""
     bus, transport = bench.bus, bench.bus._receiver.transport
 
@@ -83,7 +83,7 @@ async def test_where_no_thread_is_to_be_had_the_loop_reads_on(bench: Bench, erro
 
 
 @pytest.mark.parametrize(("thread", "receiver", "closing"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
-async def test_the_loop_reads_again_where_it_did_not_and_where_there_is_something(
+async def test_loop_resumes_reading_only_if_the_transport_is_open(
     bench: Bench, thread: int, receiver: int, closing: int
 ) -> None:
     bus = bench.bus
@@ -96,7 +96,7 @@ async def test_the_loop_reads_again_where_it_did_not_and_where_there_is_somethin
     assert (bus._thread, transport.did) == (None, [])
 
 
-async def test_the_loop_hears_once_of_all_that_the_thread_has_read(bench: Bench) -> None:
+async def test_loop_is_woken_once_for_all_reads_of_the_thread(bench: Bench) -> None:
     bus = bench.bus
     calls: list[Any] = []
     bus._loop = SimpleNamespace(call_soon_threadsafe=calls.append)
@@ -120,7 +120,7 @@ async def test_the_loop_hears_once_of_all_that_the_thread_has_read(bench: Bench)
 
 
 @pytest.mark.parametrize(("since_ns", "back"), [(module._CALM_NS - 1, False), (module._CALM_NS, True)])
-async def test_when_it_is_calm_the_loop_reads_again(bench: Bench, since_ns: int, back: bool) -> None:
+async def test_loop_reads_again_after_the_burst(bench: Bench, since_ns: int, back: bool) -> None:
     bus = bench.bus
     waits: list[float | None] = []
     noted = SimpleNamespace(timeout=lambda seconds: waits.append(seconds) or asyncio.timeout(0))

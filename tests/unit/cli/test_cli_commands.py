@@ -42,7 +42,7 @@ def run(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, 
 
 
 @pytest.mark.parametrize("words", [[c] for c in OWN] + [["stream", s] for s in ("create", "list", "show", "delete")])
-def test_help_says_what_and_how(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_each_command_shows_usage_and_common_options(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(*words, "--help", capsys=capsys)
     assert code == 0
     assert out.startswith(f"Usage: liftpy {' '.join(words)}")
@@ -70,7 +70,7 @@ def test_help_says_what_and_how(words: list[str], capsys: pytest.CaptureFixture[
         ["status"],
     ],
 )
-def test_nobody_there_is_exit_code_3_and_says_where_it_looked(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_a_server_exits_with_3_and_names_the_url(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(*words, *NOBODY, capsys=capsys)
     assert (code, out) == (3, "")
     assert "nats://127.0.0.1:1" in err
@@ -97,7 +97,7 @@ def test_nobody_there_is_exit_code_3_and_says_where_it_looked(words: list[str], 
         (["strem"], "strem"),
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_says_what_is_right(
+def test_command_with_wrong_usage_exits_with_2_and_a_hint(
     words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(*words, capsys=capsys)
@@ -105,7 +105,7 @@ def test_wrong_usage_is_exit_code_2_and_says_what_is_right(
     assert hint in err
 
 
-def test_lines_are_messages_whatever_their_ends_and_however_they_arrive() -> None:
+def test_publish_reads_lines_as_messages_regardless_of_chunks() -> None:
     async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
         return [line async for some in publish._lines(file) for line in some]  # type: ignore[arg-type]
 
@@ -160,7 +160,7 @@ class Scripted:
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("keep_going", [True, False])
-def test_a_refused_line_is_named_and_counted(
+def test_publish_rejected_line_is_named_and_counted(
     at_once: bool, keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Scripted(at_once)
@@ -182,7 +182,7 @@ def test_a_refused_line_is_named_and_counted(
     assert made.sent[0] == (b"a", b"k", (("h", b"1"),))
 
 
-def test_records_are_printed_as_text_where_they_are_text() -> None:
+def test_record_json_prints_text_as_text_and_other_bytes_as_base64() -> None:
     plain = Record(5, 7, None, b"caf\xc3\xa9", (), "", None, 1)
     assert record_json(plain) == {"offset": 5, "timestamp_ns": 7, "value": "café"}
     odd = Record(6, 7, b"\xff", None, (("h", b"1"), ("h", b"\xfe")), "a.b", None, 1)
@@ -196,7 +196,7 @@ def test_records_are_printed_as_text_where_they_are_text() -> None:
     }
 
 
-def test_the_demos_flights_are_all_there_and_its_table_is_right() -> None:
+def test_demo_flights_are_complete_and_their_means_correct() -> None:
     lines = read_flights(FLIGHT_COUNT)
     assert len(lines) == FLIGHT_COUNT
     assert lines[0] == b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
@@ -207,7 +207,7 @@ def test_the_demos_flights_are_all_there_and_its_table_is_right() -> None:
     assert round(delays["HA"][1] / delays["HA"][0], 2) == -6.92
 
 
-def test_the_demo_sees_every_kind_of_difference() -> None:
+def test_demo_first_difference_finds_each_kind_of_difference() -> None:
     sent = [b"a", b"b", b"c"]
     assert demo_steps.first_difference(sent, [b"a", b"b", b"c"]) == ""
     assert "offset 1: b'x' where b'b'" in demo_steps.first_difference(sent, [b"a", b"x", b"c"])
@@ -215,7 +215,7 @@ def test_the_demo_sees_every_kind_of_difference() -> None:
     assert "4 records came back" in demo_steps.first_difference(sent, [*sent, b"d"])
 
 
-def test_the_demo_says_which_offsets_spark_did_not_read(tmp_path: Path) -> None:
+def test_demo_names_the_offsets_that_spark_did_not_read(tmp_path: Path) -> None:
     import pyarrow as pa
 
     from liftpy.errors import DataLossError
@@ -235,7 +235,7 @@ def test_the_demo_says_which_offsets_spark_did_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
-def test_the_demo_exits_0_only_if_everything_agrees(
+def test_demo_exits_with_0_only_if_all_results_agree(
     agrees: bool, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class NoCluster(contextlib.nullcontext[object]):
@@ -262,7 +262,7 @@ def test_the_demo_exits_0_only_if_everything_agrees(
     assert made == [(3, "nodes", True, True)] * 2
 
 
-def test_a_batchs_records_print() -> None:
+def test_record_json_of_a_batch_record_has_all_fields() -> None:
     batch = parse_batch(
         build_batch([b"v"], keys=[b"k"], headers=[[("a", b"b")]], subjects=["s"], base_offset=3, timestamp_ns=9)
     )
@@ -271,7 +271,7 @@ def test_a_batchs_records_print() -> None:
     ]
 
 
-def test_the_demos_processes_find_the_data_source_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_processes_find_the_spark_data_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark looks for it in folders, and an installation may find its modules in another way."""
     folder = str(Path(pyspark_liftpy.__file__).parent)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".", folder)])

@@ -88,7 +88,7 @@ async def positions(cluster: MemoryCluster, group: str) -> dict[int, int]:
         return {key.partition: at for key, at in (await describe_group(client, group)).positions.items()}
 
 
-def test_what_was_printed_is_committed_at_the_end_and_does_not_come_again(
+def test_consume_in_a_group_commits_printed_records_at_the_end(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     lines: list[bytes] = []
@@ -102,7 +102,7 @@ def test_what_was_printed_is_committed_at_the_end_and_does_not_come_again(
     assert [(row["partition"], row["offset"], row["value"]) for row in map(json.loads, later)] == [(1, 10, "after")]
 
 
-def test_a_filter_passes_over_what_it_leaves_out(
+def test_consume_in_a_group_with_a_filter_commits_past_omitted_records(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """The last record of partition 1 fits nobody, nor does one of partition 0: positions go on past them all the same."""
@@ -119,7 +119,7 @@ def test_a_filter_passes_over_what_it_leaves_out(
     assert sorted(lines) == sorted([b"0", b"2", b"4", b"6", b"8"] * 2)
 
 
-def test_subjects_are_the_members_too(
+def test_consume_in_a_group_filters_by_subject(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     with cluster.sync_client() as client:
@@ -138,7 +138,7 @@ async def _published(cluster: MemoryCluster, subjects: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_ctrl_c_waits_for_what_is_being_printed_and_commits_it_only_if_it_was(
+def test_consume_in_a_group_ctrl_c_waits_for_printing_and_commits_printed_records(
     in_time: bool, cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end, threads = threading.Event(), threading.Event(), set()
@@ -175,7 +175,7 @@ def test_ctrl_c_waits_for_what_is_being_printed_and_commits_it_only_if_it_was(
     may_end.set()
 
 
-def test_what_is_printed_is_out_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_out_flushes_its_lines_before_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     out: list[object] = []
     buffer = SimpleNamespace(writelines=lambda lines: out.append(list(lines)), flush=lambda: out.append("flushed"))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=buffer))
@@ -183,7 +183,7 @@ def test_what_is_printed_is_out_before_it_is_committed(monkeypatch: pytest.Monke
     assert out == [[b"a", b"b"], "flushed"]
 
 
-def test_new_is_where_a_group_begins_that_has_committed_nothing(
+def test_consume_from_new_in_a_group_without_positions_starts_at_the_end(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     lines: list[bytes] = []
@@ -202,7 +202,7 @@ def test_new_is_where_a_group_begins_that_has_committed_nothing(
     assert set(lines) == {b"new"}
 
 
-def test_a_file_has_what_was_committed(
+def test_consume_in_a_group_to_a_file_contains_the_committed_records(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "orders.jsonl"
@@ -218,7 +218,7 @@ def test_a_file_has_what_was_committed(
     assert asyncio.run(positions(cluster, name)) == {0: 10, 1: 10}
 
 
-def test_what_was_printed_while_the_loop_stood_still_is_committed(
+def test_consume_in_a_group_commits_records_printed_while_the_loop_was_blocked(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that is suspended, or out of breath: the time to wait for the last lines is over when they are long out."""
@@ -250,7 +250,9 @@ def test_what_was_printed_while_the_loop_stood_still_is_committed(
 
 
 @pytest.mark.parametrize("presses", [0, 1])
-async def test_what_was_printed_is_finished_whenever_ctrl_c_is_pressed(monkeypatch: pytest.MonkeyPatch, presses: int) -> None:
+async def test_consume_in_a_group_finishes_printing_whenever_ctrl_c_is_pressed(
+    monkeypatch: pytest.MonkeyPatch, presses: int
+) -> None:
     """``presses``: before it is printed; once more when the last lines are waited for, or at once behind them."""
     took, may_print, finished = asyncio.Event(), threading.Event(), []
     part, parts = SimpleNamespace(slice=SimpleNamespace(records=list)), ["the only one"]
@@ -300,7 +302,9 @@ async def test_what_was_printed_is_finished_whenever_ctrl_c_is_pressed(monkeypat
     assert finished == [part, "closed"]
 
 
-def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_in_a_group_does_not_commit_records_that_failed_to_print(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(_: Iterator[bytes]) -> None:
         raise OSError(28, "No space left on device")
 
@@ -326,14 +330,16 @@ def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name
         (["--output", "o.parquet"], "Invalid value for --output"),
     ],
 )
-def test_what_a_group_can_not_do_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_consume_in_a_group_rejects_incompatible_options(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(["consume", "orders", "--group", "g", *words])
     assert left.value.code == 2
     assert says in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_queue_is_shown_with_the_workers_that_have_something(
+def test_queue_show_lists_workers_that_hold_records(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def session(_: Any, work: Callable[[Client], Awaitable[Any]], **_named: Any) -> Any:

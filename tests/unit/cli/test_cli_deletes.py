@@ -84,7 +84,7 @@ ALL = list(range(RECORDS))
         ("7", 2, ALL),
     ],
 )
-def test_truncate_deletes_what_lies_before_and_nothing_else(
+def test_delete_records_deletes_only_records_before_the_offset(
     before: str, code: int, left: list[int], run: Run, name: str, cluster: MemoryCluster
 ) -> None:
     found = run("stream", "delete-records", name, "--before", before, "--yes", "--json")
@@ -98,7 +98,7 @@ def test_truncate_deletes_what_lies_before_and_nothing_else(
     assert held(cluster, name) == [left, left]
 
 
-def test_truncate_of_a_batch_keeps_it_whole_and_says_so(run: Run, cluster: MemoryCluster) -> None:
+def test_delete_records_inside_a_batch_keeps_the_batch_and_reports_it(run: Run, cluster: MemoryCluster) -> None:
     made = f"orders{next(_numbers)}"
     with cluster.sync_client() as client:
         client.create_stream(made, f"shop.{made}")
@@ -114,7 +114,7 @@ def test_truncate_of_a_batch_keeps_it_whole_and_says_so(run: Run, cluster: Memor
     _until(lambda: _offsets(cluster, made) == list(range(1, 11)))
 
 
-def test_the_prompt_and_the_dry_run_say_how_many_records_of_how_many_go(run: Run, name: str, cluster: MemoryCluster) -> None:
+def test_delete_records_prompt_and_dry_run_show_the_number_of_records(run: Run, name: str, cluster: MemoryCluster) -> None:
     code, out, _ = run("stream", "delete-records", name, "--before", "4", "--partition", "1", "--dry-run")
     assert (code, "4 of 10 records" in out) == (0, True)
     code, _, err = run("stream", "delete-records", name, "--before", "new", answer="n\n")
@@ -128,7 +128,7 @@ def test_the_prompt_and_the_dry_run_say_how_many_records_of_how_many_go(run: Run
     assert held(cluster, name) == [ALL, ALL]
 
 
-def test_truncate_deletes_what_was_confirmed_and_nothing_that_came_since(
+def test_delete_records_deletes_only_what_was_confirmed(
     run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirm(*_: Any, **__: Any) -> None:
@@ -141,7 +141,7 @@ def test_truncate_deletes_what_was_confirmed_and_nothing_that_came_since(
 
 
 @pytest.mark.parametrize("command", [("delete-records", "--before", "new"), ("purge", "--key", "k"), ("delete",)])
-def test_a_stream_that_was_made_again_while_the_prompt_waited_is_left_alone(
+def test_delete_command_after_a_stream_was_recreated_during_the_prompt_changes_nothing(
     command: tuple[str, ...], run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def confirm(*_: Any, **__: Any) -> None:
@@ -159,7 +159,7 @@ def test_a_stream_that_was_made_again_while_the_prompt_waited_is_left_alone(
     "words", [("stream", "delete"), ("stream", "delete-records", "--before", "new"), ("stream", "purge", "--key", "k"),
               ("partition", "elect", "--unclean")]
 )  # fmt: skip
-def test_nothing_is_asked_about_a_stream_that_does_not_exist(words: tuple[str, ...], run: Run) -> None:
+def test_delete_command_for_an_unknown_stream_fails_without_a_prompt(words: tuple[str, ...], run: Run) -> None:
     code, _, err = run(*words[:2], "nothere", *words[2:], answer="y\n")
     assert (code, "nothere" in err, "?" in err) == (1, True, False), err
 
@@ -182,12 +182,14 @@ def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cl
         (("--subject", "caf\udce9"), "UTF-8"),
     ],
 )
-def test_what_is_no_purge_is_said(words: tuple[str, ...], said: str, run: Run, name: str, cluster: MemoryCluster) -> None:
+def test_purge_with_invalid_options_is_rejected(
+    words: tuple[str, ...], said: str, run: Run, name: str, cluster: MemoryCluster
+) -> None:
     code, _, err = run("stream", "purge", name, "--yes", *words)
     assert (code, said in err, held(cluster, name)) == (2, True, [ALL, ALL]), err
 
 
-def test_purge_that_a_replica_misses_is_not_waited_for_longer_than_told(run: Run, name: str, cluster: MemoryCluster) -> None:
+def test_purge_wait_with_a_missing_replica_ends_at_its_timeout(run: Run, name: str, cluster: MemoryCluster) -> None:
     with cluster.sync_client() as client:
         away = next(n for n in client.stream(name).partitions[0].replicas if n != client.stream(name).partitions[0].leader)
     cluster.kill(away)
@@ -240,7 +242,7 @@ def test_create_stream_with_min_isr_above_its_replicas_says_so(words: tuple[str,
 
 @pytest.mark.parametrize("letters", [251, 256, 300])
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
-def test_consume_output_with_a_name_that_is_too_long_is_an_error_that_says_so(
+def test_consume_output_with_a_name_that_is_too_long_is_a_clear_error(
     letters: int, suffix: str, run: Run, name: str, tmp_path: Path
 ) -> None:
     file = tmp_path / ("x" * (letters - len(suffix)) + suffix)
@@ -248,12 +250,12 @@ def test_consume_output_with_a_name_that_is_too_long_is_an_error_that_says_so(
     assert (code, "too long" in err, "Traceback" in err) == (2, True, False), err
 
 
-def test_consume_in_json_prints_one_line_for_each_record(run: Run, name: str) -> None:
+def test_consume_in_json_prints_a_line_per_record(run: Run, name: str) -> None:
     code, out, _ = run("consume", name, "--partition", "0", "--until", "end", "--json")
     assert (code, [json.loads(line)["offset"] for line in out.splitlines()]) == (0, ALL)
 
 
-def test_log_verify_of_a_folder_without_segments_is_no_log(run: Run, tmp_path: Path) -> None:
+def test_log_verify_of_a_directory_without_segments_is_rejected(run: Run, tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text("started")
     code, out, err = run("log", "verify", str(tmp_path))
     assert (code, out, "a partition directory (no segment" in err) == (2, "", True)

@@ -55,7 +55,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
         (lambda: _raise(SystemExit(9)), 9, ""),
     ],
 )
-def test_each_end_has_its_exit_code(
+def test_command_error_of_each_kind_has_its_exit_code(
     ends: Any, code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.cli.controllers.with_client", lambda *_: None)
@@ -71,12 +71,12 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_exit_codes_say_whose_fault_it_is() -> None:
+def test_exit_code_separates_usage_unavailable_and_other_errors() -> None:
     assert [exit_code(kind("x")) for kind in (ConfigError, UnavailableError, LiftError)] == [2, 3, 1]
 
 
 @pytest.mark.parametrize("through", ["directly", "click"])
-def test_nobody_who_reads_is_no_failure(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_with_closed_stdout_is_no_failure(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[int] = []
     monkeypatch.setattr("sidecar.cli.main.nobody_reads", lambda: gone.append(1))
 
@@ -94,12 +94,12 @@ def test_nobody_who_reads_is_no_failure(through: str, monkeypatch: pytest.Monkey
     assert (left.value.code, gone) == (0, [1])
 
 
-def test_what_nobody_reads_does_not_fail_at_the_interpreters_end() -> None:
+def test_closed_stdout_does_not_fail_at_the_interpreters_end() -> None:
     read, write = os.pipe()
     os.close(read)
     real = sys.stdout
-    before = len(os.listdir("/proc/self/fd"))
     with open(write, "w") as out:
+        before = set(os.listdir("/proc/self/fd"))
         sys.stdout = out
         try:
             out.write("lost")
@@ -107,10 +107,10 @@ def test_what_nobody_reads_does_not_fail_at_the_interpreters_end() -> None:
             out.flush()
         finally:
             sys.stdout = real
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert set(os.listdir("/proc/self/fd")) <= before, "the second descriptor of the pipe's place is closed"
 
 
-def test_every_command_is_listed_and_there() -> None:
+def test_main_lists_each_command_and_loads_it() -> None:
     context = click.Context(liftpy)
     assert liftpy.list_commands(context) == list(COMMANDS)
     for name in COMMANDS:
@@ -121,7 +121,7 @@ def test_every_command_is_listed_and_there() -> None:
 
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------
-async def test_a_reader_that_goes_ends_the_command_also_while_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_ends_when_its_reader_closes_the_pipe_without_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closed_pipe, "_LOOK_S", 0.0)
     read, write = os.pipe()
     with os.fdopen(write, "w") as out:
@@ -136,7 +136,9 @@ async def test_a_reader_that_goes_ends_the_command_also_while_nothing_is_written
 
 
 @pytest.mark.parametrize("what", ["file", "memory"])
-async def test_what_is_no_pipe_has_no_reader_to_lose(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_writing_to_a_file_does_not_watch_for_a_reader(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(closed_pipe, "_LOOK_S", 0.0)
     with (tmp_path / "out").open("w") if what == "file" else io.StringIO() as out:
         watching = asyncio.ensure_future(closed_pipe.reader_gone(out))
@@ -148,7 +150,7 @@ async def test_what_is_no_pipe_has_no_reader_to_lose(what: str, tmp_path: Path, 
 
 # ---- the session ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_session_connects_as_was_said_and_always_closes(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_session_connects_with_its_target_and_always_closes(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     given: list[Any] = []
 
@@ -196,7 +198,7 @@ CREDENTIALS = {
 
 
 @pytest.mark.parametrize("flag", ["--creds", "--nkey", "--user", "--tls-ca", "--inbox-prefix", "--principal"])
-def test_what_a_flag_says_gets_to_the_connection(
+def test_connection_flag_reaches_the_connection(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if flag == "--user":
@@ -214,7 +216,7 @@ def test_what_a_flag_says_gets_to_the_connection(
     assert {name: str(v) if v else v for name, v in said.items()} == expected
 
 
-async def test_the_group_is_shown_with_all_its_figures() -> None:
+async def test_controllers_show_prints_all_figures() -> None:
     @dataclasses.dataclass
     class Member:
         node_id: str
@@ -238,7 +240,7 @@ async def test_the_group_is_shown_with_all_its_figures() -> None:
 
 # ---- liftpy consume, with who reads it -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ends", ["reader", "records", "failure"])
-def test_consuming_ends_with_its_reader_or_its_records(
+def test_consume_ends_with_its_reader_or_its_records(
     ends: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[str] = []
@@ -289,7 +291,7 @@ def open_here(folder: Path) -> list[str]:
     return [name for name in names if name.startswith(str(folder))]
 
 
-def test_a_repair_says_what_it_cut_and_leaves_no_file_open(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_repair_reports_truncated_records_and_leaves_no_open_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = sorted(folder.glob("*.log"))
     data = bytearray(files[-1].read_bytes())
     data[70] ^= 1
@@ -305,7 +307,7 @@ def test_a_repair_says_what_it_cut_and_leaves_no_file_open(folder: Path, capsys:
     assert run(capsys, "log", "repair", str(folder))[0] == 0, "the lock is free again"
 
 
-def test_a_dump_shows_what_else_lies_there_and_every_batch(
+def test_log_dump_shows_other_files_and_each_batch(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -339,7 +341,7 @@ def test_a_dump_shows_what_else_lies_there_and_every_batch(
 
 # ---- liftpy service ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("when", ["connected", "connecting"])
-async def test_a_service_stops_when_it_is_told_and_closes_its_connection(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_run_stops_on_sigterm_and_closes_its_connection(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     class Connection:
@@ -381,7 +383,7 @@ async def test_a_service_stops_when_it_is_told_and_closes_its_connection(when: s
     assert said == (["ns", "stop", "ran", "closed"] if when == "connected" else [])
 
 
-def test_the_defaults_that_are_shown_are_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_create_help_shows_the_default_values(capsys: pytest.CaptureFixture[str]) -> None:
     """A setting whose help says its default in words shows it once; every other shows it."""
     _, out, _ = run(capsys, "stream", "create", "--help")
     text = " ".join(out.split())

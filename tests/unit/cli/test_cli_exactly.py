@@ -41,7 +41,7 @@ demo, dev, publish_module = (importlib.import_module(f"sidecar.cli.{name}") for 
 
 
 # ---- streams and rights --------------------------------------------------------------------------------------------------
-def test_what_is_made_is_one_line_of_json_for_who_asks(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_create_json_prints_a_line_with_the_stream(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.set("orders", 1, isr=("n2",), leader="n2", leader_epoch=7, epoch=9)
     code, out, _ = run(capsys, "stream", "create", "orders", "--subject", "shop.orders", "--partitions", "2", "--json")
     assert code == 0
@@ -60,14 +60,16 @@ def test_what_is_made_is_one_line_of_json_for_who_asks(cluster: Cluster, capsys:
     }  # fmt: skip
 
 
-def test_settings_are_those_of_all_replicas_not_of_the_isr(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_show_config_does_not_depend_on_the_isr(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     before = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["config"]
     cluster.set("orders", 0, isr=("n1",))
     assert json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["config"] == before
 
 
 @pytest.mark.parametrize("words", [["--stream", "a.b"], ["--stream", "*"], ["--service", "a b"], ["--service", ">"]])
-def test_rights_of_what_has_no_name_are_refused(words: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_permissions_for_an_invalid_name_are_rejected(
+    words: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = run(capsys, "permissions", "--role", "reader", *words)
     assert (code, out) == (2, "")
     assert f"{words[1]!r} is not allowed" in err
@@ -76,7 +78,7 @@ def test_rights_of_what_has_no_name_are_refused(words: list[str], cluster: Clust
 
 
 @pytest.mark.parametrize(("width", "spaced"), [(26, True), (25, False)])
-def test_columns_stand_apart_where_there_is_room(width: int, spaced: bool) -> None:
+def test_table_columns_are_spaced_when_the_width_allows(width: int, spaced: bool) -> None:
     """Two columns of ten characters with their spaces take 26."""
     text = printed(table(("a" * 10, "b" * 10), [("1", "2")], width=width), width)
     head = text.splitlines()[1]
@@ -128,7 +130,7 @@ def a_dev(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looked
 
 
-def test_dev_says_as_json_where_all_is_and_nothing_else(a_dev: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_json_prints_a_single_ready_line(a_dev: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "dev", "--json")
     assert code == 3
     (line,) = out.splitlines()
@@ -142,7 +144,7 @@ def test_dev_says_as_json_where_all_is_and_nothing_else(a_dev: list[str], capsys
     assert (Dev.made[0].given["nats_url"], Dev.made[0].given["settings"]) == ("", {})
 
 
-def test_dev_looks_whether_an_outside_server_lets_it_in(
+def test_dev_with_an_outside_server_checks_its_credentials(
     a_dev: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIFTPY_PASSWORD", "secret")
@@ -177,7 +179,7 @@ class Screen:
 
 
 @pytest.mark.parametrize("spark", [True, False])
-async def test_the_demo_does_its_steps_in_order(spark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_demo_runs_its_steps_in_order(spark: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines = [b"%d" % number for number in range(8)]
     calls: list[Any] = []
 
@@ -251,7 +253,7 @@ async def test_the_demo_does_its_steps_in_order(spark: bool, monkeypatch: pytest
     assert MAX_RECORDS >= 1
 
 
-def test_the_demos_result_as_json_and_for_people() -> None:
+def test_demo_result_is_shown_as_json_and_text() -> None:
     steps = [Step("read", 1000, 2_000_000, 2.0), Step("spark", 10, 10, 1.0, agrees=False, note="offset 3")]
     delays = {"UA": (2, 20), "AA": (4, -20)}
     said = demo._as_json(steps, delays, FAILOVER, "", 12.345, False)
@@ -279,7 +281,7 @@ def test_the_demos_result_as_json_and_for_people() -> None:
     assert "everything agrees, record by record" in console.export_text()
 
 
-def test_the_demos_bars_show_who_leads() -> None:
+def test_demo_progress_bars_mark_the_leader() -> None:
     screen = demo._Screen(Console(width=120, file=open("/dev/null", "w")))  # noqa: SIM115
     progress = screen.watching(10, ["n1", "n2"])
     screen.positions(Positions(sent=7, committed=5, leader="n2", replicas={"n1": 4, "n2": 6}))
@@ -289,7 +291,9 @@ def test_the_demos_bars_show_who_leads() -> None:
 
 
 # ---- liftpy service ------------------------------------------------------------------------------------------------------
-def test_a_service_runs_as_it_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_run_passes_its_options_to_the_service(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[Any] = []
 
     class Counter:
@@ -325,7 +329,7 @@ def test_a_service_runs_as_it_is_told(capsys: pytest.CaptureFixture[str], monkey
     assert ran == [(Counter, "counter", (0,), "o", "s", "n1", "ns"), (logging.ERROR, logging.WARNING)]
 
 
-async def test_a_service_waits_between_two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_run_pauses_between_connection_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def open_connection(*_: Any, **__: Any) -> str:
@@ -384,7 +388,7 @@ class Asked:
         yield SimpleNamespace(records=lambda: iter(self.records))
 
 
-async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and_waited_for() -> None:
+async def test_service_snapshot_is_requested_from_each_node_with_the_service() -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
     stored = await service_orders.store_now(client, "counter", "s", 0, (), 30.0, "ns")
     assert stored == {"n1": 7, "n3": 5}
@@ -417,7 +421,7 @@ async def test_service_command_without_a_partition_of_several_is_rejected() -> N
     assert client.published == []
 
 
-async def test_a_snapshot_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_snapshot_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3})
 
     async def publish(subject: str, payload: bytes) -> None:
@@ -429,7 +433,7 @@ async def test_a_snapshot_that_does_not_come_is_given_up(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("error", [UnavailableError("x"), OutcomeUnknownError("x"), ProtocolError("x")])
-async def test_who_does_not_answer_has_no_position(error: Exception) -> None:
+async def test_service_position_is_none_without_an_answer(error: Exception) -> None:
     client: Any = Asked(n1=error, n2={"position": 0})
     assert await service_orders._position(client, "n1", "u1", 0, "counter") is None
     assert await service_orders._position(client, "n2", "u1", 0, "counter") == 0
@@ -437,7 +441,7 @@ async def test_who_does_not_answer_has_no_position(error: Exception) -> None:
     assert await service_orders._position(client, "n2", "u1", 1, "counter") is None
 
 
-async def test_a_record_is_passed_over_only_where_nobody_has_applied_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_skip_writes_a_decision_only_if_no_node_has_applied_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
 
     class Writer:
@@ -512,7 +516,7 @@ def published(monkeypatch: pytest.MonkeyPatch, client: Publishing) -> None:
     monkeypatch.setattr(publish_module, "with_client", lambda _, work, **__: asyncio.run(work(client)))
 
 
-def test_lines_are_published_as_was_said_and_counted(
+def test_publish_sends_lines_with_options_and_reports_counts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(b"one\ntwo\nthree")
@@ -534,7 +538,7 @@ def test_lines_are_published_as_was_said_and_counted(
 
 
 @pytest.mark.parametrize("keep_going", [True, False])
-def test_the_first_refused_line_is_named(
+def test_publish_first_rejected_line_is_named(
     keep_going: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(b"1\n2\n3\n4\n")
@@ -551,7 +555,7 @@ def test_the_first_refused_line_is_named(
 
 
 @pytest.mark.parametrize(("value", "printed_as"), [(b"42", b"42\n"), (b"42\n", b"42\n"), (b"", b"\n")])
-def test_a_query_prints_the_answer_and_says_where_it_came_from_if_asked(
+def test_service_query_prints_the_answer_and_its_source_on_request(
     value: bytes, printed_as: bytes, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []

@@ -49,7 +49,7 @@ def test_help_of_each_command_consists_of_sentences(name: str) -> None:
             assert text.endswith((".", ".]")), f"{param.opts}: {text}"
 
 
-def test_main_help_lists_each_command_in_one_section() -> None:
+def test_main_help_lists_each_command_in_a_single_section() -> None:
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
 
 

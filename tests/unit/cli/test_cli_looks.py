@@ -56,7 +56,7 @@ def led_after(cluster: Cluster, looks: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("looks", [1, 4])
-async def test_a_partition_is_looked_at_twenty_times_a_second_until_it_is_led(
+async def test_partition_wait_checks_twenty_times_per_second_until_a_leader_exists(
     looks: int, cluster: Cluster, slept: list[float]
 ) -> None:
     client: Any = cluster
@@ -67,7 +67,7 @@ async def test_a_partition_is_looked_at_twenty_times_a_second_until_it_is_led(
     assert cluster.asked == [("elect", "orders", 0, "n2", False)]
 
 
-async def test_a_partition_that_is_not_led_in_time_is_given_up(cluster: Cluster, slept: list[float]) -> None:
+async def test_partition_wait_without_a_leader_times_out(cluster: Cluster, slept: list[float]) -> None:
     client: Any = cluster
     image = cluster.image.streams["orders"]
     cluster.set("orders", status=PartitionStatus.OFFLINE, leader="")
@@ -76,9 +76,7 @@ async def test_a_partition_that_is_not_led_in_time_is_given_up(cluster: Cluster,
     assert len(slept) in (20, 21), "a second of looks, and one more where the sum of them falls short of it"
 
 
-async def test_a_node_that_runs_is_looked_at_ten_times_a_second_until_the_time_is_over(
-    cluster: Cluster, slept: list[float]
-) -> None:
+async def test_node_remove_wait_checks_ten_times_per_second_until_its_timeout(cluster: Cluster, slept: list[float]) -> None:
     client: Any = cluster
     with pytest.raises(ConfigError):
         await node._removed(client, "n1", False, 1.0)
@@ -100,7 +98,7 @@ async def test_a_node_that_runs_is_looked_at_ten_times_a_second_until_the_time_i
         (("bank", "?", "--key", "ann"), ("bank", b"?", None, b"ann", None)),
     ],
 )
-def test_a_query_is_asked_as_it_was_said(
+def test_service_query_sends_its_options(
     words: tuple[str, ...], asked: tuple[Any, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -119,7 +117,9 @@ def test_a_query_is_asked_as_it_was_said(
     assert run(capsys, "service", "query", "../x", "?")[0] == 2
 
 
-def test_each_flag_of_a_connection_is_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_flags_set_their_own_target_fields(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Target] = []
 
     def with_client(target: Target, work: Any, **_: Any) -> Any:
@@ -156,7 +156,7 @@ def test_each_flag_of_a_connection_is_its_own(capsys: pytest.CaptureFixture[str]
     assert (given[-1].nats, given[-1].namespace) == (("nats://127.0.0.1:4222",), "liftpy")
 
 
-def test_a_command_gives_nats_five_seconds_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_connects_with_a_timeout_of_five_seconds_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     class Client:
@@ -184,7 +184,7 @@ def test_a_command_gives_nats_five_seconds_and_its_name(monkeypatch: pytest.Monk
 
 
 # ---- for machines ----------------------------------------------------------------------------------------------------------------
-def test_a_plan_for_machines_says_that_nothing_was_done() -> None:
+def test_placement_plan_json_says_dry_run() -> None:
     told: Any = SimpleNamespace(
         waits="", notes=("a note",), first_partition=4, replicas=(("n1", "n2"), ("n2", "n1")), by_node=dict, by_rack=dict
     )
@@ -195,7 +195,7 @@ def test_a_plan_for_machines_says_that_nothing_was_done() -> None:
     assert MAX_FILE_BYTES == 1024 * 1024
 
 
-def test_a_record_for_machines_has_text_where_it_is_text() -> None:
+def test_record_json_uses_text_where_bytes_are_utf_8() -> None:
     full = Record(7, 99, b"\xff", b"v\xc3\xa9", (("a", b"1"), ("b", b"\xfe")), "ev.1", None, 3)
     assert record_json(full) == {
         "offset": 7, "timestamp_ns": 99, "value": "vé", "key_base64": "/w==", "subject": "ev.1",
@@ -205,7 +205,7 @@ def test_a_record_for_machines_has_text_where_it_is_text() -> None:
     assert record_json(Record(8, 99, b"", b"", (), "", None, 3))["key"] == ""
 
 
-def test_exit_codes_are_what_scripts_rely_on() -> None:
+def test_exit_codes_for_scripts_are_stable() -> None:
     assert (exit_code(ConfigError("x")), exit_code(UnavailableError("x")), log.EXIT_DAMAGED) == (2, 3, 1)
 
 
@@ -226,7 +226,7 @@ def test_exit_codes_are_what_scripts_rely_on() -> None:
     ],
 )
 @pytest.mark.parametrize("leader", ["n1", ""])
-def test_a_controller_is_a_row(
+def test_controllers_show_row_has_state_and_lag_of_a_controller(
     member: dict[str, Any],
     row: tuple[str, ...],
     leader: str,

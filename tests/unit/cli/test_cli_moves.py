@@ -85,7 +85,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return made
 
 
-def test_a_drain_is_waited_for_and_the_node_is_removed(run: Cli) -> None:
+def test_drain_wait_ends_and_the_node_can_be_removed(run: Cli) -> None:
     run.moved.driver.create(partitions=10, replicationFactor=3)
     code, said = run("node", "drain", "b", "--wait")
     assert code == 0
@@ -97,7 +97,7 @@ def test_a_drain_is_waited_for_and_the_node_is_removed(run: Cli) -> None:
     assert run.json("node", "remove", "b")["removed"]
 
 
-def test_a_drain_goes_on_by_itself_is_shown_and_taken_back(run: Cli) -> None:
+def test_drain_continues_in_the_background_and_can_be_cancelled(run: Cli) -> None:
     run.moved.copies = False
     run.moved.driver.create(partitions=10, replicationFactor=3)
     assert run.json("node", "drain", "b") == {"node": "b", "leaving": True, "replicas": 6}
@@ -118,7 +118,7 @@ def test_a_drain_goes_on_by_itself_is_shown_and_taken_back(run: Cli) -> None:
     assert run("node", "drain", "zz")[0] != 0
 
 
-def test_what_nobody_leads_moves_nowhere_and_who_waits_for_it_is_told_so(run: Cli) -> None:
+def test_drain_of_leaderless_partitions_says_what_blocks(run: Cli) -> None:
     """Before, a drain of a dead node that held the last replica was waited for for a day, without a word why."""
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["b"]) for n in range(5)])
     run.moved.down("b")
@@ -136,14 +136,14 @@ def test_what_nobody_leads_moves_nowhere_and_who_waits_for_it_is_told_so(run: Cl
     assert run("node", "remove", "b")[0] == 0
 
 
-def test_a_drain_says_what_has_no_other_place(run: Cli) -> None:
+def test_drain_names_streams_without_another_place(run: Cli) -> None:
     run.moved.driver.create(partitions=1, replicationFactor=5)
     code, said = run("node", "drain", "b")
     assert code == 0
     assert "orders: more replicas than the 4 other nodes that may take them" in said
 
 
-def test_another_factor(run: Cli) -> None:
+def test_stream_alter_replicas_moves_partitions_to_the_new_factor(run: Cli) -> None:
     run.moved.driver.create(partitions=4, replicationFactor=2)
     planned = run.json("stream", "alter", "orders", "--replicas", "3", "--dry-run")
     assert [len(p["target"]) for p in planned["partitions"]] == [3] * 4
@@ -166,7 +166,7 @@ def test_another_factor(run: Cli) -> None:
     assert (code, "there are 5" in said) == (2, True)
 
 
-def test_a_move_by_hand(run: Cli) -> None:
+def test_partition_move_to_given_nodes_waits_for_the_move(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     assert run.json("partition", "move", "orders", "--to", "d,e,a")["replicas"] == ["d", "e", "a"]
     run.moved.copies = False
@@ -178,7 +178,7 @@ def test_a_move_by_hand(run: Cli) -> None:
     assert run("partition", "move", "orders", "--to", "zz")[0] == 2
 
 
-def test_a_rebalance_moves_what_it_showed(run: Cli) -> None:
+def test_rebalance_moves_what_its_dry_run_showed(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
     planned = run.json("rebalance", "--dry-run")
     assert (planned["moved"], planned["fewest"], len(planned["moves"])) == (12, 12, 12)
@@ -192,7 +192,7 @@ def test_a_rebalance_moves_what_it_showed(run: Cli) -> None:
     assert run.json("rebalance")["moves"] == []
 
 
-def test_a_rebalance_is_cancelled_and_nobody_elses_moves_are(run: Cli) -> None:
+def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     run.moved.copies = False
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
     run("node", "drain", "e")
@@ -207,7 +207,7 @@ def test_a_rebalance_is_cancelled_and_nobody_elses_moves_are(run: Cli) -> None:
     assert run("rebalance", "--without", "a")[0] == 2
 
 
-def test_leaderships_alone(run: Cli) -> None:
+def test_rebalance_by_leaders_moves_leaderships_only(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c", "d", "e"]) for n in range(20)])
     held = dict(run.moved.image.replica_counts)
     made = run.json("rebalance", "--by", "leaders")
@@ -218,7 +218,7 @@ def test_leaderships_alone(run: Cli) -> None:
     assert run.json("rebalance", "--by", "leaders")["moves"] == []
 
 
-def test_bytes_as_the_nodes_say(run: Cli) -> None:
+def test_rebalance_by_bytes_uses_the_sizes_from_the_nodes(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(5)])
     run.sizes = {0: 8 * GB, 1: 4 * GB, 2: 4 * GB, 3: 4 * GB, 4: 4 * GB}
     made = run.json("rebalance", "--by", "bytes")
@@ -232,7 +232,7 @@ def test_bytes_as_the_nodes_say(run: Cli) -> None:
     assert (code, "No moves needed" in said) == (0, True)
 
 
-def test_an_estimate_needs_something_that_was_done() -> None:
+def test_move_estimate_needs_measured_progress() -> None:
     estimate = Estimate()
     assert estimate.seconds(0.0, 1000) is None
     assert estimate.seconds(1.0, 1000) is None
@@ -244,7 +244,7 @@ def test_an_estimate_needs_something_that_was_done() -> None:
     assert "nothing moves yet" in sentence(MoveProgress(partitions=0, copying=0, left_bytes=0), None)
 
 
-async def test_many_wishes_go_together_and_each_is_answered() -> None:
+async def test_move_requests_are_sent_in_batches_and_answered_individually() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a"]) for n in range(200)])
     wire = Wire(moved)

@@ -35,7 +35,7 @@ class Paused:
         return self.cluster.image.streams[name]
 
 
-def test_partitions_are_paused_and_resumed_and_shown_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_pause_and_resume_are_shown(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("pause", "resume"):
         setattr(cluster, word, getattr(Paused(cluster), word))
     uid = cluster.image.streams["orders"].uid
@@ -59,7 +59,7 @@ def test_partitions_are_paused_and_resumed_and_shown_so(cluster: Cluster, capsys
     ]  # fmt: skip
 
 
-def test_a_partition_that_is_no_number_is_wrong_usage(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_pause_with_invalid_partition_is_wrong_usage(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["pause", "orders", "--partition", "-1"], ["resume", "orders", "--partition", "x"], ["pause"]):
         assert run(capsys, "stream", *words)[0] == 2
     assert cluster.asked == []

@@ -83,7 +83,7 @@ CREATE = ("stream", "create", "orders", "--subject", "shop.orders")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_dry_run_prints_the_map_and_the_tallies_and_the_create_does_it(run: Printed, policy: str) -> None:
+def test_stream_create_dry_run_shows_the_placement_that_create_makes(run: Printed, policy: str) -> None:
     run("stream", "create", "before", "--subject", "before", "--partitions", "5")
     words = (*CREATE, "--partitions", "7", "--placement", policy)
     planned = run.json(*words, "--dry-run")
@@ -102,7 +102,7 @@ def test_a_dry_run_prints_the_map_and_the_tallies_and_the_create_does_it(run: Pr
     assert planned["racks"]["r0"]["replicas"] == image.replica_counts["n0"] + image.replica_counts["n1"]
 
 
-def test_a_dry_run_for_people(run: Printed) -> None:
+def test_stream_create_dry_run_prints_placement_notes(run: Printed) -> None:
     for number in range(6):
         run.driver.ask(setNode=pb.SetNode(nodeId=f"n{number}", rack=""))
     code, said = run(*CREATE, "--placement", "rack", "--partitions", "2", "--dry-run")
@@ -113,7 +113,7 @@ def test_a_dry_run_for_people(run: Printed) -> None:
     assert "racks" not in said.split("nothing")[0].split("note: ")[1].split("\n", 1)[1]
 
 
-def test_a_file_is_placed_as_it_says(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_assignment_file_places_as_listed(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text(json.dumps([{"id": n, "replicas": [f"n{n}", "n5"]} for n in range(3)]))
     planned = run.json(*CREATE, "--assignment", str(file), "--dry-run")
@@ -126,7 +126,7 @@ def test_a_file_is_placed_as_it_says(run: Printed, tmp_path: Path) -> None:
     assert replicas(run)[3:] == [["n4", "n0"]]
 
 
-def test_all_that_is_wrong_with_a_file_is_said_at_once(run: Printed, tmp_path: Path) -> None:
+def test_assignment_file_errors_are_reported_together(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     run.driver.fence("n3")
     file.write_text(
@@ -162,23 +162,23 @@ def test_all_that_is_wrong_with_a_file_is_said_at_once(run: Printed, tmp_path: P
         ('[{"id": 0, "replicas": ["n1"], "replicas": ["n2"]}]', "'replicas' twice"),
     ],
 )
-def test_a_file_of_another_form_is_refused_with_every_entry(text: str, says: str) -> None:
+def test_assignment_file_with_wrong_format_is_rejected(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as raised:
         assignment_from_json(text)
     assert says in str(raised.value)
 
 
-def test_node_ids_may_be_numbers() -> None:
+def test_assignment_file_accepts_numeric_node_ids() -> None:
     assert assignment_from_json('[{"id": 0, "replicas": [5001, "a"]}]') == ((0, ("5001", "a")),)
 
 
-def test_a_plan_that_is_no_map_is_refused() -> None:
+def test_placement_plan_that_is_inconsistent_is_rejected() -> None:
     for plan in (pb.PlacementPlan(replicas=[0]), pb.PlacementPlan(replicas=[0, 1], replicationFactor=2)):
         with pytest.raises(ValueError, match="inconsistent"):
             plan_from_pb(plan)
 
 
-def test_a_stream_that_waits_says_for_what_wherever_it_is_shown(run: Printed) -> None:
+def test_stream_without_enough_nodes_shows_its_reason_everywhere(run: Printed) -> None:
     code, said = run(*CREATE, "--replicas", "8", "--partitions", "3")
     assert code == 0
     assert "it waits, insufficient-nodes: not enough nodes: 2 more needed" in said
@@ -196,7 +196,7 @@ def test_a_stream_that_waits_says_for_what_wherever_it_is_shown(run: Printed) ->
     assert "would wait" in run("stream", "create", "x", "--subject", "x", "--replicas", "8", "--dry-run")[1]
 
 
-def test_words_that_do_not_fit_are_refused(run: Printed, tmp_path: Path) -> None:
+def test_stream_create_with_contradicting_placement_options_is_rejected(run: Printed, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     file.write_text('[{"id": 0, "replicas": ["n1"]}]')
     for words in (
@@ -211,7 +211,7 @@ def test_words_that_do_not_fit_are_refused(run: Printed, tmp_path: Path) -> None
     assert run("stream", "add-partitions", "orders")[0] == 2
 
 
-def test_partitions_are_added_and_the_old_ones_stay(run: Printed) -> None:
+def test_add_partitions_adds_new_and_keeps_old_partitions(run: Printed) -> None:
     run(*CREATE, "--partitions", "2")
     before = replicas(run)
     assert [
@@ -226,7 +226,7 @@ def test_partitions_are_added_and_the_old_ones_stay(run: Printed) -> None:
     assert "has 5 partitions: they can become more, not fewer" in said
 
 
-def test_the_moves_are_shown_beside_the_fewest_and_none_is_made(run: Printed) -> None:
+def test_rebalance_dry_run_shows_moves_and_minimum_and_moves_nothing(run: Printed) -> None:
     run(*CREATE, "--partitions", "6")
     run.driver.register("n6", rack="r3")
     before = replicas(run)
@@ -242,7 +242,7 @@ def test_the_moves_are_shown_beside_the_fewest_and_none_is_made(run: Printed) ->
     assert "Node n9 does not exist" in run("rebalance", "--dry-run", "--without", "n9")[1]
 
 
-def test_a_nodes_weight_and_rack_are_said_and_taken_back(run: Printed) -> None:
+def test_node_weight_and_rack_can_be_set_and_reset(run: Printed) -> None:
     assert run.json("node", "set-weight", "n1", "2.5")["weight"] == 2.5
     assert run.json("node", "set-rack", "n1", "r9") == {
         "node": "n1", "weight": 2.5, "weight_by_hand": True, "rack": "r9", "rack_by_hand": True,

@@ -31,18 +31,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 # ---- liftpy publish -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("wrong", ["", "=1", "h", "="])
-def test_a_header_needs_a_name_and_a_value(wrong: str) -> None:
+def test_publish_header_without_name_or_value_is_rejected(wrong: str) -> None:
     with pytest.raises(click.BadParameter):
         publish._headers(("a=1", wrong))
 
 
-def test_headers_are_cut_at_the_first_sign() -> None:
+def test_publish_header_is_split_at_the_first_equals_sign() -> None:
     assert publish._headers(("a=1", "b=", "c=x=y", "a=2")) == (("a", b"1"), ("b", b""), ("c", b"x=y"), ("a", b"2"))
 
 
 @pytest.mark.parametrize(("words", "key"), [([], None), (["--key", ""], b""), (["--key", "é"], "é".encode())], ids=str)
 @pytest.mark.parametrize("ack", ["all", "leader", "none"])
-def test_each_line_goes_with_what_was_given(
+def test_publish_sends_each_line_with_the_given_options(
     words: list[str], key: bytes | None, ack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
@@ -84,7 +84,7 @@ def test_each_line_goes_with_what_was_given(
     assert (manner.ack.value, manner.key, manner.headers, manner.keep_going) == (ack, key, (("h", b"1"),), True)
 
 
-def test_answers_out_of_order_are_counted() -> None:
+def test_publish_report_counts_answers_out_of_order() -> None:
     async def reported() -> dict[str, object]:
         report = publish._Report()
         for line, offset in ((2, 8), (1, 7), (4, 12), (3, 9)):
@@ -122,7 +122,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_all_damage_is_said_and_what_is_right_is_shown_as_it_is(
+def test_log_dump_shows_all_damage_and_intact_segments_unchanged(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -143,7 +143,9 @@ def test_all_damage_is_said_and_what_is_right_is_shown_as_it_is(
     assert text.count("damaged at 0") == 3
 
 
-def test_a_torn_tail_is_no_damage(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_dump_torn_tail_is_no_damage(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-5])
@@ -154,9 +156,7 @@ def test_a_torn_tail_is_no_damage(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 # ---- liftpy controllers, liftpy service ---------------------------------------------------------------------------------
-def test_controllers_are_json_for_who_asks_and_a_table_else(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_controllers_show_prints_json_or_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     member = {"node_id": "n1", "leader": True, "term": 3, "commit_index": 9, "applied_index": 0, "lag": 2, "connected": True}
     member |= {"learner": False, "leaving": False}
     others = [{**member, "node_id": name, "leader": False, "connected": name == "n2"} for name in ("n2", "n3")]
@@ -176,7 +176,7 @@ def test_controllers_are_json_for_who_asks_and_a_table_else(
         assert what in text
 
 
-async def test_a_service_says_once_that_it_waits_for_the_bus(
+async def test_service_run_logs_once_that_it_waits_for_nats(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -215,16 +215,14 @@ def test_command_with_a_value_out_of_range_names_the_option(
     assert named in said
 
 
-def test_dev_with_a_data_directory_that_cannot_be_made_says_so_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dev_with_an_unusable_data_directory_fails_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_bytes(b"")
     code, said = run(capsys, "dev", "--data", str(tmp_path / "file" / "data"), "--port", "0")
     assert (code, "Cannot use file" in said) == (2, True)
 
 
 @pytest.mark.parametrize("twice", ["--set", "--settings"])
-def test_parameter_of_a_service_that_is_given_twice_is_rejected(twice: str, tmp_path: Path) -> None:
+def test_service_parameter_given_twice_is_rejected(twice: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"limit": 1, "limit": 2}')
     given, settings = ((), file) if twice == "--settings" else (("limit=1", "limit=2"), None)

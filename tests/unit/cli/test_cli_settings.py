@@ -66,7 +66,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return made
 
 
-def test_all_settings_or_what_differs(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_show_prints_all_settings_or_only_changed_ones(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "settings", "show", "n1")
     assert code == 0
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
@@ -77,7 +77,7 @@ def test_all_settings_or_what_differs(client: Asked, capsys: pytest.CaptureFixtu
     assert [row["name"] for row in json.loads(out)["settings"]] == ["rack", "dashboard_hostnames"]
 
 
-def test_a_reload_says_what_is_live_what_waits_and_what_is_wrong(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_reload_prints_applied_waiting_and_wrong_settings(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     client.said = {"applied": ["log_level"], "wait": ["rack"]}
     assert run(capsys, "settings", "reload", "n1") == (0, "n1: live now: log_level\nn1: wait for a restart: rack\n", "")
     assert json.loads(run(capsys, "settings", "reload", "n1", "--json")[1]) == {"node": "n1", **client.said}
@@ -87,7 +87,7 @@ def test_a_reload_says_what_is_live_what_waits_and_what_is_wrong(client: Asked, 
     assert "2000 is outside 0..1000. Choose" in err
 
 
-def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("settings", "default-quota")
     shown = "default quota: 5 records/s, for each value of token 2 of the subject\n"
     assert (run(capsys, *words), client.set_to) == ((0, shown, ""), None)
@@ -106,7 +106,7 @@ def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys:
     assert "--none cannot be combined with other options" in err
 
 
-def test_session_times_are_shown_and_set_and_a_change_is_waited_for(
+def test_settings_node_session_is_shown_changed_and_awaited(
     client: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0)
@@ -127,7 +127,7 @@ def test_session_times_are_shown_and_set_and_a_change_is_waited_for(
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 
-def test_a_stream_that_has_the_clusters_quota_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_show_names_the_default_quota_of_the_cluster(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     def shown() -> tuple[bool, dict[str, int]]:
         said = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])
         return "by the cluster's default quota: 5 records/s" in run(capsys, "stream", "show", "orders")[1], said[

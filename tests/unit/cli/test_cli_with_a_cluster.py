@@ -125,7 +125,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 
 # ---- liftpy partition ----------------------------------------------------------------------------------------------------
-def test_a_transfer_waits_for_the_state_that_was_decided(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_transfer_waits_for_the_decided_state(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     before = cluster.driver.partition("orders", 1)
     others = [node for node in before.replicas if node != before.leader]
     decided = before.epoch + 1
@@ -152,7 +152,7 @@ def test_a_transfer_waits_for_the_state_that_was_decided(cluster: Cluster, capsy
     assert f"orders/1 is led by {others[0]} in epoch 77" in out
 
 
-def test_what_is_not_led_in_time_is_said(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_elect_without_leader_in_time_fails(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
     code, _, err = run(capsys, "partition", "elect", "orders", "--node", "n2", "--timeout", "0.1")
     assert (code, cluster.asked) == (3, [("elect", "orders", 0, "n2", False)])
@@ -164,7 +164,7 @@ def test_what_is_not_led_in_time_is_said(cluster: Cluster, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("answer", "asked"), [("y\n", [("elect", "orders", 0, "", True)]), ("n\n", [])])
-def test_what_loses_data_asks_first(
+def test_partition_elect_unclean_asks_for_confirmation(
     answer: str, asked: list[Any], cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
@@ -175,7 +175,7 @@ def test_what_loses_data_asks_first(
 
 
 @pytest.mark.parametrize("only", [None, "orders"])
-def test_rebalancing_moves_those_that_can_be_moved(
+def test_partition_rebalance_leaders_moves_all_movable_leaderships(
     only: str | None, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved: list[tuple[str, int, str]] = []
@@ -205,7 +205,7 @@ def spare(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def test_a_node_that_stops_meanwhile_is_waited_for_and_removed(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_remove_waits_for_a_running_node_to_stop(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     spare.turns = [lambda: None, lambda: None, lambda: spare.driver.fence("n4") and None]
     code, out, err = run(capsys, "node", "remove", "n4", "--json")
     assert (code, spare.asked, spare.turns) == (0, [("remove", "n4")], [])
@@ -215,7 +215,7 @@ def test_a_node_that_stops_meanwhile_is_waited_for_and_removed(spare: Cluster, c
     assert ("n4 is removed" in out, err) == (True, "")
 
 
-def test_a_controller_is_not_removed_as_a_node(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_remove_of_a_controller_is_rejected(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     spare.controllers = (SimpleNamespace(node_id="n4"),)
     spare.driver.fence("n4")
     code, _, err = run(capsys, "node", "remove", "n4", "--timeout", "3600")  # said at once
@@ -223,14 +223,14 @@ def test_a_controller_is_not_removed_as_a_node(spare: Cluster, capsys: pytest.Ca
     assert spare.asked == []
 
 
-def test_a_dry_run_removes_nothing(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_remove_dry_run_removes_nothing(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     spare.driver.fence("n4")
     code, out, _ = run(capsys, "node", "remove", "n4", "--dry-run")
     assert (code, out.strip(), spare.asked) == (0, "n4 would be removed", [])
     assert json.loads(run(capsys, "node", "remove", "n4", "--dry-run", "--json")[1])["removed"] is False
 
 
-def test_why_a_node_stays_is_said_and_nothing_is_asked(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_remove_explains_what_blocks_and_requests_nothing(spare: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "node", "remove", "n4", "--timeout", "0")
     assert (code, "n4' is alive: stop it first" in err) == (2, True)
     spare.driver.fence("n2")
@@ -242,7 +242,7 @@ def test_why_a_node_stays_is_said_and_nothing_is_asked(spare: Cluster, capsys: p
 
 
 @pytest.mark.parametrize(("timeout", "tries", "code"), [("3600", 2, 0), ("0", 1, 2)])
-def test_who_was_alive_a_moment_ago_for_the_leader_is_asked_for_again(
+def test_node_remove_retries_while_the_leader_still_sees_the_node_alive(
     timeout: str, tries: int, code: int, spare: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spare.driver.fence("n4")
@@ -262,7 +262,7 @@ def replica(cluster: Cluster, stream: str, number: int, newest: int, **more: Any
     return {"uid": cluster.image.streams[stream].uid, "partition": number, "newest_offset": newest, **more}
 
 
-def test_status_puts_every_figure_where_it_belongs(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_json_has_each_figure_in_its_field(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.driver.register("n0", rack="r7", version="1.2", weight=2.0, statusAddress="http://x")
     cluster.driver.fence("n0")
     cluster.leader = "n2"
@@ -314,7 +314,9 @@ def test_status_puts_every_figure_where_it_belongs(cluster: Cluster, capsys: pyt
     assert run(capsys, "status", "--stream", "nosuch", "--json")[0] == 1
 
 
-def test_status_for_people(cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_text_shows_nodes_partitions_and_problems(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     cluster.driver.register("n0")
     cluster.driver.fence("n0")
@@ -345,14 +347,14 @@ def test_status_for_people(cluster: Cluster, capsys: pytest.CaptureFixture[str],
 
 
 # ---- liftpy stream, liftpy permissions ------------------------------------------------------------------------------------------
-def test_deleting_names_the_stream_that_was_confirmed(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_delete_deletes_only_the_confirmed_uid(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     uid = cluster.image.streams["orders"].uid
     code, out, _ = run(capsys, "stream", "delete", "orders", "--yes", "--json")
     said = json.loads(out)
     assert (code, said["deleted"], said["uid"], cluster.asked) == (0, "orders", uid, [("delete", "orders", uid)])
 
 
-def test_streams_are_shown_as_they_are(
+def test_stream_list_and_show_print_the_streams(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -391,7 +393,7 @@ def test_streams_are_shown_as_they_are(
 
 
 @pytest.mark.parametrize(("words", "asked", "note"), [([], 0, True), (["--replicas", "2"], 2, False)])
-def test_fewer_replicas_than_usual_are_said_unless_asked_for(
+def test_stream_create_notes_fewer_replicas_than_usual(
     words: list[str], asked: int, note: bool, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.driver.create("few", partitions=1, replicationFactor=2)
@@ -402,7 +404,9 @@ def test_fewer_replicas_than_usual_are_said_unless_asked_for(
     assert "note" not in run(capsys, "stream", "create", "orders", "--subject", "shop.orders", "--partitions", "2")[1]
 
 
-def test_a_publishers_rights_are_the_subjects_of_its_streams(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_permissions_of_a_publisher_are_the_subjects_of_its_streams(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(capsys, "permissions", "--role", "publisher", "--stream", "orders", "--stream", "prices")
     assert code == 0
     for subject in ("shop.orders", "shop.orders.1", "shop.prices", "shop.prices.1"):
@@ -419,7 +423,7 @@ def test_a_publishers_rights_are_the_subjects_of_its_streams(cluster: Cluster, c
 
 # ---- liftpy consume --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("as_json", [False, True])
-def test_consume_prints_each_record_and_ends_at_the_last(
+def test_consume_prints_each_record_and_ends_after_the_last(
     as_json: bool, cluster: Cluster, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -472,7 +476,7 @@ class Written:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
-def test_records_are_written_to_a_file_that_is_whole_when_it_has_its_name(
+def test_consume_output_file_gets_its_name_when_it_is_complete(
     suffix: str, reverse: bool, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -496,7 +500,7 @@ def test_records_are_written_to_a_file_that_is_whole_when_it_has_its_name(
     assert "already exists" in again[2]
 
 
-def test_a_file_that_was_not_finished_has_another_name(
+def test_consume_output_file_that_is_incomplete_keeps_its_part_name(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Fails(Written):
@@ -516,20 +520,20 @@ def test_a_file_that_was_not_finished_has_another_name(
         assert said in err
 
 
-def test_what_follows_has_no_end(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_consume_follow_with_until_or_reverse_is_rejected(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--follow", "--until", "end"], ["--follow", "--reverse"]):
         code, _, err = run(capsys, "consume", "orders", *words)
         assert code == 2
         assert "--follow cannot be combined with" in err
 
 
-def test_consume_of_no_stream_says_so_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_consume_of_an_unknown_stream_fails_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "consume", "nosuch")
     assert (code, out) == (1, "")
     assert "Stream 'nosuch' does not exist" in err
 
 
-def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_prints_received_records_before_it_waits_for_more(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     seen: list[bytes] = []
@@ -551,7 +555,7 @@ def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatc
     assert (left.value.code, seen) == (0, [b"0\tv\n", b"1\tv\n"])
 
 
-def test_every_view_names_a_partition_that_waits_because_its_log_may_be_lost(
+def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_election(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``status``, ``health``, and the verdict that ``top`` and the page show."""

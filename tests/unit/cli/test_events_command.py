@@ -89,7 +89,7 @@ async def seen(controllers: Controllers, since_ns: int = 0) -> list[Any]:
     return [*(["gap"] if pages[0]["gap"] else []), *(event["index"] for page in pages for event in page["events"])]
 
 
-async def test_all_pages_are_asked_for_from_the_leader_or_who_answers() -> None:
+async def test_events_pages_come_from_the_leader_or_another_controller() -> None:
     controllers = Controllers(5)
     assert await seen(controllers) == [1, 2, 3, 4, 5]
     assert controllers.asked == ["n1"] * 3
@@ -100,7 +100,7 @@ async def test_all_pages_are_asked_for_from_the_leader_or_who_answers() -> None:
         await seen(controllers)
 
 
-async def test_the_stream_of_events_is_read_first_and_memory_goes_on_behind_it() -> None:
+async def test_events_are_read_from_the_stream_first_and_continued_from_memory() -> None:
     controllers = Controllers(7)
     controllers.kept = [an_event(index) for index in range(6)]
     controllers.begins = dict.fromkeys(("n1", "n2", "n3"), (4, 450))
@@ -112,14 +112,14 @@ async def test_the_stream_of_events_is_read_first_and_memory_goes_on_behind_it()
     assert [page["gap"] for page in pages] == [False, False, True, False, False], "of 3 and 4 nobody knows"
 
 
-async def test_a_memory_that_does_not_reach_back_is_said() -> None:
+async def test_events_report_a_gap_when_memory_starts_later() -> None:
     controllers = Controllers(5)
     controllers.begins = {"n1": (2, 250)}
     assert await seen(controllers, 100) == ["gap", 1, 2, 3, 4, 5]
     assert await seen(controllers, 300) == [3, 4, 5]
 
 
-async def test_following_goes_on_over_controllers_that_go_without_repeating_or_leaving_out() -> None:
+async def test_events_follow_survives_controller_failures_without_gaps_or_repeats() -> None:
     controllers, waited = Controllers(3, size=9), []
 
     async def sleep(wait_s: float) -> None:
@@ -151,7 +151,7 @@ async def test_following_goes_on_over_controllers_that_go_without_repeating_or_l
     assert controllers.asked[-3:] == ["n1", "n2", "n3"], "n2 has not caught up"
 
 
-async def test_a_right_that_is_missing_is_said_at_once() -> None:
+async def test_events_missing_permission_fails_at_once() -> None:
     controllers = Controllers(1)
     controllers.denied = True
     with pytest.raises(NotAllowedError):
@@ -160,7 +160,7 @@ async def test_a_right_that_is_missing_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_lines_are_for_people_or_machines(
+def test_events_are_printed_as_text_or_json(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     controllers = Controllers(2)

@@ -40,14 +40,14 @@ def answering(*pieces: bytes) -> Iterator[tuple[int, list[bytes]]]:
     ("flags", "path"),
     [([], "/readyz?verbose"), (["--live"], "/livez?verbose"), (["--synced"], "/readyz?synced&verbose")],
 )
-def test_it_asks_for_what_is_meant_and_shows_the_answer(flags: list[str], path: str) -> None:
+def test_health_requests_the_chosen_check_and_prints_the_answer(flags: list[str], path: str) -> None:
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n", b"\r\n[+] a\n", b"[+] b\n") as (port, asked):
         done = CliRunner().invoke(health, ["--port", str(port), *flags], standalone_mode=False)
     assert (done.return_value, done.output) == (0, "[+] a\n[+] b\n")
     assert asked[0].splitlines()[:2] == [f"GET {path} HTTP/1.1".encode(), b"Host: 127.0.0.1"]
 
 
-def test_what_is_not_well_is_told_from_nobody() -> None:
+def test_health_separates_unhealthy_from_unreachable() -> None:
     with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] nats: not connected\n") as (port, _):
         done = CliRunner().invoke(health, ["--port", str(port), "--json"], standalone_mode=False)
     assert (done.return_value, json.loads(done.output)["healthy"]) == (1, False)
@@ -57,13 +57,13 @@ def test_what_is_not_well_is_told_from_nobody() -> None:
         assert (done.return_value, "nobody answered" in done.output) == (3, True), said
 
 
-def test_an_answer_without_an_end_is_cut() -> None:
+def test_health_cuts_an_endless_answer() -> None:
     with answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"[+] a\n" * 60_000) as (port, _):
         done = CliRunner().invoke(health, ["--port", str(port)], standalone_mode=False)
     assert 65_536 - 100 < len(done.output) <= 2 * 65_536
 
 
-def test_it_loads_little() -> None:
+def test_health_by_port_imports_few_modules() -> None:
     words = (
         "import sys; from sidecar.cli.main import liftpy; liftpy(['health', '--port', '1', '--live'], standalone_mode=False)"
     )
@@ -74,7 +74,7 @@ def test_it_loads_little() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_over_nats_it_loads_no_more_than_it_asks_with() -> None:
+def test_health_over_nats_imports_few_modules() -> None:
     """What reads and writes records, and what decides in a controller, takes longer to load than a node takes to answer."""
     words = (
         "import sys; from sidecar.cli.main import liftpy\n"

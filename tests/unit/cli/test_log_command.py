@@ -31,7 +31,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
     return int(left.value.code or 0), printed.out + printed.err
 
 
-def test_a_right_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_verify_and_dump_of_an_intact_directory_succeed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = _run(capsys, "log", "verify", str(folder))
     assert (code, "120 records, log end offset 120" in text) == (0, True)
     code, text = _run(capsys, "log", "dump", "--json", "--batches", str(folder))
@@ -44,7 +44,7 @@ def test_a_right_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (code, "high watermark 50" in text) == (0, True)
 
 
-def test_the_first_damage_is_named_and_nothing_is_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_verify_names_the_first_damage_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = sorted(folder.glob("*.log"))[1]
     data = bytearray(second.read_bytes())
     data[70] ^= 1
@@ -56,7 +56,7 @@ def test_the_first_damage_is_named_and_nothing_is_changed(folder: Path, capsys: 
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-def test_repair_cuts_a_torn_tail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_repair_truncates_a_torn_tail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = sorted(folder.glob("*.log"))[-1]
     last.write_bytes(last.read_bytes()[:-5])
     code, text = _run(capsys, "log", "verify", str(folder))
@@ -66,7 +66,7 @@ def test_repair_cuts_a_torn_tail(folder: Path, capsys: pytest.CaptureFixture[str
     assert _run(capsys, "log", "verify", str(folder))[0] == 0
 
 
-def test_repair_waits_for_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_repair_of_a_running_node_is_rejected(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = DataFolder(folder.parent.parent.parent)
     code, text = _run(capsys, "log", "repair", str(folder))
     assert (code, "Stop it first" in text) == (1, True)
@@ -74,7 +74,7 @@ def test_repair_waits_for_nobody(folder: Path, capsys: pytest.CaptureFixture[str
     assert _run(capsys, "log", "repair", str(folder))[0] == 0
 
 
-def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_dump_of_a_directory_without_a_log_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         code, text = _run(capsys, "log", "dump", str(path))
         assert (code, "a partition directory (no segment" in text) == (2, True)

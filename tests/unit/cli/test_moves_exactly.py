@@ -37,7 +37,7 @@ def said(**sizes_bytes: int) -> Any:
 
 
 # ---- how far it is -------------------------------------------------------------------------------------------------------
-def test_what_is_left_of_a_move_is_what_the_newcomers_lack() -> None:
+def test_move_left_bytes_are_what_new_replicas_lack() -> None:
     assert left_bytes(moving(), {}) == 0, "nobody said"
     assert left_bytes(moving(), said(a=10, b=30, c=20)) == 30, "as large as the largest"
     assert left_bytes(moving(joining="d"), said(a=10, d=4)) == 6
@@ -49,7 +49,7 @@ def test_what_is_left_of_a_move_is_what_the_newcomers_lack() -> None:
     assert left_bytes(moving(), {"a": {("u1", 0): {}}}) == 0
 
 
-def test_how_far_all_of_them_are() -> None:
+def test_move_progress_adds_up_all_partitions() -> None:
     copying = moving(joining="d")
     drops = moving(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"))
     assert standing([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, left_bytes=0)
@@ -61,14 +61,14 @@ def test_how_far_all_of_them_are() -> None:
     }  # fmt: skip
 
 
-def test_the_rate_is_counted_from_the_first_look() -> None:
+def test_move_estimate_counts_the_rate_from_the_first_check() -> None:
     estimate = Estimate()
     assert [estimate.seconds(*look) for look in ((10.0, 8), (11.0, 8), (12.0, 6))] == [None, None, 6.0]
     assert estimate.seconds(13.0, 9) is None, "something was added: it begins anew"
     assert estimate.seconds(14.0, 6) == 2.0
 
 
-def test_the_sentence() -> None:
+def test_move_sentence_shows_counts_bytes_and_time() -> None:
     now = MoveProgress(partitions=3, copying=2, left_bytes=12_345_678)
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
@@ -113,7 +113,7 @@ COPIES = an_image(a_stream(replace(MOVING, joining="d", copy_epoch=6)), "abcd")
 DONE = an_image(None, "abcd")
 
 
-async def test_it_is_looked_at_once_a_second_and_said_when_it_has_changed(
+async def test_move_follow_checks_once_per_second_and_prints_changes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked = Looked(monkeypatch, THERE, THERE, COPIES, DONE, a=2_000_000)
@@ -129,7 +129,7 @@ async def test_it_is_looked_at_once_a_second_and_said_when_it_has_changed(
     assert capsys.readouterr().out == ""
 
 
-async def test_the_time_that_is_left_is_from_the_rate_so_far(
+async def test_move_follow_estimates_the_time_from_the_rate_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked = Looked(monkeypatch, COPIES, COPIES, DONE, a=8_000_000)
@@ -146,7 +146,7 @@ async def test_the_time_that_is_left_is_from_the_rate_so_far(
     ]
 
 
-async def test_what_is_of_no_concern_is_not_followed_and_nodes_that_are_gone_are_not_asked(
+async def test_move_follow_skips_other_partitions_and_missing_nodes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked = Looked(monkeypatch, THERE, DONE)
@@ -158,7 +158,7 @@ async def test_what_is_of_no_concern_is_not_followed_and_nodes_that_are_gone_are
     assert looked.asked == [["a", "b", "d"]]
 
 
-async def test_when_the_time_is_over_it_says_what_is_left_and_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_move_follow_timeout_says_what_is_left_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Looked(monkeypatch, THERE, a=1_000_000)
     with pytest.raises(UnavailableError) as failed:
         await looked.follow(lambda found: True, 2.5)
@@ -173,7 +173,7 @@ async def test_when_the_time_is_over_it_says_what_is_left_and_that_it_goes_on(mo
     assert late.slept == []
 
 
-async def test_nodes_are_asked_all_at_once_and_one_without_an_answer_is_left_out() -> None:
+async def test_move_follow_asks_nodes_in_parallel_and_skips_silent_ones() -> None:
     asked: list[tuple[str, float]] = []
     one = {"uid": "u1", "partition": 4, "log_bytes": 7}
     answers: dict[str, Any] = {
@@ -192,7 +192,7 @@ async def test_nodes_are_asked_all_at_once_and_one_without_an_answer_is_left_out
 
 
 # ---- rebalance -----------------------------------------------------------------------------------------------------------
-def test_a_plan_of_leaderships_counts_who_leads_and_is_in_sync_and_leaves_alone_what_moves() -> None:
+def test_rebalance_leader_plan_counts_in_sync_leaders_and_skips_moving_partitions() -> None:
     def of(number: int, **more: Any) -> Any:
         return a_partition(partition=number, **more)
 
@@ -217,7 +217,7 @@ def test_a_plan_of_leaderships_counts_who_leads_and_is_in_sync_and_leaves_alone_
     assert rebalance._led(a_partition(leader="b", isr=("a", "b", "c"), incomplete=("c",))) == ("b", "a")
 
 
-def test_a_plan_of_bytes_goes_by_the_leaders_word_else_the_largest_and_by_what_is_wanted() -> None:
+def test_rebalance_byte_plan_uses_leader_sizes_and_wanted_replicas() -> None:
     image = an_image(
         a_stream(
             a_partition(replicas=("a", "b"), isr=("a", "b")),
@@ -242,7 +242,7 @@ def test_a_plan_of_bytes_goes_by_the_leaders_word_else_the_largest_and_by_what_i
     assert {key: set(target) for key, target in plan.targets.items()} == {("s", 1): {"c", "d"}}
 
 
-def test_a_plan_of_replicas_takes_what_moves_as_if_it_were_there() -> None:
+def test_rebalance_replica_plan_counts_moves_in_progress_as_done() -> None:
     ones = [a_partition(partition=n, replicas=("a",), isr=("a",), target=("b",) if n < 2 else ()) for n in range(4)]
     plan = plan_of(an_image(a_stream(*ones), "ab"), "replicas", [], {})
     assert (plan.by, plan.unit, plan.moved, plan.fewest, list(plan.moves)) == ("replicas", "replicas", 0, 0, [])
@@ -271,7 +271,7 @@ def shown(capsys: pytest.CaptureFixture[str], plan: RebalancePlan, dry_run: bool
     return [words for words in lines if words and not set("".join(words)) <= set("─-")]
 
 
-def test_a_rebalance_shows_each_move_and_whether_it_takes_the_leadership(
+def test_rebalance_prints_each_move_and_if_it_takes_the_leadership(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -294,14 +294,14 @@ def test_a_rebalance_shows_each_move_and_whether_it_takes_the_leadership(
     assert shown(capsys, of_bytes, False)[-1] == ["12,345", "bytes", "in", "2", "moves", "(minimum:", "1,000)."]
 
 
-def test_a_replica_outside_the_isr_has_a_size_as_well() -> None:
+def test_rebalance_sizes_include_replicas_outside_the_isr() -> None:
     image = an_image(a_stream(a_partition(isr=("a",))))
     reports: Any = {"b": {("u1", 0): {"log_bytes": 70}}, "c": {("u1", 0): {"log_bytes": 60}}}
     assert dict(rebalance._sizes(image, reports)) == {("s", 0): 70}
     assert rebalance._SHOWN == 1000
 
 
-def test_a_thousand_moves_are_shown_and_the_others_counted(
+def test_rebalance_prints_a_thousand_moves_and_counts_the_rest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rebalance, "_SHOWN", 1)
@@ -326,7 +326,7 @@ class Decided:
     ("by", "wait", "sizes", "waited"),
     [("leaders", True, [33], [33]), ("leaders", False, [33], []), ("bytes", True, [33], [33]), ("replicas", False, [33], [])],
 )
-async def test_all_of_it_is_decided_at_once_and_waited_for_where_that_is_wanted(
+async def test_rebalance_requests_all_moves_and_waits_unless_told_not_to(
     monkeypatch: pytest.MonkeyPatch, by: str, wait: bool, sizes: list[int], waited: list[int]
 ) -> None:
     client, followed = Decided(), []
@@ -355,7 +355,9 @@ async def test_all_of_it_is_decided_at_once_and_waited_for_where_that_is_wanted(
      ({"moved_for": MoveReason.LEADERSHIPS}, True), ({"leader": "b", "moved_for": MoveReason.LEADERSHIPS}, False),
      ({"leader": "b"}, True), ({"status": PartitionStatus.OFFLINE, "leader": ""}, True)],
 )  # fmt: skip
-async def test_when_a_rebalance_is_done(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], done: bool) -> None:
+async def test_rebalance_wait_ends_when_all_its_moves_are_done(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], done: bool
+) -> None:
     asked: list[Any] = []
 
     async def follow(client: Any, concerns: Any, is_done: Any, timeout_s: float, *, quiet: bool) -> None:
@@ -374,7 +376,7 @@ async def test_when_a_rebalance_is_done(monkeypatch: pytest.MonkeyPatch, more: d
 
 
 # ---- drain, alter, move --------------------------------------------------------------------------------------------------
-def test_a_drain_names_three_streams_that_have_no_other_place() -> None:
+def test_drain_names_three_streams_without_another_place() -> None:
     def image(count: int, **facts: Any) -> ClusterImage:
         streams = (replace(a_stream(), name=f"s{n}", uid=f"u{n}", subject=f"x{n}") for n in range(count))
         made = an_image(None, "abcd").with_streams(streams)
@@ -390,7 +392,9 @@ def test_a_drain_names_three_streams_that_have_no_other_place() -> None:
     assert _what_stays(image(4, fenced=True), "d") == [], "it holds nothing"
 
 
-def test_another_factor_is_shown_with_what_changes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stream_alter_replicas_prints_only_changed_partitions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     stream = a_stream(a_partition(), replace(MOVING, partition=1))
     alter._show(stream, stream, 3, {}, True)
@@ -409,7 +413,7 @@ def test_another_factor_is_shown_with_what_changes(monkeypatch: pytest.MonkeyPat
     assert capsys.readouterr().out == "nothing changes: that is how it is; s would be at version 7 of its settings\n"
 
 
-def test_a_move_rests_when_nothing_of_that_stream_moves_any_more() -> None:
+def test_partition_move_is_done_when_no_partition_of_the_stream_moves() -> None:
     stream = a_stream(a_partition(), replace(MOVING, partition=1))
     assert _rests(None, "u1", 1)
     assert _rests(stream, "u2", 1), "it was made anew"
@@ -417,7 +421,7 @@ def test_a_move_rests_when_nothing_of_that_stream_moves_any_more() -> None:
     assert _rests(stream, "u1", 0)
 
 
-def test_a_plan_for_machines() -> None:
+def test_rebalance_plan_json_has_all_fields() -> None:
     assert json.loads(json.dumps(rebalance._json(PLAN, True))) == {
         "dry_run": True, "by": "replicas", "moves": MOVES, "fewest": 1, "moved": 2, "stuck": [["t", 7]],
         "before": {"a": 1234, "c": 1}, "held": {"a": 1233, "b": 1},

@@ -62,7 +62,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 LEAST = ("service", "m:Told", "--stream", "s", "--node", "n1", "--data", "d")
 
 
-def test_each_flag_of_a_service_says_what_it_says(ran: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_service_run_flags_set_their_own_settings(ran: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"limit": 7, "name": "from the file"}')
     words = [
@@ -84,7 +84,7 @@ def test_each_flag_of_a_service_says_what_it_says(ran: list[Any], capsys: pytest
     assert target.namespace == "liftpy"
 
 
-def test_what_is_not_said_of_a_service_is_its_default(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_run_without_flags_uses_defaults(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, *LEAST)[0] == 0
     assert ran[1] == ServiceSettings("told", "s", "n1", Path("d"))
     assert (ran[2], ran[0].keywords) == ((0,), {})
@@ -92,7 +92,9 @@ def test_what_is_not_said_of_a_service_is_its_default(ran: list[Any], capsys: py
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
-def test_which_partitions_are_meant(text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_run_partitions_flag_selects_partitions(
+    text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(capsys, *LEAST, "--partitions", text)[0] == 0
     assert (ran[2], ran[1].partition) == (wanted, 0)
 
@@ -113,7 +115,7 @@ def test_which_partitions_are_meant(text: str, wanted: Any, ran: list[Any], caps
         (("--tick-interval", "3601"), "3601"),
     ],
 )
-def test_what_can_not_be_meant_is_wrong_usage(
+def test_service_run_with_invalid_flags_is_wrong_usage(
     words: tuple[str, ...], said: str, ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _, err = run(capsys, *LEAST, *words)
@@ -129,7 +131,7 @@ def test_what_can_not_be_meant_is_wrong_usage(
         (NotFoundError("another stream"), 75, "(a new start may help)"),
     ],
 )
-def test_how_a_service_ends_is_said(
+def test_service_run_error_has_exit_code_and_text(
     error: Exception, code: int, said: str, ran: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fails(*_: Any) -> None:
@@ -157,7 +159,7 @@ def test_how_a_service_ends_is_said(
         (":X", "Cannot load"),
     ],
 )
-def test_what_is_no_service_is_not_run(name: str, said: str) -> None:
+def test_service_run_with_a_name_without_a_service_is_rejected(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         service.load_service(name)
     assert said in str(raised.value)
@@ -165,7 +167,9 @@ def test_what_is_no_service_is_not_run(name: str, said: str) -> None:
 
 
 # ---- one process, several partitions -----------------------------------------------------------------------------------------
-async def test_the_first_that_ends_for_good_ends_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_service_run_failure_of_a_partition_stops_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     ran: dict[int, Any] = {}
 
     async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event, *_: Any) -> None:
@@ -186,7 +190,7 @@ async def test_the_first_that_ends_for_good_ends_all(monkeypatch: pytest.MonkeyP
     assert [r.getMessage() for r in caplog.records] == ["in: partition 4 ended; stopping all partitions"]
 
 
-async def test_a_signal_ends_all_of_them_and_nothing_is_wrong(
+async def test_service_run_signal_stops_all_partitions_without_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     handlers: dict[int, Any] = {}
@@ -210,7 +214,7 @@ async def test_a_signal_ends_all_of_them_and_nothing_is_wrong(
     assert caplog.records == []
 
 
-async def test_a_signal_before_the_partitions_are_known_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_run_signal_before_partitions_are_known_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     ran: list[str] = []
     monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
@@ -229,7 +233,7 @@ async def test_a_signal_before_the_partitions_are_known_ends_it(monkeypatch: pyt
     assert ran == []
 
 
-async def test_all_partitions_are_those_of_the_stream_once_it_is_there(
+async def test_service_run_all_partitions_waits_for_the_stream(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     closed: list[str] = []
@@ -278,7 +282,7 @@ def asked_by(module: Any, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
     monkeypatch.setattr(module, "with_client", lambda target, work, **_: asyncio.run(work(client)))
 
 
-def test_a_record_is_passed_over_as_it_was_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_skip_passes_its_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     async def pass_over(*what: Any, **how: Any) -> int:
@@ -298,7 +302,7 @@ def test_a_record_is_passed_over_as_it_was_said(capsys: pytest.CaptureFixture[st
     assert run(capsys, "service", "skip", "../x", "--stream", "s", "--offset", "1")[0] == 2
 
 
-def test_a_snapshot_is_asked_for_as_it_was_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_snapshot_passes_its_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
     async def store_now(*what: Any) -> dict[str, int]:
@@ -315,7 +319,7 @@ def test_a_snapshot_is_asked_for_as_it_was_said(capsys: pytest.CaptureFixture[st
     assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2
 
 
-async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_snapshot_checks_five_times_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     positions = iter((6, 6, 8, 9))
 
@@ -352,7 +356,7 @@ async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.
         ),
     ],
 )
-def test_a_command_is_sent_as_it_was_said_and_its_answer_is_a_line(
+def test_service_call_passes_its_options_and_prints_a_line(
     words: tuple[str, ...], how: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -373,7 +377,7 @@ def test_a_command_is_sent_as_it_was_said_and_its_answer_is_a_line(
 
 
 # ---- liftpy permissions -----------------------------------------------------------------------------------------------------------
-def test_rights_are_for_the_inboxes_that_were_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     ours = run(capsys, "permissions", "--role", "reader", "--stream", "orders", "--inbox-prefix", "_INBOX_me")[1]
     plain = run(capsys, "permissions", "--role", "reader", "--stream", "orders")[1]
     assert "_INBOX_me.>" in ours
@@ -396,7 +400,7 @@ def test_rights_are_for_the_inboxes_that_were_said(capsys: pytest.CaptureFixture
         (("publisher", "--subject", "a b"), ""),
     ],
 )
-def test_rights_that_nats_can_not_give_are_refused(
+def test_permissions_that_nats_cannot_express_are_rejected(
     words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "permissions", "--role", *words)

@@ -52,7 +52,7 @@ TABLE = [
 ]
 
 
-def test_the_whole_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     status._show(FOUND)
     assert words(capsys) == [*HEAD, *TABLE]
 
@@ -67,12 +67,14 @@ def test_the_whole_status(capsys: pytest.CaptureFixture[str]) -> None:
         ({"fenced": True, "leaving": True}, "fenced, drained", "member"),
     ],
 )
-def test_how_each_node_is(more: dict[str, Any], state: str, role: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_shows_the_state_of_each_node(
+    more: dict[str, Any], state: str, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     status._show(FOUND | {"nodes": [node("a", **more)]})
     assert words(capsys)[2] == " ".join(f"a {state} 7 r1 2 {role} 1.2".split())
 
 
-def test_what_waits_and_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_shows_waiting_streams_and_missing_parts(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = [{"stream": "s", "why": "two more nodes"}, {"stream": "t", "why": "racks"}]
     told = ["stream s: insufficient-nodes: two more nodes", "stream t: insufficient-nodes: racks"]
     status._show(FOUND | {"waiting": waiting})
@@ -87,7 +89,7 @@ def test_what_waits_and_what_is_not_there(capsys: pytest.CaptureFixture[str]) ->
     assert words(capsys)[-1] == "orders/3 ONLINE none 5/9 a b c a b ? ? a:0 b:2 c:?"
 
 
-def test_moves_and_services(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_shows_moves_and_services(capsys: pytest.CaptureFixture[str]) -> None:
     move = {
         "stream": "orders", "partition": 3, "phase": "copies", "out": "c", "into": "d", "target": ["a", "b", "d"],
         "left_bytes": 1234567, "why": "drain",
@@ -132,7 +134,7 @@ def plan(**more: Any) -> PlacementPlan:
     return PlacementPlan(**(made | more))
 
 
-def test_a_plan_shows_each_partition_each_node_and_each_rack_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_placement_plan_text_shows_partitions_nodes_and_racks(capsys: pytest.CaptureFixture[str]) -> None:
     stream_settings.show_plan(plan(notes=("d is full", "e is away")), "orders", False)
     shown = words(capsys)
     assert shown[:7] == [
@@ -169,7 +171,7 @@ def of_log(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return words(capsys)
 
 
-def test_a_folders_dump_line_by_line(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_dump_text_is_complete(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (segment,) = folder.glob("*.log")
     size = segment.stat().st_size
     first = [
@@ -197,7 +199,7 @@ def test_a_folders_dump_line_by_line(folder: Path, capsys: pytest.CaptureFixture
     assert shown[-1] == "committed records are missing: HW 3, the log ends before 2"
 
 
-def test_every_fault_of_a_folder_is_told_the_first_one_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_verify_text_names_all_faults_with_the_first_at_the_top(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (segment,) = folder.glob("*.log")
     segment.write_bytes(segment.read_bytes()[:-5])
     (folder / "leader-epochs").write_bytes(b"x")

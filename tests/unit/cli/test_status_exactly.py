@@ -25,7 +25,7 @@ from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 SERVICES = [{"service": "bank", "position": 7}]
 
 
-def test_a_partition_is_told_field_by_field() -> None:
+def test_status_partition_json_has_all_fields() -> None:
     partition = a_partition(
         partition=3, replicas=("b", "a", "c", "d"), isr=("a", "b"), leader="b", leader_epoch=5, epoch=9, status=PartitionStatus.ONLINE
     )  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_partition_is_told_field_by_field() -> None:
     assert status._partition(a_stream(), partition, ahead)["lag"]["a"] == 0, "nobody is less than nothing behind"
 
 
-def test_a_node_is_told_field_by_field() -> None:
+def test_status_node_json_has_all_fields() -> None:
     image = an_image(a_stream(a_partition(), a_partition(partition=1, leader="b")), nodes="abc")
     node = NodeImage(
         node_id="a", incarnation=8, rack="r1", weight=2.5, version="1.2", status_address="h:1", fenced=True, leaving=True
@@ -65,7 +65,7 @@ def test_a_node_is_told_field_by_field() -> None:
     assert not status._node(state, "c", answers=True)["controller"]
 
 
-async def test_a_status_is_of_all_streams_or_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_covers_all_streams_or_the_named_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     image = an_image(a_stream(a_partition(), a_partition(partition=1)), nodes="ab", fenced="")
     state = ClusterState(image=image, metadata_leader="b", controllers=())
 
@@ -93,7 +93,7 @@ async def test_a_status_is_of_all_streams_or_of_one(monkeypatch: pytest.MonkeyPa
         await status.gather(client, "other")
 
 
-def test_a_dev_cluster_is_made_as_it_was_asked_for(
+def test_dev_starts_the_cluster_with_its_options(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Dev.made = []
@@ -111,7 +111,7 @@ def test_a_dev_cluster_is_made_as_it_was_asked_for(
     assert (Dev.made[1].count, Dev.made[1].given["data"], Dev.made[1].given["port"]) == (3, None, 4222)
 
 
-async def test_the_partition_that_is_asked_for_is_the_one_that_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_commands_use_the_given_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Client(Asked):
@@ -140,7 +140,7 @@ async def test_the_partition_that_is_asked_for_is_the_one_that_is_looked_at(monk
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("as_json", [True, False])
-def test_who_forms_the_group_is_changed_as_it_was_asked_for(
+def test_controllers_change_sends_its_options(
     words: tuple[str, ...],
     asked: dict[str, str],
     as_json: bool,

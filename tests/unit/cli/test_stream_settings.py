@@ -43,7 +43,7 @@ def given(*words: str) -> StreamConfig:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_setting_gets_from_the_command_line_to_the_cluster_and_back_to_the_screen(name: str) -> None:
+def test_stream_setting_survives_command_line_cluster_and_display(name: str) -> None:
     wanted = StreamConfig(**{name: other(name)})
     (setting,) = [setting for setting in SETTINGS if setting.field == name]
     text = shown(wanted, 32)[setting.key]
@@ -57,7 +57,7 @@ def test_a_setting_gets_from_the_command_line_to_the_cluster_and_back_to_the_scr
     assert changed(wanted, 32)[setting.key] == text
 
 
-def test_nothing_given_is_the_default() -> None:
+def test_stream_settings_without_options_are_the_defaults() -> None:
     assert given() == StreamConfig() == config_from_pb(config_to_pb(StreamConfig()))
     assert set(changed(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
 

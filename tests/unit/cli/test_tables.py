@@ -36,7 +36,7 @@ def partition(stream: str, *nodes: str) -> dict[str, Any]:
     }
 
 
-def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(status, "Console", lambda: Console(file=out, width=80))
     node = {"node_id": "n1", "fenced": False, "answers": True, "metadata_leader": True, "controller": True, "leaving": False}
@@ -60,7 +60,7 @@ def test_partitions_nodes_and_services_fit_80_columns(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("length", [30, 64, 200])
-def test_a_long_name_is_folded_and_nothing_of_it_is_lost(length: int) -> None:
+def test_table_folds_a_long_name_without_losing_characters(length: int) -> None:
     name = "".join(chr(ord("a") + number % 26) for number in range(length))
     text = printed(table(("partition", "status", "replicas"), [(name, "ONLINE", "n1 n2 n3")], folds=("replicas",), width=80))
     assert max(map(len, text.splitlines())) <= 80
@@ -68,7 +68,7 @@ def test_a_long_name_is_folded_and_nothing_of_it_is_lost(length: int) -> None:
     assert name in "".join(line.strip().split(" ")[0] for line in text.splitlines())
 
 
-def test_what_folds_is_folded_before_the_rest() -> None:
+def test_table_folds_the_chosen_columns_first() -> None:
     row = ("orders/0", "a" * 20, " ".join(f"node-{number}" for number in range(12)))
     text = printed(table(("partition", "subject", "replicas"), [row], folds=("replicas",), width=80))
     assert "orders/0" in text
@@ -76,7 +76,7 @@ def test_what_folds_is_folded_before_the_rest() -> None:
     assert set(row[2].split()) <= set(text.split())
 
 
-def test_no_word_of_a_head_is_broken_where_its_column_is_folded() -> None:
+def test_table_does_not_break_words_of_a_folded_column_head() -> None:
     made = table(["at the destination", "b"], [["x", "y" * 20]], folds=["at the destination"], width=34)
     assert [column.min_width for column in made.columns] == [len("destination"), 20]
     lines = printed(made, 34).splitlines()

@@ -68,7 +68,7 @@ def text_of(model: Model, width: int = 80, height: int = 24, view: View | None =
 
 
 # ---- glances ------------------------------------------------------------------------------------------------------------
-def test_a_glance_comes_back_as_it_was_and_is_small() -> None:
+def test_node_summary_survives_encoding_and_is_small() -> None:
     told = a_glance("n1", 1_000_000, nodes={f"node-{n:02}": "live" for n in range(3)}, offline=2, lag_s=1.5, services_blocked=1)
     encoded = told.encode()
     assert len(encoded) <= 1024
@@ -77,7 +77,7 @@ def test_a_glance_comes_back_as_it_was_and_is_small() -> None:
 
 
 @pytest.mark.parametrize("said", [None, 1, [], {}, {"node": 4}, {"node": ""}, {"leads": 3}])
-def test_what_is_no_glance_is_none(said: object) -> None:
+def test_node_summary_of_invalid_data_is_none(said: object) -> None:
     assert glance_of(said) is None
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_glance_is_none(said: object) -> None:
         {"what_is_new": 1}, {"leads": 10**400}, {"lag_s": 10**400}, {"acks": [10**400]}, {"members": {"n": 10**400}},
     ],
 )  # fmt: skip
-def test_a_field_of_another_kind_is_left_out(more: dict[str, Any]) -> None:
+def test_node_summary_field_of_wrong_type_is_left_out(more: dict[str, Any]) -> None:
     assert glance_of({"node": "n1", **more}) == NodeSummary(node="n1")
 
 
@@ -104,7 +104,7 @@ def test_a_field_of_another_kind_is_left_out(more: dict[str, Any]) -> None:
         ((0,) * len(LATENCY_S) + (5,), 0.5, LATENCY_S[-1]),
     ],
 )
-def test_percentiles_are_prometheus_s(counts: tuple[int, ...], part: float, wanted: float | None) -> None:
+def test_percentile_equals_prometheus(counts: tuple[int, ...], part: float, wanted: float | None) -> None:
     found = percentile(counts, part)
     assert found == (pytest.approx(wanted) if wanted is not None else None)
 
@@ -132,7 +132,7 @@ def test_percentiles_are_prometheus_s(counts: tuple[int, ...], part: float, want
         ({"n2": {"version": "0.2.0"}}, DEGRADED, "versions are mixed: 0.1.0, 0.2.0"),
     ],
 )
-def test_a_cluster_is_one_word_and_says_why(more: dict[str, dict[str, Any] | None], word: str, said: str) -> None:
+def test_top_verdict_of_a_cluster_has_a_word_and_a_reason(more: dict[str, dict[str, Any] | None], word: str, said: str) -> None:
     glances = {
         node: None if node in more and more[node] is None else a_glance(node, **(more.get(node) or {})) for node in NODES
     }
@@ -143,14 +143,14 @@ def test_a_cluster_is_one_word_and_says_why(more: dict[str, dict[str, Any] | Non
     assert all((RUNBOOKS / f"{reason.runbook}.md").is_file() for reason in verdict.reasons)
 
 
-def test_what_stops_comes_first_and_names_are_bounded() -> None:
+def test_top_verdict_lists_stopping_reasons_first_and_bounds_names() -> None:
     verdict = judge({"n1": a_glance("n1", under_replicated=1, under_min_isr=1, nodes={f"m{n}": "live" for n in range(9)})})
     assert [reason.stops for reason in verdict.reasons] == [True, False, False]
     assert verdict.reasons[-1].text == "silent: m0, m1, m2, m3, m4 and 4 more"
     assert judge({}).word == judge({"n1": None}).word == UNAVAILABLE
 
 
-def test_who_is_silent_and_who_leads_is_told_from_what_each_says_itself() -> None:
+def test_top_node_states_come_from_the_nodes_own_answers() -> None:
     glances = {"n1": None, "n2": a_glance("n2"), "n9": a_glance("n9", nodes={}, is_controller=False)}
     assert states(glances) == {"n1": "silent", "n2": "live", "n3": "silent", "n9": "live"}
     assert leader_of(glances) == "", "n1, whom the others name, does not answer"
@@ -162,7 +162,7 @@ def row_of(model: Model, node: str) -> NodeRow:
     return next(row for row in model.rows if row.node == node)
 
 
-def test_rates_and_percentiles_come_from_differences() -> None:
+def test_top_rates_and_percentiles_come_from_differences() -> None:
     watching = Watching("ns")
     watching.put(10.0, {"n1": a_glance("n1", 1)})
     assert row_of(watching.model(), "n1").records_in_s is None, "one look shows no rate"
@@ -175,7 +175,7 @@ def test_rates_and_percentiles_come_from_differences() -> None:
     assert row_of(model, "n3").state == "silent", "a controller names it"
 
 
-def test_a_process_that_begins_anew_leaves_a_gap_and_no_mountain() -> None:
+def test_top_restarted_process_leaves_a_gap_in_the_rates() -> None:
     watching = watched(3)
     watching.put(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
     model = watching.model()
@@ -185,7 +185,7 @@ def test_a_process_that_begins_anew_leaves_a_gap_and_no_mountain() -> None:
     assert row_of(watching.model(), "n1").records_in_s == 1000
 
 
-def test_history_is_bounded_and_nodes_that_are_gone_are_forgotten() -> None:
+def test_top_history_is_bounded_and_forgets_removed_nodes() -> None:
     watching = watched(HISTORY + 9)
     model = watching.model()
     assert {len(model.history_in), len(model.history_out), len(row_of(model, "n2").history)} == {HISTORY}
@@ -217,7 +217,7 @@ def troubled() -> Model:
         ("nothing_80x24", lambda: Watching("liftpy").model(), 80, 24, View()),
     ],
 )
-def test_a_frame_looks_like_that(name: str, model: Callable[[], Model], width: int, height: int, view: View) -> None:
+def test_top_frame_equals_the_stored_frame(name: str, model: Callable[[], Model], width: int, height: int, view: View) -> None:
     shown = "\n".join(text_of(model(), width, height, view)) + "\n"
     path = FRAMES / f"top_{name}.txt"
     if os.environ.get("LIFTPY_WRITE_FRAMES"):
@@ -233,7 +233,7 @@ def test_a_frame_looks_like_that(name: str, model: Callable[[], Model], width: i
     st.integers(0, 300),
     st.booleans(),
 )
-def test_a_frame_has_its_size_whatever_there_is(
+def test_top_frame_fits_its_size_for_any_content(
     width: int, height: int, page: str, sort: str, nodes: int, reverse: bool
 ) -> None:
     watching = Watching("a" * 30)
@@ -246,14 +246,14 @@ def test_a_frame_has_its_size_whatever_there_is(
 
 
 @pytest.mark.parametrize(("more", "said"), [(0, ""), (1, "and 1 more")])
-def test_frame_with_reasons_counts_those_that_do_not_fit(more: int, said: str) -> None:
+def test_top_frame_with_reasons_counts_those_that_do_not_fit(more: int, said: str) -> None:
     troubles: list[dict[str, Any]] = [{"under_min_isr": 1}, {"under_replicated": 1}, {"failed": 1}, {"nats_connected": False}]
     watching = watched(5, n2={name: value for one in troubles[: 3 + more] for name, value in one.items()})
     found = re.findall(r"and \d+ more", "\n".join(text_of(watching.model(), 160, 40)))
     assert found == ([said] if said else [])
 
 
-def test_markup_in_names_is_text() -> None:
+def test_top_frame_shows_markup_in_names_as_text() -> None:
     watching = Watching("[bold]x[/bold]")
     watching.put(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
     shown = "\n".join(text_of(watching.model()))
@@ -261,7 +261,7 @@ def test_markup_in_names_is_text() -> None:
     assert "[red]n[/red]" in shown
 
 
-def test_rows_are_sorted_and_found() -> None:
+def test_top_rows_are_sorted_and_filtered() -> None:
     rows = tuple(
         NodeRow(node=node, state="live", glance=NodeSummary(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
         for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
@@ -274,7 +274,7 @@ def test_rows_are_sorted_and_found() -> None:
     assert [row.node for row in rows_of(model, View(filter="b"))] == ["ab", "b"]
 
 
-def test_keys_do_what_the_help_says() -> None:
+def test_top_keys_do_what_the_help_says() -> None:
     def after(keys: str, view: View | None = None, count: int = 3) -> View:
         view = view or View()
         for key in keys:
@@ -306,7 +306,7 @@ def test_keys_do_what_the_help_says() -> None:
     ("values", "shown"),
     [([], "    "), ([0, 0], "  ▁▁"), ([None, 1, 2, 8], " ▂▃█"), ([9, 9, 0, 7, 0, 7], "▁█▁█"), ([None], "    ")],
 )
-def test_sparks(values: list[float | None], shown: str) -> None:
+def test_top_spark_line_scales_its_values(values: list[float | None], shown: str) -> None:
     assert spark(values, 4) == shown
 
 
@@ -330,7 +330,7 @@ class Nodes:
         return a_glance(node, len(self.asked))
 
 
-def test_names_are_asked_for_until_somebody_says_them_and_then_the_nodes_do() -> None:
+def test_top_asks_for_node_names_until_known_then_asks_the_nodes() -> None:
     nodes = Nodes()
     looking = Looking(nodes, Watching("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
 
@@ -375,7 +375,7 @@ def until(master: int, text: str, seen: str = "") -> str:
     return seen
 
 
-def test_in_a_terminal_it_goes_on_until_q() -> None:
+def test_top_in_a_terminal_runs_until_q() -> None:
     child, master = pty.fork()
     if child == 0:  # pragma: no cover
         os.environ |= {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parents[3])}

@@ -61,7 +61,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Any]]:
     return run
 
 
-def test_a_well_cluster_of_one_version_can_be_finalized(run: Any) -> None:
+def test_upgrade_check_and_finalize_of_a_healthy_cluster_succeed(run: Any) -> None:
     client = FakeClient()
     assert run(client, "check") == (0, {
         "well": True, "level": 5, "to": 6,
@@ -75,7 +75,7 @@ def test_a_well_cluster_of_one_version_can_be_finalized(run: Any) -> None:
     assert run(FakeClient(6), "check", as_json=False)[1].endswith("[+] level 6 holds, nothing to finalize\n")
 
 
-def test_whatever_is_in_the_way_is_said_and_nothing_is_done(run: Any) -> None:
+def test_upgrade_with_obstacles_lists_them_and_changes_nothing(run: Any) -> None:
     client = FakeClient(b=OLD, reasons=("node b speaks 5, not 6",), version="0")
     client.health["b"] = {"health": {"live": True, "ready": True, "synced": False}, "checks": {"synced": "x/0 lags"}}
     client.fenced = {"a"}
@@ -92,7 +92,7 @@ def test_whatever_is_in_the_way_is_said_and_nothing_is_done(run: Any) -> None:
     assert client.set == []
 
 
-def test_the_way_back(run: Any) -> None:
+def test_upgrade_revert_returns_to_the_former_level_if_allowed(run: Any) -> None:
     assert run(FakeClient(5), "revert") == (1, {"level": 5, "to": 4, "reasons": ["There is no level before 5."], "done": False})
     assert run(FakeClient(6, reasons=("orders",)), "revert")[0] == 1
     client = FakeClient(6)
@@ -102,7 +102,7 @@ def test_the_way_back(run: Any) -> None:
     assert client.set == [5]
 
 
-def test_the_report(run: Any) -> None:
+def test_upgrade_report_lists_versions_levels_and_formats(run: Any) -> None:
     code, found = run(FakeClient(6, b=None, reasons=("orders",)), "report")
     assert (code, found["level"], found["in_the_way_back"]) == (0, 6, ["orders"])
     assert found["nodes"] == {"a": {"version": "1", "speaks": [5, 6]}, "b": {"version": "1", "speaks": None}}

@@ -38,7 +38,7 @@ def answer(batches: list[bytes], request: client_pb2.ReadRequest) -> bytes:
     return frames.read_response_header(head) + b"".join(batches[request.offset :])
 
 
-async def test_reading_holds_a_batch_and_not_an_answer() -> None:
+async def test_reading_a_compressed_answer_holds_one_decompressed_batch_at_a_time() -> None:
     batches = log()
     assert sum(map(len, batches)) < 55_000
     progress = ReadProgress("s", 0, 0, BATCHES)
@@ -68,7 +68,7 @@ async def test_reading_holds_a_batch_and_not_an_answer() -> None:
     assert peak_bytes < 16 * MIB
 
 
-def test_an_answer_gives_no_more_than_its_bound_and_what_is_left_is_asked_for_again() -> None:
+def test_reader_requests_the_rest_when_an_answer_exceeds_the_decompression_bound() -> None:
     batches = log()
     progress = ReadProgress("s", 0, 0, BATCHES)
     offsets: list[int] = []
@@ -79,7 +79,7 @@ def test_an_answer_gives_no_more_than_its_bound_and_what_is_left_is_asked_for_ag
     assert offsets == list(range(BATCHES))
 
 
-def test_one_batch_above_the_bound_is_given_alone() -> None:
+def test_reader_returns_a_batch_above_the_decompression_bound_alone() -> None:
     large = build_batch([bytes(MAX_DECOMPRESSED_BYTES - MIB), bytes(4)], codec=Codec.ZSTD, leader_epoch=1)
     batches = [large, build_batch([bytes(2 * MIB)], base_offset=2, codec=Codec.ZSTD, leader_epoch=1)]
     assert parse_header(memoryview(large)).body_size_bytes < MAX_DECOMPRESSED_BYTES

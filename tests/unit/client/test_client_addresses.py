@@ -104,7 +104,7 @@ async def test_a_message_names_stream_uid_and_partition(client: Client, node: No
     assert (message.stream, message.streamUid, message.partition) == ("a", "u1", 0)
 
 
-async def test_a_cached_subject_that_is_another_streams_now_stores_nothing_there(client: Client, node: Node) -> None:
+async def test_publish_to_a_cached_subject_now_used_by_another_stream_stores_nothing(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     await node.delete("a")
@@ -118,7 +118,7 @@ async def test_a_cached_subject_that_is_another_streams_now_stores_nothing_there
     assert node.values("u2") == []
 
 
-async def test_a_deleted_stream_is_not_found_within_a_round_trip(client: Client, node: Node) -> None:
+async def test_publish_to_a_deleted_stream_raises_not_found_within_a_round_trip(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     await node.delete("a")
@@ -132,9 +132,7 @@ async def test_a_deleted_stream_is_not_found_within_a_round_trip(client: Client,
 
 
 @pytest.mark.parametrize("place", ["a", "elsewhere"])
-async def test_a_stream_that_was_made_again_is_found_and_gets_every_message_once(
-    client: Client, node: Node, place: str
-) -> None:
+async def test_publisher_finds_a_recreated_stream_and_stores_every_message_once(client: Client, node: Node, place: str) -> None:
     await node.make("a", "u1")
     async with await client.publisher("a", options=PublishOptions(timeout_s=5)) as publisher:
         await publisher.publish(b"old")
@@ -148,7 +146,7 @@ async def test_a_stream_that_was_made_again_is_found_and_gets_every_message_once
     assert sorted(node.values("u2")) == sorted(b"%d" % i for i in range(50))
 
 
-async def test_one_stream_is_asked_for_and_not_the_whole_cluster(client: Client, node: Node) -> None:
+async def test_publish_describes_one_stream_and_not_the_whole_cluster(client: Client, node: Node) -> None:
     for name in "abc":
         await node.make(name, f"u{name}")
     await client.publish("a", b"x")
@@ -159,7 +157,7 @@ async def test_one_stream_is_asked_for_and_not_the_whole_cluster(client: Client,
     assert node.kinds == {"describeStream"}
 
 
-async def test_a_message_without_an_ack_can_be_bound_to_its_stream(client: Client, node: Node) -> None:
+async def test_message_without_ack_can_carry_the_stream_uid(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     async with await client.publisher("a") as publisher:
         await publisher.post(b"1", addressed=True)
@@ -174,7 +172,7 @@ async def test_a_message_without_an_ack_can_be_bound_to_its_stream(client: Clien
         assert node.values("u2") == []
 
 
-async def test_an_ack_of_another_incarnation_is_nobodys(client: Client, node: Node) -> None:
+async def test_ack_of_another_stream_incarnation_is_ignored(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
     node.answer = lambda name, uid, data: _Ack(stream=name, streamUid="u0", offset=7)  # type: ignore[method-assign]
@@ -185,9 +183,7 @@ async def test_an_ack_of_another_incarnation_is_nobodys(client: Client, node: No
     await publisher.close()
 
 
-async def test_after_silence_the_address_is_asked_for_and_what_may_be_stored_is_not_repeated(
-    client: Client, node: Node
-) -> None:
+async def test_publisher_without_ack_looks_up_the_address_and_does_not_repeat_the_message(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
     node.silent = True
@@ -205,7 +201,7 @@ async def test_after_silence_the_address_is_asked_for_and_what_may_be_stored_is_
     await publisher.close()
 
 
-async def test_many_who_are_in_doubt_ask_once(client: Client, node: Node) -> None:
+async def test_concurrent_publishes_to_a_deleted_stream_share_a_few_lookups(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     await node.delete("a")
@@ -215,7 +211,7 @@ async def test_many_who_are_in_doubt_ask_once(client: Client, node: Node) -> Non
     assert node.described - before <= 4
 
 
-async def test_what_is_not_there_is_told_within_a_round_trip(client: Client, node: Node) -> None:
+async def test_missing_stream_or_partition_raises_not_found_within_a_round_trip(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     began = asyncio.get_running_loop().time()
     for ask in (
@@ -251,7 +247,7 @@ async def test_a_named_subject_needs_no_metadata_group_and_is_not_believed_longe
     await publisher.close()
 
 
-async def test_a_stream_that_answers_nobody_any_more_is_told_so(client: Client, node: Node) -> None:
+async def test_publisher_of_a_stream_without_acks_raises_a_config_error(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.3))
     await publisher.publish(b"1")

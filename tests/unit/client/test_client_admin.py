@@ -96,7 +96,7 @@ def admin(transport: Transport, subjects: Subjects) -> Admin:
     return Admin(transport, subjects, deadline_s=5.0)
 
 
-async def test_a_stream_is_made_with_its_settings(admin: Admin, controller: Controller) -> None:
+async def test_admin_create_stream_request_has_the_stream_settings(admin: Admin, controller: Controller) -> None:
     controller.script = [made]
     config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1, retention_age_s=3.5)
     stream = await admin.create_stream("orders", "shop.orders", config=config)
@@ -106,7 +106,7 @@ async def test_a_stream_is_made_with_its_settings(admin: Admin, controller: Cont
     assert (asked.createStream.partitions, asked.createStream.replicationFactor) == (1, 0)
 
 
-async def test_admin_after_a_command_does_not_believe_a_node_that_is_behind(admin: Admin, controller: Controller) -> None:
+async def test_admin_after_a_command_ignores_answers_of_a_node_that_is_behind(admin: Admin, controller: Controller) -> None:
     def at(index: int, uid: str) -> Answer:
         return lambda _: pb.ControlResponse(index=index, stream=pb.Stream(name="orders", uid=uid, subject="shop.orders"))
 
@@ -131,7 +131,7 @@ async def test_admin_after_a_rescue_believes_a_linearizable_answer_with_a_lower_
     assert not controller.script
 
 
-async def test_an_unknown_outcome_is_asked_again_with_the_same_id(
+async def test_admin_retries_an_unknown_outcome_with_the_same_operation_id(
     admin: Admin, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.1)
@@ -146,7 +146,7 @@ async def test_an_unknown_outcome_is_asked_again_with_the_same_id(
     assert len({asked.operationId for asked in controller.asked}) == 2  # another call, another id
 
 
-async def test_an_answer_that_is_damaged_or_anothers_says_nothing_and_is_asked_for_again(
+async def test_admin_retries_a_damaged_or_foreign_answer_with_the_same_operation_id(
     admin: Admin, controller: Controller, transport: Transport
 ) -> None:
     """The change may have been made: its outcome is unknown, and the same operation id makes it once."""
@@ -163,7 +163,7 @@ async def test_an_answer_that_is_damaged_or_anothers_says_nothing_and_is_asked_f
 
 @pytest.mark.parametrize(("fenced", "refusals"), [([True, True], 2), ([True, False], 2), ([False], 1), ([False], 2)])
 @pytest.mark.parametrize("change", ["alter_stream", "add_partitions"])
-async def test_change_that_needs_nodes_waits_while_some_are_fenced(
+async def test_change_that_needs_nodes_is_retried_while_nodes_are_fenced(
     admin: Admin, controller: Controller, change: str, fenced: list[bool], refusals: int
 ) -> None:
     """After a restart of NATS no node is live for a moment."""
@@ -193,7 +193,7 @@ async def test_change_that_needs_nodes_waits_while_some_are_fenced(
         (_Error.STALE, StaleRequestError),
     ],
 )
-async def test_a_refusal_is_final_and_says_what_the_group_said(
+async def test_admin_error_of_the_metadata_group_is_final_and_has_its_detail(
     admin: Admin, controller: Controller, error: int, kind: type[Exception]
 ) -> None:
     controller.script = [fails(error, "because of this")]
@@ -202,7 +202,7 @@ async def test_a_refusal_is_final_and_says_what_the_group_said(
     assert len(controller.asked) == 1
 
 
-async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
+async def test_admin_deadline_raises_an_error_that_tells_whether_the_outcome_is_unknown(
     transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
@@ -236,7 +236,7 @@ async def test_admin_without_metadata_leader_says_how_many_controllers_are_missi
     assert ("2 of 3 controllers do not answer (n2, n3)" in str(said.value)) == (raised is NoMajorityError)
 
 
-async def test_who_asks_too_much_waits_as_he_was_told(admin: Admin, controller: Controller) -> None:
+async def test_admin_retries_after_the_delay_that_the_server_asked_for(admin: Admin, controller: Controller) -> None:
     controller.script = [lambda _: pb.ControlResponse(error=_Error.UNAVAILABLE, retryAfterMs=600), made]
     began = asyncio.get_running_loop().time()
     assert (await admin.create_stream("orders", "x")).uid == "u1"
@@ -245,7 +245,7 @@ async def test_who_asks_too_much_waits_as_he_was_told(admin: Admin, controller: 
     assert first.operationId == second.operationId
 
 
-async def test_the_cluster_is_described(admin: Admin, controller: Controller) -> None:
+async def test_admin_describe_returns_the_cluster(admin: Admin, controller: Controller) -> None:
     image = pb.Image(index=7, nodes=[pb.Node(nodeId="n1", incarnation=3)], streams=[made(pb.ControlRequest()).stream])
     image.streams[0].name = "orders"
     status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, connected=True)
@@ -286,7 +286,7 @@ async def test_admin_rejects_wrong_arguments_before_anything_is_sent(
     assert controller.asked == []
 
 
-async def test_no_server_is_said_plainly() -> None:
+async def test_connection_without_a_server_names_the_server_url() -> None:
     with pytest.raises(UnavailableError, match=r"to NATS at nats://127\.0\.0\.1:1"):
         await open_connection("nats://127.0.0.1:1", timeout_s=1.0)
 
@@ -317,7 +317,7 @@ WITHOUT_MAJORITY = (
 """Commands that need the metadata group, or that would wait for it before they say what is wrong."""
 
 
-async def test_every_command_that_needs_controllers_says_how_many_are_missing(
+async def test_every_command_without_a_majority_names_the_missing_controllers(
     controller: Controller, subjects: Subjects, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request is answered but the question who is there."""

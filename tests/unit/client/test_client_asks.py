@@ -61,7 +61,7 @@ async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30
     return await service_queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
 
 
-async def test_a_query_is_asked_again_until_it_is_answered() -> None:
+async def test_query_is_retried_until_a_service_answers() -> None:
     transport = Exchange(UnavailableError("nobody"), REFUSED, OutcomeUnknownError("late"), GOOD)
     assert await ask(transport) == QueryAnswer(b"42", 9, "n2")
     assert transport.asked == [(Subjects("ns").service_query("bank"), b"query", 3.0, None)] * 4
@@ -82,14 +82,14 @@ async def test_a_query_is_asked_again_until_it_is_answered() -> None:
         ((b"x", {"Lift-Position": "\u0663"}), ProtocolError, "does not come from a service"),
     ],
 )
-async def test_what_an_answer_to_a_query_means(answer: Any, kind: type[Exception], text: str) -> None:
+async def test_query_with_an_error_answer_raises_the_matching_error(answer: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text) as raised:
         await ask(Exchange(*[answer] * 100), timeout_s=0.0)
     assert type(raised.value) is kind
 
 
 # ---- what an operator asks for -------------------------------------------------------------------------------------------------
-async def test_the_operators_requests_say_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admin_requests_carry_the_arguments_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[pb.ControlRequest] = []
     partition = pb.Partition() if hasattr(pb, "Partition") else None
     admin: Any = Admin.__new__(Admin)
@@ -117,7 +117,7 @@ async def test_the_operators_requests_say_what_was_said(monkeypatch: pytest.Monk
     assert len(asked) == 4
 
 
-async def test_who_may_not_read_hears_from_the_leaders_node_when_it_serves() -> None:
+async def test_client_without_read_permission_waits_for_the_status_of_the_leader_node() -> None:
     pages = [
         UnavailableError("silent"),
         {},
@@ -144,7 +144,7 @@ async def test_who_may_not_read_hears_from_the_leaders_node_when_it_serves() -> 
         await client._led_as_nodes_say(stream, 1, 0.0)
 
 
-async def test_a_client_hands_on_what_it_is_asked() -> None:
+async def test_client_methods_pass_their_arguments_to_the_admin_and_the_reader() -> None:
     asked: list[Any] = []
 
     class Answers:
@@ -198,7 +198,7 @@ async def test_a_client_hands_on_what_it_is_asked() -> None:
     ],
 )
 @pytest.mark.parametrize("reads", [False, True])
-async def test_what_is_worth_another_try(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
+async def test_retrying_repeats_only_retryable_errors(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
     attempts = 0
     with contextlib.suppress(type(error)):
         async for attempt in retrying.retrying(30.0, reads=reads):
@@ -279,7 +279,9 @@ async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
     ],
 )
 @pytest.mark.parametrize("closed", [False, True])
-async def test_what_can_not_be_handed_over(error: Any, size: int, kind: Any, text: str, closed: bool) -> None:
+async def test_transport_write_that_fails_raises_the_matching_liftpy_error(
+    error: Any, size: int, kind: Any, text: str, closed: bool
+) -> None:
     sent: list[Any] = []
 
     class Connection:
@@ -307,7 +309,7 @@ async def test_what_can_not_be_handed_over(error: Any, size: int, kind: Any, tex
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError(), TimeoutError()])
-async def test_what_does_not_settle_is_unavailable(error: Exception) -> None:
+async def test_transport_settle_that_fails_raises_unavailable(error: Exception) -> None:
     flushed: list[float] = []
 
     class Connection:
@@ -324,7 +326,7 @@ async def test_what_does_not_settle_is_unavailable(error: Exception) -> None:
     assert flushed == [3.0, 3.0, 4.0, 4.0], "twice: the first PING overtakes what is buffered"
 
 
-async def test_errors_are_remembered_for_the_one_that_is_told() -> None:
+async def test_connection_errors_keep_the_last_one_and_authorization_failures() -> None:
     seen = _ErrorsSeen()
     await seen.note(LiftError(""))
     assert (seen.last, seen.not_accepted) == ("LiftError", False)
@@ -334,7 +336,7 @@ async def test_errors_are_remembered_for_the_one_that_is_told() -> None:
 
 
 # ---- credentials --------------------------------------------------------------------------------------------------------------------
-def test_credentials_are_given_to_nats_as_it_names_them(tmp_path: Path) -> None:
+def test_credentials_map_to_the_options_of_nats_py(tmp_path: Path) -> None:
     assert Credentials().nats_options() == {}
     assert Credentials(user="u", password="p", inbox_prefix="_INBOX_me").nats_options() == {
         "user": "u", "password": "p", "inbox_prefix": b"_INBOX_me",

@@ -45,6 +45,10 @@ class Wire:
         self.expected: list[tuple[str, float]] = []
         self.waiting: dict[str, asyncio.Future[Any]] = {}
         self.found_anew: list[bool] = []
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def check_server(self) -> None:
+        pass
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
@@ -75,7 +79,7 @@ class Wire:
             assert not self.waiting, "every inbox is given back"
 
 
-async def test_a_command_names_two_inboxes_and_its_message_id() -> None:
+async def test_command_message_names_the_ack_inbox_the_reply_inbox_and_the_message_id() -> None:
     wire = Wire((ack(), reply()))
     assert await wire.call() == CommandAnswer(b"done", 17, "n2")
     [(subject, sent, acked)] = wire.sent
@@ -96,7 +100,7 @@ async def test_a_command_names_two_inboxes_and_its_message_id() -> None:
 
 
 @pytest.mark.parametrize(("key", "bytes_", "keyed"), [(None, b"", False), (b"", b"", True), (b"k", b"k", True)])
-async def test_no_key_and_an_empty_key_differ(key: bytes | None, bytes_: bytes, keyed: bool) -> None:
+async def test_command_without_key_differs_from_an_empty_key(key: bytes | None, bytes_: bytes, keyed: bool) -> None:
     wire = Wire((None, reply()))
     await wire.call(Command("bank", "commands", 3, b"pay", key))
     sent = wire.sent[0][1]
@@ -105,14 +109,14 @@ async def test_no_key_and_an_empty_key_differ(key: bytes | None, bytes_: bytes, 
 
 
 @pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.BELOW_MIN_ISR])
-async def test_what_was_not_stored_is_sent_again_under_the_same_id(said: Any) -> None:
+async def test_command_rejected_with_a_retryable_error_is_resent_with_the_same_id(said: Any) -> None:
     wire = Wire((ack(ackError=said), None), (ack(), reply()))
     assert (await wire.call(Command("bank", "commands", 3, b"pay"))).offset == 17
     first, second = (sent.headers[0].value for _, sent, _ in wire.sent)
     assert first == second
 
 
-async def test_a_command_that_is_refused_for_good_is_not_sent_again() -> None:
+async def test_command_rejected_with_a_final_error_is_not_resent() -> None:
     wire = Wire((ack(ackError=_Ack.READ_ONLY, detail="retired"), None))
     with pytest.raises(PublishRejectedError, match=r"^commands/3 refused: READ_ONLY retired$") as caught:
         await wire.call()
@@ -131,7 +135,7 @@ async def test_a_command_that_is_refused_for_good_is_not_sent_again() -> None:
         ack(),
     ],
 )
-async def test_an_ack_that_says_nothing_against_it_is_no_answer_and_the_service_is_waited_for(foreign: Any) -> None:
+async def test_command_call_ignores_a_foreign_ack_and_waits_for_the_service(foreign: Any) -> None:
     wire = Wire((foreign, None))
     asking = asyncio.create_task(wire.call())
     while "inbox.1" not in wire.waiting or not wire.waiting["inbox.1"].done():
@@ -144,12 +148,14 @@ async def test_an_ack_that_says_nothing_against_it_is_no_answer_and_the_service_
     assert await asking == CommandAnswer(b"done", 17, "n2")
 
 
-async def test_the_services_answer_counts_before_the_streams() -> None:
+async def test_command_answer_of_the_service_is_preferred_to_the_ack() -> None:
     """Both are there: it was carried out, by whichever attempt."""
     assert (await Wire((ack(ackError=_Ack.READ_ONLY), reply())).call()).value == b"done"
 
 
-async def test_nobody_there_is_unavailable_only_while_nothing_may_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_without_responders_is_unavailable_unless_an_attempt_may_be_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nobody = (message(), None)
     late = Wire(nobody, nobody, (ack(), reply()))
     assert (await late.call()).offset == 17
@@ -167,7 +173,9 @@ async def test_nobody_there_is_unavailable_only_while_nothing_may_be_stored(monk
 
 
 @pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.PAUSED, _Ack.READ_ONLY])
-async def test_what_refuses_an_attempt_says_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+async def test_command_rejected_after_a_silent_attempt_has_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
     monkeypatch.setattr(service_commands, "retrying", lambda patience_s: twice)
     monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
@@ -177,14 +185,14 @@ async def test_what_refuses_an_attempt_says_nothing_of_an_earlier_one(monkeypatc
 
 
 @pytest.mark.parametrize("said", [(ack(ackError=_Ack.WRONG_STREAM), None), (message(), None)])
-async def test_where_another_stream_or_nobody_listens_the_address_is_asked_for_anew(said: Any) -> None:
+async def test_command_answered_by_another_stream_or_nobody_looks_up_the_address(said: Any) -> None:
     wire = Wire(said, (ack(), reply()))
     assert (await wire.call()).offset == 17
     assert [sent.streamUid for _, sent, _ in wire.sent] == ["u1", "u2"]
     assert wire.found_anew == [False, True]
 
 
-async def test_a_leader_that_is_none_leaves_the_address_as_it_is_and_so_does_nobody_to_ask() -> None:
+async def test_command_keeps_its_address_if_a_replica_is_no_leader_or_the_lookup_fails() -> None:
     wire = Wire((ack(ackError=_Ack.NOT_LEADER), None), (ack(ackError=_Ack.WRONG_STREAM), None), (ack(), reply()))
     real = wire.found
 
@@ -200,7 +208,7 @@ async def test_a_leader_that_is_none_leaves_the_address_as_it_is_and_so_does_nob
     assert wire.found_anew == [False, True]
 
 
-async def test_a_service_that_is_silent_is_asked_again_within_the_time_and_named() -> None:
+async def test_command_to_a_silent_service_times_out_and_names_the_service() -> None:
     wire = Wire(*[(ack(), None)] * 100)
     text = r"^Service bank did not answer on shop\.commands within 0\.02 s\. Check that it runs"
     with pytest.raises(RequestTimeoutError, match=text):
@@ -208,7 +216,7 @@ async def test_a_service_that_is_silent_is_asked_again_within_the_time_and_named
     assert {timeout_s for _, timeout_s in wire.expected} == {0.02}
 
 
-async def test_where_there_is_no_stream_nothing_is_sent() -> None:
+async def test_command_to_a_missing_stream_sends_nothing() -> None:
     wire = Wire()
 
     async def find(anew: bool) -> Address:
@@ -233,7 +241,7 @@ async def test_only_the_service_answers_for_itself(who: str) -> None:
     ("offset", "right"),
     [("0", True), ("9" * 19, True), ("9" * 20, False), ("", False), ("-1", False), ("\u0661", False), ("x", False)],
 )
-async def test_the_offset_is_a_number(offset: str, right: bool) -> None:
+async def test_command_answer_offset_must_be_a_number(offset: str, right: bool) -> None:
     wire = Wire((None, reply(Lift_Offset=offset)))
     if right:
         assert (await wire.call()).offset == int(offset)
@@ -242,7 +250,7 @@ async def test_the_offset_is_a_number(offset: str, right: bool) -> None:
             await wire.call()
 
 
-async def test_a_command_that_was_passed_over_says_why() -> None:
+async def test_command_that_the_service_skipped_raises_the_reason() -> None:
     wire = Wire((ack(), reply(b"no money\xff", Lift_Error="REFUSED")))
     with pytest.raises(CommandFailedError) as caught:
         await wire.call()
@@ -250,13 +258,13 @@ async def test_a_command_that_was_passed_over_says_why() -> None:
     assert len(wire.sent) == 1
 
 
-async def test_an_answer_without_a_node_is_one() -> None:
+async def test_command_answer_without_a_node_header_is_accepted() -> None:
     said = reply(b"")
     del said.headers["Lift-Node"]
     assert await Wire((None, said)).call() == CommandAnswer(b"", 17, "")
 
 
-async def test_what_could_not_be_sent_is_tried_again() -> None:
+async def test_command_that_cannot_be_sent_is_retried() -> None:
     wire = Wire((ack(), reply()))
     real, failures = wire.publish, [UnavailableError("not now")]
 

@@ -29,7 +29,7 @@ from liftpy.nats.transport import NoRespondersError, Transport
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------
-def test_a_subject_matches_its_pattern_whatever_is_remembered() -> None:
+def test_subject_pattern_matches_with_and_without_its_cache() -> None:
     exact = Pattern("a.b")
     assert (exact.matches(b"a.b"), exact.matches(b"a.c"), exact.matches(b"a.b.c")) == (True, False, False)
     one = Pattern("a.*")
@@ -67,7 +67,7 @@ def parser(*subjects: str) -> tuple[StrictParser, Connection]:
     return StrictParser(connection), connection
 
 
-async def test_what_came_on_a_connection_that_is_gone_is_not_handed_on() -> None:
+async def test_parser_drops_messages_left_over_from_a_closed_connection() -> None:
     made, connection = parser("a.b")
     connection.on_ping = made.reset
     await made.parse(b"PING\r\nMSG a.b 1 2\r\nhi\r\nMSG a.b 1 2\r\n")
@@ -77,7 +77,7 @@ async def test_what_came_on_a_connection_that_is_gone_is_not_handed_on() -> None
 
 
 @pytest.mark.parametrize("line", [b"HELLO x", b"MSG a.b 1 x", b"HMSG a.b 1 -1", b"MSG", b"H" + b"x" * 200])
-async def test_a_line_that_is_none_is_shown_cut_short(line: bytes) -> None:
+async def test_parser_error_shows_an_unknown_line_shortened(line: bytes) -> None:
     made, connection = parser("a.b")
     with pytest.raises(nats.errors.ProtocolError) as caught:
         await made.parse(b"PING\r\n" + line + b"\r\nPING\r\n")
@@ -93,7 +93,7 @@ async def test_a_line_that_is_none_is_shown_cut_short(line: bytes) -> None:
         (ValueError("odd"), nats.errors.ProtocolError),
     ],
 )
-async def test_what_a_command_leads_to_is_an_error_of_the_connection(error: Exception, kind: type[Exception]) -> None:
+async def test_parser_raises_a_failing_callback_as_a_connection_error(error: Exception, kind: type[Exception]) -> None:
     made, connection = parser()
 
     def fail() -> None:
@@ -108,13 +108,13 @@ async def test_what_a_command_leads_to_is_an_error_of_the_connection(error: Exce
 
 
 @pytest.mark.parametrize("line", [b"MSG a.b 1x 2", b"HMSG a.b 1 3 2", b"MSG a.b  2", b"MSG a.b 1 r x 2"])
-async def test_a_message_whose_line_is_malformed_is_left_out_whole(line: bytes) -> None:
+async def test_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
     made, connection = parser("a.b")
     await made.parse(line + b"\r\nhi\r\nPING\r\n")
     assert (connection.heard, made.errors) == (["PING"], {"malformed message lines": 1})
 
 
-async def test_patterns_of_subscriptions_that_are_gone_are_forgotten() -> None:
+async def test_parser_forgets_the_patterns_of_removed_subscriptions() -> None:
     made, connection = parser("a.b", "c.*", "d")
     await made.parse(b"MSG a.b 1 2\r\nhi\r\nMSG c.d 2 2\r\nhi\r\n")
     assert sorted(made._patterns) == [b"1", b"2"]
@@ -170,7 +170,7 @@ async def test_when_tls_is_wanted(servers: Any, options: Any, wanted: bool, monk
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("said", [{}, {"tls_available": True}, {"tls_required": True}])
-async def test_no_secret_goes_in_the_clear_where_tls_is_wanted(
+async def test_connection_that_requires_tls_sends_no_secret_in_clear_text(
     scheme: str, handshake_first: bool, initial: bool, wanted: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = strict(monkeypatch)
@@ -187,7 +187,7 @@ async def test_no_secret_goes_in_the_clear_where_tls_is_wanted(
         assert told == [("info", said | ({"tls_required": True} if in_the_clear else {}), initial)]
 
 
-async def test_what_a_server_objects_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_reports_permission_errors_and_reconnects_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
     made, told = strict(monkeypatch)
     heard: list[str] = []
 
@@ -240,7 +240,7 @@ async def test_reading_ends_with_a_new_connection_and_not_for_good(
     assert [(what, type(why)) for what, why in heard] == [("reconnects", nats.errors.UnexpectedEOF)]
 
 
-async def test_messages_are_written_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_writes_several_buffers_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = StrictConnection()
     written: list[bytes] = []
 
@@ -253,7 +253,7 @@ async def test_messages_are_written_as_one(monkeypatch: pytest.MonkeyPatch) -> N
     assert written == [b"ab"]
 
 
-async def test_denials_are_told_until_that_is_taken_back() -> None:
+async def test_denial_watcher_is_called_until_removed() -> None:
     made: Any = StrictConnection()
     told: list[Any] = []
     unwatch = watch_denials(made, lambda *what: told.append(what))
@@ -265,7 +265,7 @@ async def test_denials_are_told_until_that_is_taken_back() -> None:
     assert make_strict(made) is made.errors, "it has our parser already"
 
 
-def test_what_waits_to_be_written_is_given_up() -> None:
+def test_transport_abort_drops_the_buffered_writes() -> None:
     cut: list[str] = []
     transport = SimpleNamespace(abort=lambda: cut.append("cut"))
     open_: Any = SimpleNamespace(_transport=SimpleNamespace(_io_writer=SimpleNamespace(transport=transport)))
@@ -276,7 +276,7 @@ def test_what_waits_to_be_written_is_given_up() -> None:
 
 
 # ---- answers and rights --------------------------------------------------------------------------------------------------------
-async def test_who_is_refused_what() -> None:
+async def test_permission_denial_fails_the_waiting_requests_of_that_subject() -> None:
     answers = Answers()
     answers.begin("_INBOX.a", None)
 
@@ -371,7 +371,7 @@ async def test_without_an_inbox_nothing_is_sent() -> None:
     await transport.leave()
 
 
-async def test_who_leaves_ends_what_was_begun() -> None:
+async def test_transport_leave_cancels_an_inbox_subscription_in_progress() -> None:
     connection = Nats()
     connection.subscribe = lambda subject, cb: never()  # type: ignore[method-assign, assignment, misc, return-value]
     transport = over(connection)
@@ -385,7 +385,7 @@ async def test_who_leaves_ends_what_was_begun() -> None:
         await asking
 
 
-async def test_an_answer_is_expected_in_one_inbox_and_forgotten_afterwards() -> None:
+async def test_transport_answers_share_one_inbox_and_are_forgotten_afterwards() -> None:
     connection = Nats()
     transport = over(connection)
     async with transport.expecting("s.one", 60) as (first, one), transport.expecting("s.two", 60) as (second, two):
@@ -407,7 +407,7 @@ async def test_an_answer_is_expected_in_one_inbox_and_forgotten_afterwards() -> 
             raise AssertionError("it is closed")
 
 
-async def test_nobody_there_is_an_error_and_the_request_is_forgotten() -> None:
+async def test_request_without_responders_raises_and_is_forgotten() -> None:
     connection = Nats()
     transport = over(connection)
 
@@ -422,7 +422,7 @@ async def test_nobody_there_is_an_error_and_the_request_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("cut"), nats.errors.ConnectionClosedError()])
-async def test_what_can_not_be_listened_to_is_unavailable(error: Exception) -> None:
+async def test_subscription_that_fails_raises_unavailable(error: Exception) -> None:
     connection = Nats()
     connection.fails = error
     transport = over(connection)
@@ -435,7 +435,7 @@ async def test_what_can_not_be_listened_to_is_unavailable(error: Exception) -> N
         await transport.listen("in.*", never, 60)
 
 
-async def test_a_listener_that_may_not_listen_or_is_late_leaves_nothing() -> None:
+async def test_subscription_that_is_denied_or_late_is_removed() -> None:
     connection = Nats()
     transport = over(connection)
     both = [("subscribe", "in.*"), ("unsubscribe", "in.*")]
@@ -466,7 +466,7 @@ async def test_a_listener_that_may_not_listen_or_is_late_leaves_nothing() -> Non
     assert connection.calls == both
 
 
-async def test_who_waits_for_a_new_connection_is_told_and_the_next_one_waits_anew() -> None:
+async def test_transport_reconnect_wakes_waiters_and_starts_a_new_wait() -> None:
     transport = over(Nats())
     first = transport.reconnected
     transport._renewed()
@@ -507,7 +507,7 @@ async def test_room_is_waited_for_until_there_is_some_or_the_time_is_over() -> N
         await late
 
 
-async def test_a_close_that_hangs_is_cut_off_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transport_close_that_hangs_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "_CLOSE_S", 0.01)
     cut: list[Any] = []
     monkeypatch.setattr(transport_module, "cut_off", cut.append)
@@ -532,7 +532,7 @@ async def test_a_close_that_hangs_is_cut_off_and_ended(monkeypatch: pytest.Monke
     assert cut == [hangs]
 
 
-def test_what_a_connection_of_others_counts_is_nothing() -> None:
+def test_transport_over_a_foreign_connection_has_no_parse_errors() -> None:
     async def counts() -> Any:
         return [
             over(connection).parse_errors  # type: ignore[arg-type]
@@ -546,7 +546,7 @@ def test_what_a_connection_of_others_counts_is_nothing() -> None:
     assert asyncio.run(counts()) == [Counter(), Counter(), Counter(a=1)]
 
 
-async def test_an_inbox_that_is_opened_anew_takes_the_place_of_the_old_one() -> None:
+async def test_reopened_inbox_replaces_the_old_subscription() -> None:
     connection = Nats()
     transport = over(connection)
     async with transport.expecting("s", 60):

@@ -182,12 +182,14 @@ async def test_everything_committed_comes_once_and_in_order(client: Client, lead
         (datetime.fromtimestamp(0.00003, UTC), "end", 30, 100),
     ],
 )
-async def test_starts_and_ends(client: Client, leader: Replica, start: Any, until: Any, first: int, end: int) -> None:
+async def test_consumer_reads_from_start_to_until(
+    client: Client, leader: Replica, start: Any, until: Any, first: int, end: int
+) -> None:
     leader.grow(100)
     assert await values(aiter(client.consume("s", start=start, until=until, options=QUICK))) == expected(first, end)
 
 
-async def test_nothing_past_the_high_watermark_and_following_goes_on(client: Client, leader: Replica) -> None:
+async def test_consumer_stops_at_the_high_watermark_and_resumes_when_it_moves(client: Client, leader: Replica) -> None:
     leader.grow(30)
     leader.high_watermark = 19
     consumer = client.consume("s", options=QUICK)
@@ -202,7 +204,7 @@ async def test_nothing_past_the_high_watermark_and_following_goes_on(client: Cli
     assert await following == expected(20, 35)
 
 
-async def test_an_offset_outside_is_an_error_never_a_reset(client: Client, leader: Replica) -> None:
+async def test_consumer_offset_outside_the_log_raises_and_never_resets(client: Client, leader: Replica) -> None:
     leader.grow(50)
     leader.log_start = 20
     for start in (19, 51):
@@ -215,7 +217,7 @@ async def test_an_offset_outside_is_an_error_never_a_reset(client: Client, leade
         await values(aiter(consumer))
 
 
-async def test_a_stream_made_again_is_refused(client: Client, leader: Replica) -> None:
+async def test_consumer_of_a_recreated_stream_raises_not_found(client: Client, leader: Replica) -> None:
     leader.grow(20)
     records = aiter(client.consume("s", options=QUICK))
     assert await values(records, 20) == expected(0, 20)
@@ -226,7 +228,9 @@ async def test_a_stream_made_again_is_refused(client: Client, leader: Replica) -
         await values(aiter(consumer))
 
 
-async def test_the_end_is_the_leaders_not_a_laggards(client: Client, leader: Replica, server_side: Transport) -> None:
+async def test_consumer_end_is_the_high_watermark_of_the_leader(
+    client: Client, leader: Replica, server_side: Transport
+) -> None:
     leader.grow(100)
     laggard = await Replica(server_side, leader.subjects, "n2").start()
     laggard.grow(50)
@@ -249,7 +253,7 @@ async def test_another_replica_takes_over(client: Client, leader: Replica, serve
     assert other.asked
 
 
-async def test_damaged_answers_are_asked_elsewhere_and_raised_when_all_are_damaged(
+async def test_consumer_retries_damaged_answers_elsewhere_and_raises_when_all_are_damaged(
     client: Client, leader: Replica, server_side: Transport
 ) -> None:
     leader.grow(100)
@@ -265,7 +269,7 @@ async def test_damaged_answers_are_asked_elsewhere_and_raised_when_all_are_damag
 
 
 @pytest.mark.parametrize("by_records", [True, False])
-async def test_a_bomb_is_refused_and_counted_however_it_is_read(client: Client, leader: Replica, by_records: bool) -> None:
+async def test_consumer_rejects_and_counts_a_decompression_bomb(client: Client, leader: Replica, by_records: bool) -> None:
     leader.grow(10)
     bomb = bytearray(build_batch([bytes(1 << 20)], base_offset=10, leader_epoch=1, codec=Codec.ZSTD))
     struct.pack_into("<I", bomb, 56, 4096)  # the size of its body
@@ -289,12 +293,12 @@ async def test_a_bomb_is_refused_and_counted_however_it_is_read(client: Client, 
     assert client.counters == {"batches that do not decompress": 1}
 
 
-async def test_nobody_there_is_said_after_a_bounded_time(client: Client) -> None:
+async def test_consumer_without_responders_raises_after_its_patience(client: Client) -> None:
     with pytest.raises(UnavailableError, match="No responders"):
         await values(aiter(client.consume("s", options=ReadOptions(patience_s=0.2))))
 
 
-async def test_a_replica_that_can_not_serve_names_the_leader_and_the_leader_is_asked(
+async def test_reader_asks_the_leader_named_by_a_replica_that_is_behind(
     client: Client, leader: Replica, server_side: Transport, subjects: Subjects
 ) -> None:
     behind = await Replica(server_side, subjects, "n2").start()
@@ -306,7 +310,7 @@ async def test_a_replica_that_can_not_serve_names_the_leader_and_the_leader_is_a
     assert len(behind.asked) == 1
 
 
-async def test_a_leader_that_is_behind_does_not_hold_its_readers(
+async def test_reader_asks_another_replica_when_the_leader_is_behind(
     client: Client, leader: Replica, server_side: Transport, subjects: Subjects
 ) -> None:
     other = await Replica(server_side, subjects, "n2").start()
@@ -321,7 +325,7 @@ async def test_a_leader_that_is_behind_does_not_hold_its_readers(
     assert len(leader.asked) == 1
 
 
-async def test_a_time_is_an_end_too_also_one_to_come(client: Client, leader: Replica) -> None:
+async def test_consumer_ends_at_a_past_or_future_time(client: Client, leader: Replica) -> None:
     leader.grow(100)  # batches of ten, stamped with their first offset in us
     past = datetime.fromtimestamp(35e-6, UTC)
     assert await values(aiter(client.consume("s", until=past))) == expected(0, 40)
@@ -342,7 +346,7 @@ async def test_a_time_is_an_end_too_also_one_to_come(client: Client, leader: Rep
     assert got == [*expected(0, 100), b"x"]
 
 
-async def test_a_range_is_given_whole_or_not_at_all(client: Client, leader: Replica) -> None:
+async def test_read_range_returns_the_whole_range_or_raises(client: Client, leader: Replica) -> None:
     leader.grow(100)
     pieces = [piece async for piece in client.read_range("s", 0, 13, 77, uid="u1", options=QUICK)]
     assert [v for piece in pieces for v in piece.values()] == expected(13, 77)
@@ -380,7 +384,9 @@ async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])
-async def test_an_iteration_that_is_left_loses_nothing_that_was_read_ahead(client: Client, leader: Replica, how: str) -> None:
+async def test_consumer_iteration_that_is_left_early_keeps_the_records_read_ahead(
+    client: Client, leader: Replica, how: str
+) -> None:
     leader.grow(400)
     consumer, got = client.consume("s", until="end", options=QUICK), list[bytes]()
     for by_batch, limit in [(False, 1), (True, 10), (False, 3), (False, 7), (True, 25), (True, 1), (False, 130)]:
@@ -393,7 +399,7 @@ async def test_an_iteration_that_is_left_loses_nothing_that_was_read_ahead(clien
 
 
 @pytest.mark.parametrize("by_batch", [False, True])
-async def test_an_iteration_that_is_cancelled_at_any_await_loses_nothing(
+async def test_consumer_iteration_cancelled_at_any_await_loses_no_records(
     client: Client, leader: Replica, by_batch: bool
 ) -> None:
     leader.grow(3000)
@@ -410,7 +416,7 @@ async def test_an_iteration_that_is_cancelled_at_any_await_loses_nothing(
     assert got == expected(0, 3000)
 
 
-async def test_a_consumer_is_read_by_one_iteration_at_a_time(client: Client, leader: Replica) -> None:
+async def test_consumer_rejects_a_second_iteration_while_one_is_active(client: Client, leader: Replica) -> None:
     leader.grow(100)
     consumer = client.consume("s", until="end", options=QUICK)
     first = aiter(consumer)
@@ -424,7 +430,9 @@ async def test_a_consumer_is_read_by_one_iteration_at_a_time(client: Client, lea
     assert await values(aiter(consumer)) == []
 
 
-async def test_a_silent_replica_is_not_waited_for(client: Client, leader: Replica, server_side: Transport) -> None:
+async def test_reader_with_a_silent_replica_asks_another_replica(
+    client: Client, leader: Replica, server_side: Transport
+) -> None:
     leader.grow(20)
     mute = await Replica(server_side, leader.subjects, "n2").start()
     mute.answers = False
@@ -436,9 +444,7 @@ async def test_a_silent_replica_is_not_waited_for(client: Client, leader: Replic
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask ") and not task.cancelling()]
 
 
-async def test_an_answer_that_was_lost_is_asked_for_again_from_the_one_node_that_is_wanted(
-    client: Client, leader: Replica
-) -> None:
+async def test_reader_pinned_to_a_node_repeats_a_request_whose_answer_was_lost(client: Client, leader: Replica) -> None:
     leader.grow(20)
     leader.losing = 1
     pinned = ReadOptions(node="n1", answer_timeout_s=60, patience_s=60, wait_s=0)
@@ -447,7 +453,7 @@ async def test_an_answer_that_was_lost_is_asked_for_again_from_the_one_node_that
     assert leader.losing == 0
 
 
-async def test_closing_the_client_tells_its_readers_at_once(client: Client, leader: Replica) -> None:
+async def test_client_close_ends_its_readers_at_once(client: Client, leader: Replica) -> None:
     leader.grow(30)
     patient = ReadOptions(wait_s=30)
     consumer = client.consume("s", options=patient)

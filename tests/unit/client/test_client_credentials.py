@@ -27,7 +27,7 @@ def creds(seed_line: bytes, jwt: bytes = b"a.jwt") -> bytes:
     )
 
 
-def test_a_seed_of_a_user_is_taken_and_any_other_is_refused_unseen(tmp_path: Path) -> None:
+def test_credentials_accept_a_user_seed_and_reject_others_without_showing_the_seed(tmp_path: Path) -> None:
     file = tmp_path / "file"
     account = seed(nkeys.PREFIX_BYTE_ACCOUNT)
     for content, text in (
@@ -61,7 +61,7 @@ def test_a_seed_of_a_user_is_taken_and_any_other_is_refused_unseen(tmp_path: Pat
         assert str(caught.value) == text.format(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_credentials_with_a_missing_file_name_the_file(tmp_path: Path) -> None:
     for name in ("creds_file", "nkey_seed_file"):
         for path, why in ((f"{tmp_path}/none", "No such file or directory"), ("a\0b", "embedded null byte")):
             with pytest.raises(ConfigError) as caught:
@@ -69,7 +69,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             assert str(caught.value) == f"Cannot read {name} {path}: {why}. Check the path and its permissions."
 
 
-def test_the_seed_is_wiped_when_it_was_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_wipe_the_nkey_seed_after_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wiped: list[bytes] = []
     pair = SimpleNamespace(public_key=b"UABC", wipe=lambda: wiped.append(b"wiped"))
     monkeypatch.setattr(nkeys, "from_seed", lambda content: pair)
@@ -78,7 +78,7 @@ def test_the_seed_is_wiped_when_it_was_looked_at(tmp_path: Path, monkeypatch: py
     assert wiped == [b"wiped"]
 
 
-def test_certificates_are_loaded_and_nobody_is_asked_for_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_with_an_encrypted_tls_key_raise_instead_of_prompting(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
 
     class Context:
@@ -129,13 +129,13 @@ def test_certificates_are_loaded_and_nobody_is_asked_for_a_password(monkeypatch:
         ("nats://a:1/b", "password contains a slash, write"),
     ],
 )
-def test_a_url_that_is_none_is_named_with_what_is_wrong(url: str, text: str) -> None:
+def test_invalid_nats_url_is_named_with_the_reason(url: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_urls(("nats://good:4222", url))
     assert text in str(caught.value)
 
 
-def test_urls_that_will_do() -> None:
+def test_valid_nats_urls_are_accepted() -> None:
     check_urls(("nats://a", "tls://a:1", "nats://a:65535/", "ws://a/path", "wss://u:p@a:1/path"))
     check_urls(("a:1", "a", "nats://b:2"), bare=True)
     assert [wants_tls((url,)) for url in ("tls://a", " WSS://a", "nats://a", "ws://a", "tls", "a:1")] == [True, True] + [

@@ -31,7 +31,7 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_waits_behind_one_that_gives_up_goes_in_its_place() -> None:
+async def test_publish_window_admits_the_next_waiter_when_the_first_is_cancelled() -> None:
     window = Window(10, 10)
     assert window.try_enter(6)
     large, small = (asyncio.ensure_future(window.enter(size)) for size in (8, 3))
@@ -52,7 +52,7 @@ def a_reader(exists: Any) -> Any:
     return PartitionReader(transport, Subjects("ns"), "s", 0, ReadOptions(), exists)
 
 
-async def test_one_question_at_a_time_is_asked_and_its_answer_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_has_one_existence_check_at_a_time_and_raises_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "_HEDGE_S", 0.0)
     asked: list[asyncio.Future[None]] = []
 
@@ -71,7 +71,7 @@ async def test_one_question_at_a_time_is_asked_and_its_answer_is_not_lost(monkey
         await reader._must_exist()
 
 
-async def test_it_is_asked_again_after_a_while_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_repeats_the_existence_check_only_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     async def exists() -> None:
@@ -90,7 +90,7 @@ async def test_it_is_asked_again_after_a_while_and_not_before(monkeypatch: pytes
     await a_reader(None)._must_exist()
 
 
-async def test_an_answer_that_comes_soon_is_waited_for() -> None:
+async def test_reader_waits_for_an_existence_check_that_answers_soon() -> None:
     async def exists() -> None:
         await asyncio.sleep(0)
         raise NotFoundError("there is none")
@@ -100,7 +100,7 @@ async def test_an_answer_that_comes_soon_is_waited_for() -> None:
 
 
 # ---- what is left behind -------------------------------------------------------------------------------------------------------
-async def test_a_connection_that_was_lent_goes_on_without_a_trace_of_the_client(nats_url: str) -> None:
+async def test_borrowed_connection_stays_open_and_clean_after_client_close(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     try:
         before = dict(connection._subs)
@@ -120,7 +120,7 @@ async def test_a_connection_that_was_lent_goes_on_without_a_trace_of_the_client(
         await connection.close()
 
 
-async def test_a_close_tells_who_publishes_by_a_publisher_of_his_own(nats_url: str) -> None:
+async def test_client_close_fails_the_messages_of_explicit_publishers(nats_url: str) -> None:
     """Nobody listens: it would be sent again until the patience is over, by a publisher that has no connection any more."""
     client = Client(Transport(await open_connection(nats_url)), Subjects("ns"), owns_connection=True)
     publisher = await client.publisher("s", subject="nobody.there", options=PublishOptions(window=1))
@@ -139,7 +139,9 @@ async def test_a_close_tells_who_publishes_by_a_publisher_of_his_own(nats_url: s
     await publisher.close()
 
 
-async def test_a_close_cancels_nobody_who_waits_for_an_inbox(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transport_close_raises_client_closed_for_tasks_that_wait_for_an_inbox(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transport = Transport(await open_connection(nats_url))
     listening = asyncio.Event()
 
@@ -160,7 +162,7 @@ async def test_a_close_cancels_nobody_who_waits_for_an_inbox(nats_url: str, monk
     assert [type(task.exception()) for task in asking] == [ClientClosedError] * 2
 
 
-async def test_a_connection_of_its_own_goes_with_the_client(nats_url: str) -> None:
+async def test_owned_connection_is_closed_with_the_client(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     await Client(Transport(connection), Subjects("ns"), owns_connection=True).close()
     assert connection.is_closed
@@ -168,7 +170,7 @@ async def test_a_connection_of_its_own_goes_with_the_client(nats_url: str) -> No
 
 # ---- answers that are none -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", [b"", b"not json", b"[1]", b"\xff", b"{"])
-async def test_a_status_that_is_none_is_a_protocol_error(answer: bytes) -> None:
+async def test_invalid_node_status_answer_raises_a_protocol_error(answer: bytes) -> None:
     async def request(subject: str, question: bytes, timeout_s: float) -> bytes:
         assert subject == "ns.status.n1"
         return answer
@@ -229,7 +231,7 @@ WRONG_STREAM = client_pb2.Ack.WRONG_STREAM
         ("3" * 30, an_ack(), []),
     ],
 )
-async def test_an_answer_is_one_thing_and_nothing_follows_it(token: str, data: bytes | None, told: list[str]) -> None:
+async def test_publisher_maps_each_answer_to_one_outcome(token: str, data: bytes | None, told: list[str]) -> None:
     made = Answered()
     headers = {"Status": "503"} if data is None else None
     await made._on_ack(SimpleNamespace(subject=f"_INBOX.x.{token}", data=data or b"", headers=headers))
@@ -238,7 +240,7 @@ async def test_an_answer_is_one_thing_and_nothing_follows_it(token: str, data: b
     assert (refusal is not None) is (data == an_ack(stream="t", ackError=WRONG_STREAM))
 
 
-async def test_nothing_is_published_on_a_client_that_was_closed(nats_url: str) -> None:
+async def test_transport_publish_after_close_sends_nothing(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     transport = Transport(connection)
     transport.end()
@@ -251,7 +253,7 @@ async def test_nothing_is_published_on_a_client_that_was_closed(nats_url: str) -
         await connection.close()
 
 
-def test_a_connection_needs_somewhere_to_go() -> None:
+def test_connection_without_servers_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="No NATS URL is given"):
         check_urls(())
     check_urls(("nats://a:1",))

@@ -40,7 +40,7 @@ _Error = client_pb2.ReadResponse.Error
 
 
 # ---- what a reader asks and believes -----------------------------------------------------------------------------------------
-def test_a_question_says_all_that_a_replica_decides_by() -> None:
+def test_read_request_has_position_uid_and_known_high_watermark() -> None:
     progress = ReadProgress("s", 3, 0, uid="u1", floor_high_watermark=2)
     assert progress.request(100, 7, 55) == client_pb2.ReadRequest(
         stream="s",
@@ -61,7 +61,7 @@ def test_a_question_says_all_that_a_replica_decides_by() -> None:
     )  # fmt: skip
 
 
-def test_who_knows_of_less_is_believed_after_a_while_and_who_holds_it_and_sends_nothing_never() -> None:
+def test_reader_accepts_a_lower_high_watermark_only_after_several_answers() -> None:
     progress = ReadProgress("s", 0, 5, high_watermark=10)
     for _ in range(3 * _MOST_BEHIND):
         with pytest.raises(NotServedError, match="although offset 10 is committed"):
@@ -75,7 +75,7 @@ def test_who_knows_of_less_is_believed_after_a_while_and_who_holds_it_and_sends_
     assert progress.accept(answer(hw=4)) == [], "there is nothing more"
 
 
-def test_an_answer_that_brings_something_ends_the_count() -> None:
+def test_reader_progress_resets_the_count_of_lagging_answers() -> None:
     progress = ReadProgress("s", 0, 5, high_watermark=10)
     for _ in range(_MOST_BEHIND - 1):
         with pytest.raises(NotServedError):
@@ -86,7 +86,7 @@ def test_an_answer_that_brings_something_ends_the_count() -> None:
             progress.accept(answer(hw=4))
 
 
-def test_a_damaged_answer_is_told_of_once() -> None:
+def test_reader_reports_a_damaged_answer_once() -> None:
     progress = ReadProgress("s", 0, 5, uid="u1")
     assert progress.complaint() is None
     progress.suspect = ("n2", 7)
@@ -94,7 +94,7 @@ def test_a_damaged_answer_is_told_of_once() -> None:
     assert progress.complaint() is None
 
 
-def test_bounds_are_those_of_the_answer() -> None:
+def test_bounds_are_taken_from_the_answer() -> None:
     head = client_pb2.ReadResponse(
         streamUid="u", node="n1", leader="n2", leaderEpoch=3, logStartOffset=4, highWatermark=5, compacted=True
     )
@@ -124,7 +124,9 @@ def test_bounds_are_those_of_the_answer() -> None:
         ({"streamUid": "u", "logStartOffset": -1}, (5, 1), False),
     ],
 )
-def test_an_answer_that_contradicts_itself_ends_nobody(fields: dict[str, Any], last: tuple[int, int], right: bool) -> None:
+def test_read_answer_that_contradicts_itself_raises_a_protocol_error(
+    fields: dict[str, Any], last: tuple[int, int], right: bool
+) -> None:
     head = client_pb2.ReadResponse(**fields)
     if right:
         must_agree(head, "u", *last)
@@ -150,7 +152,9 @@ def test_an_answer_that_contradicts_itself_ends_nobody(fields: dict[str, Any], l
         (999, 5, NotServedError, "999"),
     ],
 )
-def test_what_a_refusal_means(error: Any, offset: int, kind: type[Exception], text: str) -> None:
+def test_read_answer_with_an_error_raises_the_matching_exception(
+    error: Any, offset: int, kind: type[Exception], text: str
+) -> None:
     head = client_pb2.ReadResponse(node="n1", error=error, logStartOffset=6, highWatermark=9, cutEndOffset=3, leader="n2")
     with pytest.raises(kind, match=text) as raised:
         check_head(head, "u", "s", 2, offset)
@@ -199,7 +203,7 @@ def iteration(*pieces: list[int]) -> tuple[Any, Any, list[int]]:
     return made, ahead, handed.all
 
 
-async def test_items_come_one_by_one_and_each_is_noted_when_it_is_handed_on() -> None:
+async def test_iteration_marks_each_item_when_it_is_handed_on() -> None:
     made, _, handed = iteration([1, 2], [], [3])
     assert made.alive
     assert await anext(made) == 1
@@ -210,7 +214,7 @@ async def test_items_come_one_by_one_and_each_is_noted_when_it_is_handed_on() ->
         await anext(made)
 
 
-async def test_after_its_end_nothing_comes_of_what_was_there() -> None:
+async def test_iteration_after_aclose_yields_nothing() -> None:
     made, ahead, handed = iteration([1, 2, 3])
     assert await anext(made) == 1
     await made.aclose()
@@ -219,7 +223,7 @@ async def test_after_its_end_nothing_comes_of_what_was_there() -> None:
     assert (handed, ahead.ended, made.alive) == ([1], True, False)
 
 
-async def test_who_was_replaced_is_told_so() -> None:
+async def test_iteration_that_was_replaced_raises_a_config_error() -> None:
     made, ahead, handed = iteration([1, 2, 3])
     assert await anext(made) == 1
     made.replace()
@@ -228,7 +232,7 @@ async def test_who_was_replaced_is_told_so() -> None:
     assert (handed, ahead.abandoned) == ([1], 1)
 
 
-async def test_a_wait_that_was_cut_short_may_be_gone_on_with() -> None:
+async def test_iteration_wait_that_was_cancelled_can_be_resumed() -> None:
     made, ahead, _ = iteration([1])
     wait = asyncio.Event()
     real = ahead.next
@@ -278,7 +282,7 @@ def parser(**options: Any) -> tuple[StrictParser, Any]:
     return made, connection
 
 
-async def test_a_line_is_waited_for_up_to_its_bound() -> None:
+async def test_parser_waits_for_the_rest_of_a_line_up_to_a_bound() -> None:
     made, _ = parser()
     await made.parse(b"M" * LONGEST_LINE_BYTES)
     with pytest.raises(nats.errors.ProtocolError):
@@ -290,7 +294,7 @@ async def test_a_line_is_waited_for_up_to_its_bound() -> None:
             assert not made.feed(b"M"), "somebody has to look at it"
 
 
-async def test_a_message_under_another_subject_is_left_out_and_counted() -> None:
+async def test_parser_skips_and_counts_a_message_with_another_subject() -> None:
     made, connection = parser()
     await made.parse(
         b"MSG a.b 1 2\r\nhi\r\nMSG b.b 1 2\r\nhi\r\nMSG a.c 2 2\r\nhi\r\nHMSG a.d 1 r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
@@ -305,7 +309,7 @@ async def test_a_message_under_another_subject_is_left_out_and_counted() -> None
     assert len(connection.messages) == 1
 
 
-async def test_the_pong_of_who_has_given_up_is_taken_off() -> None:
+async def test_parser_removes_the_pong_of_a_cancelled_ping() -> None:
     made, connection = parser()
     loop = asyncio.get_running_loop()
     given_up, waiting = loop.create_future(), loop.create_future()
@@ -334,11 +338,11 @@ async def test_the_pong_of_who_has_given_up_is_taken_off() -> None:
         (b"PUB s 1 5", None),
     ],
 )
-def test_a_message_line_is_what_a_server_writes(line: bytes, fields: Any) -> None:
+def test_parser_accepts_only_well_formed_message_lines(line: bytes, fields: Any) -> None:
     assert message_fields(line.split(b" ")) == fields
 
 
-async def test_a_denial_names_what_is_denied() -> None:
+async def test_parser_denial_names_the_operation_and_the_subject() -> None:
     made, connection = parser()
     denied: list[tuple[bool, str]] = []
     made.denials.append(lambda *what: denied.append(what))
@@ -355,7 +359,7 @@ async def test_a_denial_names_what_is_denied() -> None:
 
 
 # ---- publishing -----------------------------------------------------------------------------------------------------------------
-async def test_what_another_stream_of_the_name_has_refused_goes_to_the_new_one_at_once() -> None:
+async def test_publisher_resends_rejected_messages_at_once_to_a_recreated_stream() -> None:
     loop = asyncio.get_running_loop()
     made: Any = Publisher.__new__(Publisher)
     made._addressing = SimpleNamespace(address=Address("ev", "u2", True))
@@ -423,7 +427,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> type[Strict]:
     return Strict
 
 
-async def test_who_is_told_of_a_new_connection(strict: type[Strict]) -> None:
+async def test_reconnect_calls_the_application_and_the_internal_callbacks(strict: type[Strict]) -> None:
     told: list[str] = []
 
     async def also() -> None:
@@ -456,7 +460,7 @@ async def test_who_is_told_of_a_new_connection(strict: type[Strict]) -> None:
         (nats.errors.AuthorizationError(), "", NotAllowedError, "rejected the credentials"),
     ],
 )
-async def test_a_connection_that_was_not_made_is_closed(
+async def test_connection_that_fails_to_open_is_closed(
     strict: type[Strict], error: Exception, heard: str, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strict, "error", error)
@@ -466,7 +470,7 @@ async def test_a_connection_that_was_not_made_is_closed(
     assert strict.last.closed == 1
 
 
-async def test_a_cancelled_connect_leaves_nothing_half_connected(strict: type[Strict], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_cancelled_leaves_no_open_connection(strict: type[Strict], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strict, "error", asyncio.CancelledError())
     with pytest.raises(asyncio.CancelledError):
         await open_connection("nats://a:1")
@@ -476,7 +480,9 @@ async def test_a_cancelled_connect_leaves_nothing_half_connected(strict: type[St
         await open_connection("nats://a:1")
 
 
-async def test_whose_connection_it_is_decides_who_closes_it(strict: type[Strict], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_closes_a_connection_only_if_the_client_opened_the_connection(
+    strict: type[Strict], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[Any] = []
 
     class Made:
@@ -496,7 +502,7 @@ async def test_whose_connection_it_is_decides_who_closes_it(strict: type[Strict]
 
 
 @pytest.mark.parametrize("may_read", [True, False])
-async def test_a_stream_is_there_when_its_leaders_say_so(may_read: bool) -> None:
+async def test_stream_is_ready_when_its_leaders_answer(may_read: bool) -> None:
     asked: list[Any] = []
     made: Any = client_module.Client.__new__(client_module.Client)
 
@@ -525,7 +531,9 @@ async def test_a_stream_is_there_when_its_leaders_say_so(may_read: bool) -> None
     [(True, "ev", True), (True, "inbox.*", False), (False, "inbox.*", True), (False, "ev", False), (True, "other", False)],
 )
 @pytest.mark.parametrize("had_right", [True, False])
-async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, concerns: bool, had_right: bool) -> None:
+async def test_permission_denial_fails_only_the_messages_of_its_subject(
+    is_publish: bool, subject: str, concerns: bool, had_right: bool
+) -> None:
     failed: list[tuple[int, Exception]] = []
     made: Any = Publisher.__new__(Publisher)
     made._addressing = SimpleNamespace(address=Address("ev", "u1", True))
@@ -551,7 +559,7 @@ async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, c
     made._posts.raise_denied()  # it is said once
 
 
-def test_an_exit_of_a_window_or_a_patience_that_nobody_can_mean() -> None:
+def test_publish_options_out_of_range_are_rejected() -> None:
     for wrong in ({"window": 0}, {"timeout_s": 0.0}, {"patience_s": -1.0}, {"window_bytes": 0}, {"window": (1 << 20) + 1}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = .* is outside"):
             PublishOptions(**wrong)

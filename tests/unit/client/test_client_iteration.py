@@ -114,7 +114,7 @@ async def nothing_left() -> None:
 @pytest.mark.parametrize("by_batch", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("how", ["", "drop"])
-async def test_a_cancellation_at_any_await_loses_and_repeats_nothing(by_batch: bool, late: bool, how: str) -> None:
+async def test_consumer_cancelled_at_any_await_loses_and_repeats_no_records(by_batch: bool, late: bool, how: str) -> None:
     at, met = 1, True
     while met:
         consumer, got = Consumer(Reader(), "earliest", "end"), list[int]()
@@ -131,7 +131,7 @@ async def test_a_cancellation_at_any_await_loses_and_repeats_nothing(by_batch: b
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_the_same_iteration_goes_on_after_a_cancellation_at_any_await(late: bool) -> None:
+async def test_consumer_iteration_resumes_after_a_cancellation_at_any_await(late: bool) -> None:
     at, met = 1, True
     while met:
         items, got = aiter(Consumer(Reader(), "earliest", "end")), list[int]()
@@ -170,7 +170,7 @@ async def test_leaving_after_any_record_loses_and_repeats_nothing(how: str) -> N
 
 @pytest.mark.parametrize("same_iterator", [False, True])
 @pytest.mark.parametrize("error", [UnavailableError("nobody"), ZeroDivisionError("a bug")])
-async def test_an_error_at_any_fetch_is_told_once_and_reading_goes_on(error: BaseException, same_iterator: bool) -> None:
+async def test_consumer_raises_each_fetch_error_once_and_resumes(error: BaseException, same_iterator: bool) -> None:
     for failing in range(1, 5):
         reader = Reader()
         reader.failing = {failing: error, failing + 1: error}
@@ -190,7 +190,7 @@ async def test_an_error_at_any_fetch_is_told_once_and_reading_goes_on(error: Bas
     await nothing_left()
 
 
-async def test_a_wait_with_a_time_out_ends_nothing() -> None:
+async def test_consumer_wait_with_a_timeout_keeps_the_iteration() -> None:
     reader = Reader()
     gate = asyncio.Event()
     fetch = reader.fetch
@@ -215,7 +215,7 @@ async def test_a_wait_with_a_time_out_ends_nothing() -> None:
     assert timed_out >= RECORDS // (PER_BATCH * PER_ANSWER)
 
 
-async def test_who_takes_over_a_wait_that_was_cancelled_goes_on_and_the_earlier_one_is_told() -> None:
+async def test_consumer_iteration_taken_over_after_a_cancellation_rejects_the_first() -> None:
     reader = Reader()
     consumer = Consumer(reader, "earliest", "end")
     first = aiter(consumer)
@@ -232,7 +232,7 @@ async def test_who_takes_over_a_wait_that_was_cancelled_goes_on_and_the_earlier_
     await nothing_left()
 
 
-async def test_two_tasks_on_one_iteration_are_refused() -> None:
+async def test_consumer_iteration_shared_by_two_tasks_is_rejected() -> None:
     items = aiter(Consumer(Reader(), "earliest", "end"))
     first = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0)
@@ -244,7 +244,7 @@ async def test_two_tasks_on_one_iteration_are_refused() -> None:
 
 @pytest.mark.parametrize("at", ["the beginning", "the end of the log"])
 @pytest.mark.parametrize("how", ["aclose", "seek"])
-async def test_who_waits_in_another_task_is_at_the_end_when_it_is_closed(at: str, how: str) -> None:
+async def test_consumer_wait_in_another_task_ends_on_close_or_seek(at: str, how: str) -> None:
     reader = Reader()
     gate = asyncio.Event()
     name = "bounds" if at == "the beginning" else "fetch"
@@ -292,7 +292,7 @@ async def test_a_range_is_an_iteration_too() -> None:
     assert got == list(range(4, RECORDS))
 
 
-async def test_what_is_dropped_without_a_loop_costs_nothing() -> None:
+async def test_consumer_iteration_dropped_without_a_loop_leaves_no_task() -> None:
     reader = Reader()
     items = aiter(Consumer(reader, "earliest", "end"))
     del items  # never begun

@@ -39,7 +39,7 @@ def replies(wire: Wire) -> list[str]:
     return [sent[2] for sent in wire.sent]
 
 
-def test_ids_are_counted_behind_what_nobody_else_has() -> None:
+def test_message_ids_have_a_random_prefix_and_a_counter() -> None:
     one, other = MessageIds(), MessageIds()
     ids = [one.next() for _ in range(3)] + [other.next()]
     assert len(set(ids)) == 4
@@ -47,7 +47,7 @@ def test_ids_are_counted_behind_what_nobody_else_has() -> None:
     assert len(ids[0]) == 18
 
 
-def test_what_a_publish_asks_for_travels_as_headers() -> None:
+def test_publish_conditions_are_sent_as_headers() -> None:
     assert promised({"a": "1"}, "id", None) == (("a", b"1"), ("Nats-Msg-Id", b"id"))
     assert promised(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
     assert promised(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
@@ -62,7 +62,7 @@ def test_what_a_publish_asks_for_travels_as_headers() -> None:
         promised({"Nats-Msg-Id": "a"}, "b", None)
 
 
-async def test_ids_are_made_where_they_are_wanted_and_known() -> None:
+async def test_publisher_adds_message_ids_only_with_a_dedup_window() -> None:
     for window_s, wanted, made_one in ((120.0, True, True), (120.0, False, False), (0.0, True, False)):
         made, wire = knowing(window_s, message_ids=wanted)
         await made.send(b"v")
@@ -72,7 +72,7 @@ async def test_ids_are_made_where_they_are_wanted_and_known() -> None:
         await made.close()
 
 
-async def test_a_silent_one_is_sent_again_under_its_id_and_answered_once() -> None:
+async def test_publisher_resends_an_unanswered_message_with_the_same_id_until_one_ack() -> None:
     made, wire = knowing()
     future = await made.send(b"v", msg_id="one")
     message, now = made._in_flight[0], asyncio.get_running_loop().time()
@@ -106,7 +106,7 @@ async def test_without_a_window_silence_is_the_end() -> None:
         await made.close()
 
 
-async def test_behind_the_window_nothing_that_may_be_stored_is_sent_again() -> None:
+async def test_publisher_does_not_resend_a_maybe_stored_message_after_the_dedup_window() -> None:
     made, wire = knowing(window_s=10.0, patience_s=60.0)
     silent, refused = await made.send(b"v", msg_id="one"), await made.send(b"w", msg_id="two")
     known_until = made._in_flight[0].known_until
@@ -131,7 +131,9 @@ async def test_behind_the_window_nothing_that_may_be_stored_is_sent_again() -> N
         (NotFoundError("deleted"), NotFoundError),
     ],
 )
-async def test_a_later_refusal_does_not_say_that_it_is_not_stored(error: LiftError, kind: type[LiftError]) -> None:
+async def test_publisher_rejection_after_a_maybe_stored_attempt_has_an_unknown_outcome(
+    error: LiftError, kind: type[LiftError]
+) -> None:
     made, _ = knowing()
     known, unknown = await made.send(b"v", msg_id="one"), await made.send(b"w", msg_id="two")
     made._in_flight[1].maybe_stored = True
@@ -143,7 +145,7 @@ async def test_a_later_refusal_does_not_say_that_it_is_not_stored(error: LiftErr
     await made.close()
 
 
-async def test_what_may_be_stored_does_not_go_to_a_stream_that_was_made_again() -> None:
+async def test_publisher_does_not_resend_a_maybe_stored_message_to_a_recreated_stream() -> None:
     made, wire = knowing()
     maybe, never = await made.send(b"v", msg_id="one"), await made.send(b"w", msg_id="two")
     made._may_be_stored([0], asyncio.get_running_loop().time(), "silence")
@@ -157,7 +159,7 @@ async def test_what_may_be_stored_does_not_go_to_a_stream_that_was_made_again() 
     await made.close()
 
 
-async def test_a_connection_that_was_renewed_asks_for_all_that_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publisher_resends_all_messages_with_an_id_after_a_reconnect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
     made, wire = knowing()
     for number in range(3):
@@ -178,7 +180,7 @@ async def test_a_connection_that_was_renewed_asks_for_all_that_is_unanswered(mon
     await made.close()
 
 
-async def test_those_that_come_later_wait_behind_the_one_that_is_sent_again() -> None:
+async def test_publisher_keeps_later_messages_behind_a_resent_message() -> None:
     made, wire = knowing()
     first = await made.send(b"0")
     await made._on_ack(nobody())
@@ -203,7 +205,7 @@ async def test_those_that_come_later_wait_behind_the_one_that_is_sent_again() ->
     await made.close()
 
 
-async def test_one_that_is_given_up_holds_up_nobody() -> None:
+async def test_publisher_sends_the_next_message_when_the_first_times_out() -> None:
     made, wire = knowing(patience_s=5.0)
     first = await made.send(b"0")
     await made._on_ack(nobody())
@@ -214,7 +216,7 @@ async def test_one_that_is_given_up_holds_up_nobody() -> None:
     await made.close()
 
 
-async def test_the_patience_with_one_message_is_what_its_sender_says() -> None:
+async def test_publish_timeout_of_one_message_overrides_the_publisher_options() -> None:
     made, _ = knowing(timeout_s=10.0, patience_s=30.0)
     now = asyncio.get_running_loop().time()
     for timeout_s, options, attempt_s in ((1.5, {"msg_id": "a"}, 1.5), (5.0, {}, 5.0), (60.0, {}, 10.0), (None, {}, 10.0)):

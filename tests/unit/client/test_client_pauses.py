@@ -34,7 +34,7 @@ async def until(client: Client, *wanted: Pause) -> None:
     [({}, Pause.UNTIL_RESUMED), ({"resume_on_publish": True}, Pause.UNTIL_PUBLISH), ({"resume_all": True}, Pause.UNTIL_PUBLISH_TO_ANY),
      ({"resume_on_publish": True, "resume_all": True}, Pause.UNTIL_PUBLISH_TO_ANY)],
 )  # fmt: skip
-async def test_how_long_it_is_paused_is_as_asked(how: dict[str, bool], wanted: Pause, client: Client) -> None:
+async def test_pause_sets_the_requested_kind_of_pause(how: dict[str, bool], wanted: Pause, client: Client) -> None:
     decided = await client.pause("orders", [1, 2, 1], **how)
     assert [p.pause for p in decided.partitions] == await pauses(client) == [Pause.NOT_PAUSED, wanted, wanted]
     await client.resume("orders", iter([2]))
@@ -43,7 +43,7 @@ async def test_how_long_it_is_paused_is_as_asked(how: dict[str, bool], wanted: P
     await until(client, *[Pause.NOT_PAUSED] * 3)
 
 
-async def test_what_is_not_there_is_an_error_and_nothing_is_paused(client: Client) -> None:
+async def test_pause_of_a_missing_partition_or_stream_raises_and_changes_nothing(client: Client) -> None:
     uid = (await client.stream("orders")).uid
     with pytest.raises(NotFoundError, match="there is no partition orders/3: it has 3"):
         await client.pause("orders", [0, 3])
@@ -71,7 +71,7 @@ async def produce(client: Client, value: bytes, partition: int) -> None:
         await producer.send(value, partition=partition)
 
 
-async def test_a_producer_is_refused_and_goes_on_when_it_is_resumed(client: Client) -> None:
+async def test_producer_is_rejected_while_paused_and_works_after_resume(client: Client) -> None:
     await client.pause("orders", [0])
     with pytest.raises(PublishRejectedError, match="PAUSED"):
         await publish_on(client)  # the leader hears of it a moment later
@@ -85,7 +85,7 @@ async def test_a_producer_is_refused_and_goes_on_when_it_is_resumed(client: Clie
     assert (stored.count(b"taken"), stored.count(b"refused")) == (1, 0)
 
 
-async def test_a_producer_wakes_what_is_paused_until_then_and_conditions_hold(client: Client) -> None:
+async def test_producer_resumes_a_partition_that_is_paused_until_publish(client: Client) -> None:
     for _ in range(3):
         await client.pause("orders", [0], resume_on_publish=True)
         async with client.producer("orders", id="p") as producer:

@@ -47,7 +47,7 @@ PLAN = pb.PlacementPlan(
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------------
-def test_a_plan_is_read_as_it_was_sent() -> None:
+def test_placement_plan_is_decoded_as_sent() -> None:
     assert plan_from_pb(PLAN) == PlacementPlan(
         first_partition=2,
         replicas=(("n1", "n3"), ("n3", "n2")),
@@ -68,7 +68,7 @@ def test_a_plan_is_read_as_it_was_sent() -> None:
     ("places", "factor", "right"),
     [([0, 1], 2, True), ([0, 2], 1, True), ([0, 1], 0, False), ([0, 1, 2], 2, False), ([0, 3], 2, False), ([0], 2, False)],
 )
-def test_a_plan_that_is_no_map_is_refused(places: list[int], factor: int, right: bool) -> None:
+def test_placement_plan_with_inconsistent_counts_is_rejected(places: list[int], factor: int, right: bool) -> None:
     plan = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=factor, replicas=places)
     if right:
         assert len(plan_from_pb(plan).replicas) * factor == len(places)
@@ -77,7 +77,7 @@ def test_a_plan_that_is_no_map_is_refused(places: list[int], factor: int, right:
             plan_from_pb(plan)
 
 
-def test_what_each_node_and_rack_would_hold() -> None:
+def test_placement_plan_counts_replicas_and_leaders_per_node_and_rack() -> None:
     plan = plan_from_pb(PLAN)
     assert list(plan.by_node().items()) == [
         ("n1", ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=1)),
@@ -97,7 +97,7 @@ def test_what_each_node_and_rack_would_hold() -> None:
     assert list(plan_from_pb(bare).by_rack()) == ["", "r"]
 
 
-def test_a_tally_as_people_see_it() -> None:
+def test_tally_rows_show_totals_and_new_replicas() -> None:
     one, two = (
         ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=2),
         ReplicaCounts(leaders=0, new_leaders=0, replicas=0, new_replicas=0),
@@ -105,7 +105,7 @@ def test_a_tally_as_people_see_it() -> None:
     assert list(tally_rows({"n1": one, "": two})) == [("n1", "3 (+1)", "5 (+2)"), ("(none)", "0 (+0)", "0 (+0)")]
 
 
-def test_an_assignment_in_a_file() -> None:
+def test_assignment_file_is_parsed() -> None:
     text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": -1, "replicas": []}, {"id": 2147483647, "replicas": ["a"]}]'
     assert assignment_from_json(text) == ((7, ("1", "n2")), (-1, ()), (2147483647, ("a",)))
     lists = PlacementOptions(assignment=assignment_from_json(text)).lists()
@@ -133,7 +133,7 @@ def test_an_assignment_in_a_file() -> None:
         ),
     ],
 )
-def test_an_assignment_that_is_none_is_named(text: str, error: str) -> None:
+def test_invalid_assignment_file_names_the_wrong_entry(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         assignment_from_json(text)
     assert error in str(caught.value)
@@ -175,7 +175,7 @@ MANUAL = [pb.ReplicaList(partition=1, replicas=["n1", "n2"])]
 
 
 @pytest.mark.parametrize("dry", [False, True])
-async def test_a_new_stream_is_asked_for_with_all_that_was_said(dry: bool) -> None:
+async def test_admin_create_stream_request_carries_every_argument(dry: bool) -> None:
     group = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
     config = StreamConfig(ack_policy=AckPolicy.LEADER)
     ask: Any = group.admin.plan_stream if dry else group.admin.create_stream
@@ -205,7 +205,7 @@ async def test_a_new_stream_is_asked_for_with_all_that_was_said(dry: bool) -> No
 
 
 @pytest.mark.parametrize("dry", [False, True])
-async def test_more_partitions_are_asked_for_with_all_that_was_said(dry: bool) -> None:
+async def test_admin_add_partitions_request_carries_every_argument(dry: bool) -> None:
     group = Group(*[pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb())] * 2)
     ask: Any = group.admin.plan_partitions if dry else group.admin.add_partitions
     found = await ask("s", 6, uid="u1", placement=WISH)
@@ -226,7 +226,7 @@ async def test_more_partitions_are_asked_for_with_all_that_was_said(dry: bool) -
     assert len(group.asked) == 2
 
 
-async def test_an_answer_without_a_plan_says_why_and_one_that_is_no_map_is_refused() -> None:
+async def test_admin_plan_without_a_plan_raises_the_reason_and_an_inconsistent_plan_is_rejected() -> None:
     wrong = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=2, replicas=[0])
     group = Group(pb.ControlResponse(), pb.ControlResponse(detail="nothing to do"), pb.ControlResponse(plan=wrong))
     with pytest.raises(ConfigError, match="metadata group returned no plan"):
@@ -240,7 +240,7 @@ async def test_an_answer_without_a_plan_says_why_and_one_that_is_no_map_is_refus
         await group.admin.plan_partitions("s", 2)
 
 
-async def test_what_is_said_of_a_node_and_what_is_not() -> None:
+async def test_admin_set_node_request_carries_only_the_given_fields() -> None:
     group = Group(*(pb.ControlResponse(node=pb.Node(nodeId="n1", weight=2.0)) for _ in range(7)))
     admin = group.admin
     assert (await admin.set_node("n1", weight=2.0)).weight == 2.0
@@ -265,7 +265,7 @@ async def test_what_is_said_of_a_node_and_what_is_not() -> None:
     assert len(group.asked) == 7
 
 
-async def test_where_replicas_are_to_be_and_that_they_stay() -> None:
+async def test_admin_reassign_request_carries_the_replicas_or_the_cancellation() -> None:
     group = Group(*(pb.ControlResponse(partition=pb.Partition(partition=1, target=["a", "d"])) for _ in range(2)))
     stream = image()
     assert (await group.admin.reassign(stream, 1, ["a", "d"])).target == ("a", "d")
@@ -279,7 +279,7 @@ async def test_where_replicas_are_to_be_and_that_they_stay() -> None:
     assert len(group.asked) == 2
 
 
-async def test_leaders_and_removals_are_asked_for_by_identity() -> None:
+async def test_admin_elections_and_deletions_carry_the_stream_uid() -> None:
     partition = pb.Partition(partition=3, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
     group = Group(*(pb.ControlResponse(partition=partition) for _ in range(4)))
     stream: Any = SimpleNamespace(name="s", uid="u1")
@@ -299,7 +299,7 @@ async def test_leaders_and_removals_are_asked_for_by_identity() -> None:
         await group.admin.delete_stream("a b")
 
 
-async def test_one_stream_is_asked_of_those_who_answer_readers() -> None:
+async def test_admin_describes_one_stream_at_the_info_subject() -> None:
     group = Group(pb.ControlResponse(stream=stream_pb()), pb.ControlResponse(stream=stream_pb()))
     assert (await group.admin.stream("s")).uid == "u1"
     await group.admin.stream("s", linearizable=True)
@@ -307,7 +307,7 @@ async def test_one_stream_is_asked_of_those_who_answer_readers() -> None:
     assert group.subjects == [Subjects("ns").info()] * 2
 
 
-async def test_a_question_is_waited_for_no_longer_than_an_attempt_and_what_is_left() -> None:
+async def test_admin_attempt_timeout_is_bounded_by_the_remaining_deadline() -> None:
     group = Group(*(pb.ControlResponse(stream=stream_pb()) for _ in range(3)))
     transport: Any = group
     await Admin(transport, Subjects("ns"), deadline_s=600.0).stream("s")
@@ -318,7 +318,7 @@ async def test_a_question_is_waited_for_no_longer_than_an_attempt_and_what_is_le
     assert 0 <= least <= short <= 1.0
 
 
-def test_an_error_that_nobody_knows_is_one() -> None:
+def test_unknown_control_error_is_raised_as_a_lift_error() -> None:
     error = control_error(pb.ControlResponse(error=_Error.STALE))
     assert str(error) == "the metadata group answered STALE"
     unknown = control_error(pb.ControlResponse(error=77))  # type: ignore[arg-type]
@@ -365,7 +365,7 @@ def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     return made, made._admin, led
 
 
-async def test_a_stream_that_was_made_is_known_and_its_leaders_are_waited_for() -> None:
+async def test_create_stream_remembers_the_stream_and_waits_for_its_leaders() -> None:
     stream = image(3, led=2)
     made, told, led = led_client(create_stream=[stream, stream])
     config = StreamConfig()
@@ -379,7 +379,7 @@ async def test_a_stream_that_was_made_is_known_and_its_leaders_are_waited_for() 
     assert led == []
 
 
-async def test_a_client_is_closed_when_it_is_left() -> None:
+async def test_client_closes_its_transport_on_context_exit() -> None:
     made = a_client()
     async with made as same:
         assert same is made
@@ -387,7 +387,7 @@ async def test_a_client_is_closed_when_it_is_left() -> None:
     assert made.transport.closed
 
 
-async def test_new_partitions_are_waited_for_and_the_old_ones_are_not() -> None:
+async def test_add_partitions_waits_only_for_the_new_leaders() -> None:
     before, after = image(2), image(4)
     made, told, led = led_client(stream=[before, before], add_partitions=[after, after])
     assert await made.add_partitions("s", 4, uid="u1", placement=WISH, ready_s=3.0) is after
@@ -398,7 +398,7 @@ async def test_new_partitions_are_waited_for_and_the_old_ones_are_not() -> None:
     assert len(led) == 2
 
 
-async def test_a_stream_that_waits_for_nodes_is_asked_for_until_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_until_ready_polls_an_unplaced_stream_until_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_PLACED_POLL_S", 0.001)
     placed = image(1)
     made, told, led = led_client(stream=[image(waiting=1), placed])
@@ -415,7 +415,7 @@ async def test_a_stream_that_waits_for_nodes_is_asked_for_until_it_is_placed(mon
     assert led == []
 
 
-async def test_a_wait_for_nodes_is_never_longer_than_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_until_ready_never_sleeps_longer_than_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor than the time between two looks."""
     now, slept = [100.0], []
 
@@ -431,7 +431,7 @@ async def test_a_wait_for_nodes_is_never_longer_than_what_is_left(monkeypatch: p
     assert slept == [0.25, 0.25, 0.125]
 
 
-async def test_what_is_asked_of_the_group_goes_there_as_it_was_said() -> None:
+async def test_client_admin_methods_pass_their_arguments_to_the_metadata_group() -> None:
     made, told, _ = led_client(
         plan_stream=["p1"], plan_partitions=["p2"], set_node=["n"], reset_node=["r"], remove_node=[None],
         describe=["all"], stream=[image()], elect_leader=["e"],
@@ -460,7 +460,7 @@ async def test_what_is_asked_of_the_group_goes_there_as_it_was_said() -> None:
         await made.stream("a b")
 
 
-async def test_a_service_is_called_where_its_stream_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_service_sends_to_the_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     made, told, _ = led_client(stream=[image(3), image(3, uid="u2"), image(3, uid="u2")])
     called: list[Any] = []
     anew = False
@@ -489,7 +489,7 @@ async def test_a_service_is_called_where_its_stream_is(monkeypatch: pytest.Monke
     assert len(told.asked) == 3, "a partition that is not known may have been added"
 
 
-async def test_a_service_is_asked_for_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_service_passes_its_arguments_to_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = a_client(), []
 
     async def ask(*given: Any) -> str:
@@ -501,7 +501,7 @@ async def test_a_service_is_asked_for_its_state(monkeypatch: pytest.MonkeyPatch)
     assert asked == [(made.transport, made._subjects, "bank", b"q", 2, 7, 9.0)]
 
 
-def test_where_the_messages_of_a_partition_go() -> None:
+def test_partition_address_has_the_subject_and_the_uid() -> None:
     assert _address("shop.s", "u", False) == Address("shop.s", "u", False)
     for subject in ("*", "a.*", ">", "a.>", "a.*.b"):
         with pytest.raises(ConfigError, match=r"wildcards\. Name one subject \(subject="):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
+from liftpy.nats import transport as transport_module
 from liftpy.nats.transport import Transport, open_connection
 from sidecar.dev.nats_server import NatsServer
 
@@ -71,7 +74,7 @@ def publisher(transport: Transport, leader: Leader, **options: float) -> Publish
     return Publisher(transport, "flights", 0, Address(leader.subject), PublishOptions(**options))  # type: ignore[arg-type]
 
 
-async def test_an_ack_names_the_record(transport: Transport, leader: Leader) -> None:
+async def test_publish_ack_has_the_stream_the_partition_and_the_offset(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader) as p:
         assert await p.publish(b"a", key=b"k", headers={"h": b"\xff"}) == PublishAck("flights", 0, 0, 7)
         assert await p.publish(b"b", ack=AckPolicy.LEADER) == PublishAck("flights", 0, 1, 7)
@@ -96,7 +99,7 @@ async def test_many_in_flight_stay_in_order_and_inside_the_window(transport: Tra
     assert [m.value for m in leader.stored] == [str(i).encode() for i in range(500)]
 
 
-async def test_what_was_certainly_not_stored_is_sent_again(transport: Transport, leader: Leader) -> None:
+async def test_publisher_retries_a_message_that_was_certainly_not_stored(transport: Transport, leader: Leader) -> None:
     leader.script = [_Ack(ackError=_Ack.OVERLOADED), _Ack(ackError=_Ack.NOT_LEADER, leader="node-2")]
     async with publisher(transport, leader) as p:
         ack = await p.publish(b"x")
@@ -106,7 +109,7 @@ async def test_what_was_certainly_not_stored_is_sent_again(transport: Transport,
     assert len(leader.stored) == 1
 
 
-async def test_a_refusal_that_stays_is_raised_with_its_reason(transport: Transport, leader: Leader) -> None:
+async def test_publisher_raises_a_final_rejection_with_its_reason(transport: Transport, leader: Leader) -> None:
     leader.script = [_Ack(ackError=_Ack.READ_ONLY, detail="retired")]
     async with publisher(transport, leader) as p:
         with pytest.raises(PublishRejectedError, match="READ_ONLY retired") as caught:
@@ -127,7 +130,9 @@ async def test_a_refusal_that_stays_is_raised_with_its_reason(transport: Transpo
             await futures[1]
 
 
-async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transport: Transport, leader: Leader) -> None:
+async def test_publisher_without_ack_in_time_has_an_unknown_outcome_and_does_not_repeat(
+    transport: Transport, leader: Leader
+) -> None:
     leader.script = [None]
     p = publisher(transport, leader, timeout_s=0.1)
     with pytest.raises(OutcomeUnknownError, match="No ack") as caught:
@@ -137,7 +142,9 @@ async def test_no_ack_in_time_is_an_unknown_outcome_and_is_not_repeated(transpor
     await p.close()
 
 
-async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport: Transport, server_side: Transport) -> None:
+async def test_publisher_without_responders_is_unavailable_and_finds_a_late_leader(
+    transport: Transport, server_side: Transport
+) -> None:
     late = Leader(server_side, "data.late")
     p = publisher(transport, late, patience_s=0.15)
     with pytest.raises(UnavailableError, match=r"No responders on data\.late"):
@@ -151,7 +158,7 @@ async def test_nobody_there_is_unavailable_and_a_late_leader_is_found(transport:
         assert (await future).offset == 0
 
 
-async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
+async def test_publisher_answer_that_is_no_ack_has_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
     leader.script = [b"{}", envelope.encode(envelope.MessageType.ACK, b"\xff\xff")]
     p = publisher(transport, leader, timeout_s=0.2)
     for _ in range(2):
@@ -171,7 +178,7 @@ async def test_an_answer_that_is_no_ack_is_an_unknown_outcome(transport: Transpo
         b'{"stream":"flights","seq":100}',
     ],
 )
-async def test_an_answer_of_somebody_else_is_no_ack_and_the_ack_is_waited_for(
+async def test_publisher_ignores_a_foreign_ack_and_waits_for_its_own(
     transport: Transport, server_side: Transport, leader: Leader, foreign: _Ack | bytes
 ) -> None:
     """Two streams on one subject: the ack of the one says nothing about the other [A9]."""
@@ -194,7 +201,7 @@ async def test_an_answer_of_somebody_else_is_no_ack_and_the_ack_is_waited_for(
             await p.flush()
 
 
-async def test_a_token_that_is_no_number_is_nobodys_ack(transport: Transport, leader: Leader) -> None:
+async def test_publisher_ignores_an_ack_whose_token_is_no_number(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader) as p:
         assert await p.publish(b"x")
         for token in ("x", "1_0", "-1", "\u0661", "9" * 200):
@@ -202,7 +209,7 @@ async def test_a_token_that_is_no_number_is_nobodys_ack(transport: Transport, le
         assert (await p.publish(b"y")).offset == 1  # type: ignore[union-attr]
 
 
-async def test_without_an_ack_the_bytes_go_out_as_they_are(transport: Transport, server_side: Transport) -> None:
+async def test_publish_without_ack_sends_the_plain_bytes(transport: Transport, server_side: Transport) -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     await server_side.connection.subscribe("data.plain", cb=heard.put)
     await server_side.settle()
@@ -224,7 +231,7 @@ async def test_too_large_a_message_is_refused_at_once(transport: Transport, lead
         assert caught.value.reason == "TOO_LARGE"
 
 
-async def test_closing_fails_what_is_in_flight(transport: Transport, leader: Leader) -> None:
+async def test_publisher_close_fails_messages_in_flight_with_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
     leader.script = [None]
     p = publisher(transport, leader)
     future = await p.send(b"x")
@@ -233,7 +240,7 @@ async def test_closing_fails_what_is_in_flight(transport: Transport, leader: Lea
         await future
 
 
-async def test_what_is_no_message_costs_no_room_in_the_window(transport: Transport, leader: Leader) -> None:
+async def test_publisher_rejects_an_invalid_message_without_using_its_window(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader, window=1) as p:
         bad: list[dict[str, Any]] = [
             {"value": "text"},
@@ -250,7 +257,7 @@ async def test_what_is_no_message_costs_no_room_in_the_window(transport: Transpo
     assert leader.seen == 1
 
 
-async def test_closing_tells_who_waits_to_send_and_who_comes_later(transport: Transport, leader: Leader) -> None:
+async def test_publisher_close_wakes_waiting_and_rejects_later_senders(transport: Transport, leader: Leader) -> None:
     leader.script = [None] * 10
     p = publisher(transport, leader, window=1)
     first = await p.send(b"x")
@@ -270,7 +277,7 @@ async def test_closing_tells_who_waits_to_send_and_who_comes_later(transport: Tr
     assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
 
 
-async def test_a_flush_waits_for_what_was_sent_before_it_only(transport: Transport, leader: Leader) -> None:
+async def test_publisher_flush_waits_only_for_earlier_messages(transport: Transport, leader: Leader) -> None:
     p = publisher(transport, leader)
     leader.mute = {b"mute"}
     futures = [await p.send(b"before") for _ in range(3)]
@@ -284,7 +291,7 @@ async def test_a_flush_waits_for_what_was_sent_before_it_only(transport: Transpo
     await p.close()
 
 
-async def test_the_first_use_by_many_tasks_makes_one_publisher(
+async def test_client_first_publish_by_many_tasks_makes_one_publisher(
     transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(transport, Subjects("first"), owns_connection=False)
@@ -307,7 +314,7 @@ async def test_the_first_use_by_many_tasks_makes_one_publisher(
     assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
 
 
-async def test_another_loop_is_told_the_rule(transport: Transport, leader: Leader) -> None:
+async def test_publisher_used_on_another_event_loop_raises_a_config_error(transport: Transport, leader: Leader) -> None:
     p = publisher(transport, leader)
     await p.publish(b"x")
     with pytest.raises(ConfigError, match="event loop that created it"):
@@ -318,6 +325,33 @@ async def test_another_loop_is_told_the_rule(transport: Transport, leader: Leade
 def test_options_are_bounded() -> None:
     with pytest.raises(ConfigError, match="window"):
         PublishOptions(window=0)
+
+
+async def test_publisher_nats_answers_after_a_silence_repeats_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stands still and keeps its connections, and the ack of the first attempt is lost."""
+    monkeypatch.setattr(transport_module, "SILENT_S", 0.2)
+    monkeypatch.setattr(publisher_module, "SILENT_S", 0.2)
+    with NatsServer() as server:
+        ours, theirs = Transport(await open_connection(server.url)), Transport(await open_connection(server.url))
+        leader = await Leader(theirs, "data.silence").start()
+        address = Address(leader.subject, "", True, 120.0)
+        made = Publisher(ours, "flights", 0, address, PublishOptions(message_ids=True))
+        monkeypatch.setattr(publisher_module, "FIRST_ATTEMPT_S", 10.0)
+        await made.publish(b"before")
+        leader.script = [None]
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            answer = await made.send(b"during")
+            async with asyncio.timeout(30):
+                while not ours.counters["silences of the NATS server"]:
+                    await asyncio.sleep(0)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        async with asyncio.timeout(5):  # half an attempt
+            assert (await answer).offset == 1
+        await made.close()
+        await ours.close()
+        await theirs.close()
 
 
 @pytest.mark.parametrize("has_ids", [True, False])

@@ -70,6 +70,9 @@ class Wire:
     def must_be_at_home(self) -> None:
         pass
 
+    def check_server(self) -> None:
+        pass
+
     def tell_of_denials(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: setattr(self, "denied", None)
@@ -136,7 +139,7 @@ def nobody(number: int = 0) -> Any:
     return SimpleNamespace(subject=f"in0.{number}", data=b"", headers={"Status": "503"})
 
 
-async def test_what_is_sent_and_until_when_it_is_waited_for() -> None:
+async def test_publisher_sends_an_envelope_and_listens_on_one_inbox() -> None:
     made, wire, _ = publisher(timeout_s=7.0, patience_s=9.0)
     before = asyncio.get_running_loop().time()
     future = await made.send(b"v", key=b"k", headers={"h": "1"}, ack=AckPolicy.LEADER)
@@ -157,7 +160,7 @@ async def test_what_is_sent_and_until_when_it_is_waited_for() -> None:
     await made.close()
 
 
-async def test_a_message_that_can_not_be_answered_is_refused_at_once() -> None:
+async def test_publisher_rejects_messages_that_cannot_be_answered() -> None:
     made, wire, _ = publisher()
     with pytest.raises(ConfigError, match="A message without an ack has no result"):
         await made.send(b"v", ack=AckPolicy.NONE)
@@ -174,7 +177,7 @@ async def test_a_message_that_can_not_be_answered_is_refused_at_once() -> None:
     assert (wire.sent, wire.posted, wire.listened) == ([], [], [])
 
 
-async def test_where_there_was_no_stream_it_is_asked_for_before_anything_is_sent() -> None:
+async def test_publisher_of_an_unknown_stream_looks_it_up_before_sending() -> None:
     made, wire, found = publisher()
     found.answer = NotFoundError("no stream")
     made._addressing.doubt()
@@ -193,7 +196,7 @@ async def test_where_there_was_no_stream_it_is_asked_for_before_anything_is_sent
     await made.close()
 
 
-async def test_what_goes_out_without_an_ack() -> None:
+async def test_publisher_post_sends_without_reply_and_raises_denials_later() -> None:
     made, wire, _ = publisher()
     assert await made.publish(b"v", headers={"h": "1"}, ack=AckPolicy.NONE) is None
     await made.post(b"v", addressed=True)
@@ -222,7 +225,7 @@ async def test_what_goes_out_without_an_ack() -> None:
     assert wire.denied is None
 
 
-async def test_a_publisher_that_is_closed_while_it_begins_leaves_nothing() -> None:
+async def test_publisher_closed_during_its_first_send_leaves_no_subscription() -> None:
     made, wire, _ = publisher()
     wire.on_listen = lambda: setattr(made, "_closed", True)
     with pytest.raises(ClientClosedError):
@@ -231,7 +234,7 @@ async def test_a_publisher_that_is_closed_while_it_begins_leaves_nothing() -> No
     assert (made._subscription, made._sweeper, made.in_flight) == (None, None, 0)
 
 
-async def test_after_a_right_was_missing_it_is_listened_anew_with_one_sweeper() -> None:
+async def test_publisher_resubscribes_after_a_denial_with_the_same_sweeper() -> None:
     made, wire, _ = publisher()
     future = await made.send(b"v")
     sweeper = made._sweeper
@@ -245,7 +248,7 @@ async def test_after_a_right_was_missing_it_is_listened_anew_with_one_sweeper() 
     assert sweeper.done()
 
 
-async def test_what_was_sent_while_the_right_was_there_may_be_stored() -> None:
+async def test_publisher_denial_after_an_ack_leaves_messages_in_flight_with_an_unknown_outcome() -> None:
     made, wire, _ = publisher()
     first, second = await made.send(b"v"), await made.send(b"w")
     await made._on_ack(ack(0))
@@ -255,7 +258,7 @@ async def test_what_was_sent_while_the_right_was_there_may_be_stored() -> None:
     await made.close()
 
 
-async def test_an_ack_makes_the_address_sure() -> None:
+async def test_publisher_ack_confirms_the_address() -> None:
     made, _, _ = publisher()
     await made.send(b"v")
     made._addressing.doubt()
@@ -265,7 +268,7 @@ async def test_an_ack_makes_the_address_sure() -> None:
     await made.close()
 
 
-async def test_without_room_it_waits_and_a_cancelled_one_has_sent_nothing() -> None:
+async def test_publisher_send_without_buffer_room_waits_and_sends_nothing_if_cancelled() -> None:
     made, wire, _ = publisher()
     wire.has_room = False
     gate = asyncio.get_running_loop().create_future()
@@ -302,7 +305,7 @@ async def test_without_room_it_waits_and_a_cancelled_one_has_sent_nothing() -> N
     await made.close()
 
 
-async def test_what_was_failed_while_it_waited_for_room_is_not_sent() -> None:
+async def test_publisher_does_not_send_a_message_that_failed_while_waiting_for_room() -> None:
     made, wire, _ = publisher()
     wire.has_room = False
 
@@ -324,7 +327,7 @@ async def test_what_was_failed_while_it_waited_for_room_is_not_sent() -> None:
     assert made.in_flight == 0
 
 
-async def test_what_the_connection_does_not_take() -> None:
+async def test_publisher_fails_a_too_large_message_and_retries_an_unsent_message() -> None:
     made, wire, _ = publisher()
     wire.fails = [
         ProtocolError(
@@ -346,7 +349,7 @@ async def test_what_the_connection_does_not_take() -> None:
         again.result()
 
 
-async def test_waits_before_another_try_double_up_to_a_bound() -> None:
+async def test_publisher_retry_delays_double_up_to_a_bound() -> None:
     made, _, _ = publisher()
     await made.send(b"v")
     loop, message = asyncio.get_running_loop(), made._in_flight[0]
@@ -360,7 +363,7 @@ async def test_waits_before_another_try_double_up_to_a_bound() -> None:
     await made.close()
 
 
-async def test_another_try_is_made_when_it_is_time_and_there_is_room_and_patience() -> None:
+async def test_publisher_retries_when_due_if_there_is_room_and_time_left() -> None:
     made, wire, _ = publisher(timeout_s=7.0, patience_s=9.0)
     future = await made.send(b"v")
     message = made._in_flight[0]
@@ -385,7 +388,7 @@ async def test_another_try_is_made_when_it_is_time_and_there_is_room_and_patienc
     await made.close()
 
 
-async def test_what_goes_out_again_goes_to_the_stream_as_it_is_then() -> None:
+async def test_publisher_resends_to_the_current_address_of_the_stream() -> None:
     made, wire, _ = publisher()
     await made.send(b"v")
     message = made._in_flight[0]
@@ -415,7 +418,7 @@ async def test_what_goes_out_again_goes_to_the_stream_as_it_is_then() -> None:
     ],
 )
 @pytest.mark.parametrize("uid", ["u1", ""])
-async def test_what_a_refusal_leads_to(error: Any, again: bool, uid: str) -> None:
+async def test_publisher_retries_or_raises_each_ack_error(error: Any, again: bool, uid: str) -> None:
     made, _, found = publisher()
     future = await made.send(b"v")
     await made._on_ack(ack(0, ackError=error, streamUid=uid, detail="why"))
@@ -427,7 +430,7 @@ async def test_what_a_refusal_leads_to(error: Any, again: bool, uid: str) -> Non
     await made.close()
 
 
-async def test_whom_a_quota_refuses_comes_again_when_it_was_told_and_not_before() -> None:
+async def test_publisher_over_quota_resends_after_the_retry_delay_of_the_ack() -> None:
     made, wire, _ = publisher()
     loop = asyncio.get_running_loop()
     for _ in range(3):
@@ -453,7 +456,7 @@ async def test_whom_a_quota_refuses_comes_again_when_it_was_told_and_not_before(
     await made.close()
 
 
-async def test_beyond_a_quota_each_goes_when_its_turn_is_and_waits_for_nobodys_ack() -> None:
+async def test_publisher_over_quota_resends_each_message_at_its_own_time() -> None:
     made, wire, _ = publisher()
     for number, after_ms in ((0, 100), (1, 200)):
         await made.send(b"v")
@@ -464,7 +467,7 @@ async def test_beyond_a_quota_each_goes_when_its_turn_is_and_waits_for_nobodys_a
     await made.close()
 
 
-async def test_that_somebody_takes_others_brings_nobodys_turn_forward() -> None:
+async def test_publisher_ack_of_one_message_does_not_shorten_the_quota_delay_of_another() -> None:
     made, wire, _ = publisher()
     for number, said, after_ms in ((0, _Ack.NOT_LEADER, 0), (1, _Ack.QUOTA, 60_000)):
         await made.send(b"v")
@@ -479,7 +482,7 @@ async def test_that_somebody_takes_others_brings_nobodys_turn_forward() -> None:
     await made.close()
 
 
-async def test_a_refusal_by_another_incarnation_makes_the_address_doubtful() -> None:
+async def test_publisher_rejected_by_another_incarnation_looks_up_the_address() -> None:
     made, _, found = publisher()
     await made.send(b"v")
     await made._on_ack(ack(0, ackError=_Ack.WRONG_STREAM, streamUid="u2"))
@@ -488,7 +491,7 @@ async def test_a_refusal_by_another_incarnation_makes_the_address_doubtful() -> 
     await made.close()
 
 
-async def test_nobody_there_is_asked_about_and_sent_again() -> None:
+async def test_publisher_without_responders_looks_up_the_address_and_retries() -> None:
     made, _, found = publisher()
     await made.send(b"v")
     await made._on_ack(nobody())
@@ -511,7 +514,7 @@ async def test_nobody_there_is_asked_about_and_sent_again() -> None:
         ),
     ],
 )
-async def test_who_else_answers_is_counted_and_named_when_no_ack_comes(answer: Any, why: str) -> None:
+async def test_publisher_counts_foreign_answers_and_names_them_in_the_timeout(answer: Any, why: str) -> None:
     made, wire, found = publisher(timeout_s=7.0)
     assert made._silence() == "No ack from s/0 on shop.s within 7 s. The message may be stored."
     future = await made.send(b"v")
@@ -522,7 +525,7 @@ async def test_who_else_answers_is_counted_and_named_when_no_ack_comes(answer: A
     await made.close()
 
 
-async def test_the_first_error_that_nobody_has_seen_is_told_once() -> None:
+async def test_publisher_flush_raises_the_first_unseen_error_once() -> None:
     made, _, _ = publisher()
     futures = [await made.send(b"v") for _ in range(4)]
     futures[0].cancel()
@@ -540,7 +543,7 @@ async def test_the_first_error_that_nobody_has_seen_is_told_once() -> None:
     await made.close()
 
 
-async def test_an_ack_for_one_that_was_cancelled_frees_its_room() -> None:
+async def test_publisher_ack_of_a_cancelled_message_frees_its_window() -> None:
     made, _, _ = publisher(window=1)
     (await made.send(b"v")).cancel()
     await made._on_ack(ack(0))
@@ -549,7 +552,7 @@ async def test_an_ack_for_one_that_was_cancelled_frees_its_room() -> None:
     await made.close()
 
 
-async def test_the_sweeper_sends_again_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publisher_sweeper_resends_and_times_out_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
     made, wire, found = publisher(timeout_s=60.0)
     refused, silent, fine = [await made.send(b"v") for _ in range(3)]
@@ -569,7 +572,7 @@ async def test_the_sweeper_sends_again_and_gives_up(monkeypatch: pytest.MonkeyPa
     await made.close()
 
 
-async def test_a_refused_one_that_is_done_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publisher_sweeper_skips_a_rejected_message_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
     made, _, _ = publisher()
     tried: list[int] = []

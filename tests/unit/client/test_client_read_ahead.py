@@ -65,7 +65,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_slices_come_in_order_and_the_end_is_the_end() -> None:
+async def test_read_ahead_returns_slices_in_order_and_ends_once() -> None:
     one, two, three = piece(1), piece(2), piece(3)
     source, home = Source([one, two], [], [three], None), Home()
     ahead = ahead_of(source, home)
@@ -77,7 +77,7 @@ async def test_slices_come_in_order_and_the_end_is_the_end() -> None:
     assert (source.begun, source.fetched) == (1, 4)
 
 
-async def test_no_more_is_fetched_ahead_than_was_said() -> None:
+async def test_read_ahead_fetches_no_more_than_its_depth() -> None:
     source = Source(*[[piece(n)] for n in range(9)])
     ahead = ahead_of(source, depth=2)
     await ahead.next()
@@ -90,7 +90,7 @@ async def test_no_more_is_fetched_ahead_than_was_said() -> None:
     assert ahead.ended
 
 
-async def test_after_an_error_it_goes_on_and_what_was_fetched_before_it_comes_first() -> None:
+async def test_read_ahead_returns_earlier_slices_before_an_error_and_resumes() -> None:
     one, two = piece(1), piece(2)
     source, home = Source([one], UnavailableError("nobody"), [two], None), Home()
     ahead = ahead_of(source, home)
@@ -104,14 +104,14 @@ async def test_after_an_error_it_goes_on_and_what_was_fetched_before_it_comes_fi
     assert source.begun == 1
 
 
-async def test_a_bug_reaches_whoever_reads() -> None:
+async def test_read_ahead_raises_an_unexpected_error_to_the_reader() -> None:
     ahead = ahead_of(Source(KeyError("k")))
     with pytest.raises(LiftError, match=r"read s/0: KeyError\('k"):
         await ahead.next()
     await turns()
 
 
-async def test_a_client_that_is_closed_is_not_read_through() -> None:
+async def test_read_ahead_of_a_closed_client_fetches_nothing() -> None:
     source, home = Source([piece(1)], [piece(2)]), Home()
     ahead = ahead_of(source, home)
     home.closed = ClientClosedError("closed")
@@ -120,7 +120,7 @@ async def test_a_client_that_is_closed_is_not_read_through() -> None:
     assert (source.begun, source.fetched) == (0, 0)
 
 
-async def test_a_close_of_the_client_ends_the_fetching_and_wakes_who_waits() -> None:
+async def test_client_close_cancels_read_ahead_and_wakes_the_reader() -> None:
     never = asyncio.get_running_loop().create_future()
     source, home = Source([piece(1)], never), Home()
     ahead = ahead_of(source, home)
@@ -135,7 +135,7 @@ async def test_a_close_of_the_client_ends_the_fetching_and_wakes_who_waits() -> 
     assert (fetching.cancelled(), home.callbacks) == (True, [])
 
 
-async def test_what_lies_ready_at_a_close_makes_room_for_it() -> None:
+async def test_client_close_reaches_a_reader_whose_read_ahead_is_full() -> None:
     home = Home()
     ahead = ahead_of(Source(*[[piece(n)] for n in range(9)]), home, depth=2)
     await ahead.next()
@@ -146,7 +146,7 @@ async def test_what_lies_ready_at_a_close_makes_room_for_it() -> None:
         await ahead.next()
 
 
-async def test_a_fetching_that_swallows_its_cancellation_is_told_again() -> None:
+async def test_client_close_cancels_read_ahead_again_if_the_cancellation_is_swallowed() -> None:
     """nats-py does, here and there."""
     swallowed: list[str] = []
     home = Home()
@@ -175,7 +175,7 @@ async def test_a_fetching_that_swallows_its_cancellation_is_told_again() -> None
     assert (swallowed, fetching.done()) == (["once", "once"], True)
 
 
-async def test_who_can_not_wait_ends_it_all_the_same() -> None:
+async def test_read_ahead_abandon_cancels_the_fetching_without_waiting() -> None:
     never = asyncio.get_running_loop().create_future()
     home = Home()
     ahead = ahead_of(Source([piece(1), piece(2)], never), home)
@@ -190,7 +190,7 @@ async def test_who_can_not_wait_ends_it_all_the_same() -> None:
     await ahead.close()
 
 
-async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced() -> None:
+async def test_iteration_has_one_reader_and_an_interrupted_reader_can_be_replaced() -> None:
     never = asyncio.get_running_loop().create_future()
     ahead = ahead_of(Source([piece(1)], never))
     handed = HandedOn()
@@ -214,7 +214,7 @@ async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced()
         await anext(items)
 
 
-async def test_an_end_in_the_middle_of_a_slice_hands_on_nothing_more() -> None:
+async def test_iteration_closed_within_a_slice_yields_no_more_records() -> None:
     items: Any = Iteration(ahead_of(Source([piece(1)], None)), lambda found: iter(range(5)))
     assert await anext(items) == 0
     await items.aclose()
@@ -224,7 +224,7 @@ async def test_an_end_in_the_middle_of_a_slice_hands_on_nothing_more() -> None:
 
 
 # ---- the answer to an earlier attempt --------------------------------------------------------------------------------------------
-async def test_an_answer_that_came_meanwhile_is_the_answer_and_nothing_is_sent_again() -> None:
+async def test_command_answer_that_is_already_there_is_returned_without_sending() -> None:
     wire = Wire()
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     answer.set_result(reply(b"late"))

@@ -77,7 +77,7 @@ GOOD = ([batch(0, 3)], {"hw": 9, "node": "n2"})
 
 
 # ---- whom it asks --------------------------------------------------------------------------------------------------------------
-async def test_who_answered_is_asked_again() -> None:
+async def test_reader_asks_the_node_that_answered_last() -> None:
     reader = a_reader(ReadOptions(max_bytes=5000, wait_s=0.25))
     asked = Asked(reader, GOOD, ([batch(3, 2)], {"hw": 9, "node": "n3"}))
     progress = ReadProgress("s", 0, 0)
@@ -92,7 +92,7 @@ async def test_who_answered_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize(("pinned", "nodes"), [("", ["", "n1", "", "n2"]), ("n7", ["n7"] * 4)])
-async def test_who_can_not_serve_names_the_leader_who_is_asked_unless_it_was_he(pinned: str, nodes: list[str]) -> None:
+async def test_reader_asks_the_leader_named_by_a_node_that_cannot_serve(pinned: str, nodes: list[str]) -> None:
     reader = a_reader(ReadOptions(node=pinned, wait_s=0.25))
     refuses = ([], {"hw": 9, "error": _Error.NOT_READY, "node": "n3"})
     asked = Asked(reader, refuses, refuses, GOOD, ([batch(3, 2)], {"hw": 9, "node": "n2"}))
@@ -105,7 +105,7 @@ async def test_who_can_not_serve_names_the_leader_who_is_asked_unless_it_was_he(
     assert reader.node == (pinned or "n2")
 
 
-async def test_who_does_not_answer_well_is_not_asked_again_at_once() -> None:
+async def test_reader_asks_any_node_after_a_failed_answer() -> None:
     reader = a_reader()
     reader.node = "n2"
     asked = Asked(reader, UnavailableError("silent"), GOOD)
@@ -114,7 +114,7 @@ async def test_who_does_not_answer_well_is_not_asked_again_at_once() -> None:
 
 
 @pytest.mark.parametrize(("leader", "asked_first", "second"), [("n1", "", "n1"), ("n1", "n1", ""), ("", "n2", "")])
-async def test_what_ends_a_reader_is_asked_of_the_leader_too(leader: str, asked_first: str, second: str) -> None:
+async def test_reader_confirms_a_fatal_error_with_the_leader(leader: str, asked_first: str, second: str) -> None:
     reader = a_reader()
     reader.node = asked_first
     ends = ([], {"hw": 9, "error": _Error.WRONG_STREAM, "uid": "u2", "leader": leader})
@@ -125,7 +125,7 @@ async def test_what_ends_a_reader_is_asked_of_the_leader_too(leader: str, asked_
     assert reader._transport.counters == {"answers doubted": 2}
 
 
-async def test_an_answer_to_something_else_is_counted_and_asked_for_again() -> None:
+async def test_reader_counts_an_answer_to_another_request_and_retries() -> None:
     reader = a_reader()
     asked = Asked(reader, ([batch(0, 3)], {"hw": 9, "requestId": 1}), GOOD)
     assert offsets(await reader.fetch(ReadProgress("s", 0, 0))) == [0, 1, 2]
@@ -133,7 +133,7 @@ async def test_an_answer_to_something_else_is_counted_and_asked_for_again() -> N
     assert len(asked.nodes) == 2
 
 
-async def test_who_sent_damaged_bytes_is_told_where() -> None:
+async def test_reader_reports_damaged_bytes_to_the_node_that_sent_them() -> None:
     reader = a_reader()
     damaged = bytearray(batch(0, 3))
     damaged[-1] ^= 1
@@ -159,7 +159,7 @@ async def test_who_sent_damaged_bytes_is_told_where() -> None:
     assert (told, nameless.suspect) == ([], None)
 
 
-async def test_batches_that_do_not_decompress_are_counted() -> None:
+async def test_reader_counts_batches_that_do_not_decompress() -> None:
     reader = a_reader()
     Asked(reader, GOOD)
     [piece] = await reader.fetch(ReadProgress("s", 0, 0))
@@ -167,7 +167,7 @@ async def test_batches_that_do_not_decompress_are_counted() -> None:
     assert reader._transport.counters == {"batches that do not decompress": 1}
 
 
-async def test_the_patience_of_a_reader_has_an_end() -> None:
+async def test_reader_gives_up_after_its_patience() -> None:
     reader = a_reader(ReadOptions(patience_s=0.01))
     Asked(reader, *[UnavailableError("nobody")] * 1000)
     with pytest.raises(UnavailableError, match="nobody"):
@@ -175,7 +175,7 @@ async def test_the_patience_of_a_reader_has_an_end() -> None:
 
 
 # ---- bounds --------------------------------------------------------------------------------------------------------------------
-async def test_bounds_are_the_leaders_and_say_what_was_asked() -> None:
+async def test_reader_bounds_come_from_the_leader_unless_a_node_is_pinned() -> None:
     reader = a_reader()
     follower = ([], {"hw": 4, "node": "n2", "leader": "n1"})
     leader = ([], {"hw": 9, "node": "n1", "leader": "n1", "nextOffset": 7, "logStartOffset": 2, "leaderEpoch": 3})
@@ -199,7 +199,7 @@ async def test_bounds_are_the_leaders_and_say_what_was_asked() -> None:
     assert (asked.nodes, pinned.node) == (["n2"], "n2")
 
 
-async def test_bounds_are_asked_for_twice_before_they_end_a_reader() -> None:
+async def test_reader_bounds_request_is_repeated_before_a_truncation_is_raised() -> None:
     reader = a_reader()
     cut = ([], {"hw": 9, "node": "n1", "leader": "n1", "error": _Error.CUT, "cutEndOffset": 3})
     asked = Asked(reader, cut, cut)
@@ -243,7 +243,7 @@ def a_reader_over(requests: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_a_silent_replica_is_asked_around_a_bounded_number_of_times(
+async def test_reader_repeats_a_request_to_a_silent_replica_a_bounded_number_of_times(
     pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "_HEDGE_S", 0.0)
@@ -268,7 +268,7 @@ async def test_a_silent_replica_is_asked_around_a_bounded_number_of_times(
     assert all(answer_.cancelled() for _, _, _, answer_ in requests.asked[:-1])
 
 
-async def test_a_replica_may_be_silent_for_as_long_as_it_was_allowed_to() -> None:
+async def test_reader_answer_timeout_includes_the_wait_of_the_replica() -> None:
     requests = Requests()
     reader = a_reader_over(requests, answer_timeout_s=3.0)
     asking = asyncio.create_task(reader._ask("", client_pb2.ReadRequest(), 500.0))
@@ -286,7 +286,7 @@ async def test_a_replica_may_be_silent_for_as_long_as_it_was_allowed_to() -> Non
 
 
 @pytest.mark.parametrize(("node", "pinned", "looks"), [("", "", True), ("n2", "", False), ("n2", "n2", True)])
-async def test_if_nobody_at_all_listens_it_is_asked_whether_there_is_a_stream(node: str, pinned: str, looks: bool) -> None:
+async def test_reader_without_any_responders_checks_that_the_stream_exists(node: str, pinned: str, looks: bool) -> None:
     looked: list[int] = []
 
     async def exists() -> None:
@@ -305,7 +305,7 @@ async def test_if_nobody_at_all_listens_it_is_asked_whether_there_is_a_stream(no
     assert len(looked) == looks
 
 
-async def test_errors_that_nobody_waits_for_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_retrieves_errors_of_tasks_nobody_awaits(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))
@@ -340,14 +340,14 @@ def piece(base: int, *times_ns: int) -> BatchSlice:
 @pytest.mark.parametrize(
     ("until_ns", "kept", "end"), [(5, [], 0), (20, [0], 1), (30, [0, 1], 2), (35, [0, 1, 2], 3), (99, [0, 1, 2, 3], None)]
 )
-def test_slices_are_cut_at_a_time(until_ns: int, kept: list[int], end: int | None) -> None:
+def test_reader_end_time_cuts_slices(until_ns: int, kept: list[int], end: int | None) -> None:
     progress = ReadProgress("s", 0, 4)
     assert offsets(_cut([piece(0, 10, 20), piece(2, 30, 40)], until_ns, progress)) == kept
     assert progress.end_offset == end
 
 
 @pytest.mark.parametrize(("now_ns", "known"), [(99, False), (100, True), (101, True)])
-async def test_a_time_that_has_come_is_an_offset_and_one_to_come_is_waited_for(
+async def test_reader_end_time_in_the_past_becomes_an_offset_and_a_future_time_is_waited_for(
     now_ns: int, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: now_ns)
@@ -401,7 +401,9 @@ def a_consumer(start: Any = 7, until: Any = None, after_epoch: int = 0) -> tuple
         (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), None, 0, (10**9, (-1, 0)), 8, None),
     ],
 )
-async def test_where_a_consumer_begins(start: Any, until: Any, epoch: int, asked: Any, first: int, end: int | None) -> None:
+async def test_consumer_begins_at_the_requested_position(
+    start: Any, until: Any, epoch: int, asked: Any, first: int, end: int | None
+) -> None:
     made, said = a_consumer(start, until, epoch)
     assert await made.begin() is BOUNDS
     assert await made.begin() is BOUNDS
@@ -422,7 +424,7 @@ async def test_where_a_consumer_begins(start: Any, until: Any, epoch: int, asked
 
 
 @pytest.mark.parametrize(("start", "right"), [(1, True), (0, False), ("earliest", False), (datetime(2026, 1, 1), False)])
-def test_to_go_on_after_a_record_needs_the_offset_behind_it(start: Any, right: bool) -> None:
+def test_consumer_after_epoch_requires_an_offset_as_start(start: Any, right: bool) -> None:
     if right:
         a_consumer(start, after_epoch=1)
     else:
@@ -431,14 +433,14 @@ def test_to_go_on_after_a_record_needs_the_offset_behind_it(start: Any, right: b
     a_consumer(start)
 
 
-async def test_a_range_is_read_to_its_end_from_where_it_was_planned() -> None:
+async def test_read_range_returns_the_records_of_the_planned_range() -> None:
     reader = a_reader(must_be_usable=lambda: None, tell_of_close=lambda callback: lambda: None)
     Asked(reader, ([batch(0, 3)], {"hw": 9}), ([batch(3, 4)], {"hw": 9}))
     progress = ReadProgress("s", 0, 1, 5, floor_high_watermark=4)
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]
 
 
-async def test_the_end_of_an_iteration_that_nobody_holds_is_held_itself() -> None:
+async def test_iteration_cleanup_task_is_referenced_until_it_ends() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -452,7 +454,7 @@ async def test_the_end_of_an_iteration_that_nobody_holds_is_held_itself() -> Non
 
 
 # ---- what a reader believes ------------------------------------------------------------------------------------------------------
-def test_a_gap_is_remembered_with_who_sent_it() -> None:
+def test_reader_records_the_node_and_offset_of_a_gap() -> None:
     progress = ReadProgress("s", 0, 5, uid="u1")
     with pytest.raises(ProtocolError, match=r"offset 5, received 7\. Read"):
         progress.accept(answer(batch(7, 1), hw=9, node="n3"))
@@ -460,7 +462,7 @@ def test_a_gap_is_remembered_with_who_sent_it() -> None:
     assert progress.next_offset == 5
 
 
-def test_the_first_pieces_of_a_batch_tell_who_answers_and_the_last_one_brings_it() -> None:
+def test_reader_joins_fragments_of_a_batch_from_one_node_or_another() -> None:
     whole = batch(0, 3)
     progress = ReadProgress("s", 0, 0)
 
@@ -479,7 +481,7 @@ def test_the_first_pieces_of_a_batch_tell_who_answers_and_the_last_one_brings_it
 
 
 # ---- what a client remembers -----------------------------------------------------------------------------------------------------
-async def test_a_description_is_kept_until_it_is_asked_for_again() -> None:
+async def test_client_caches_a_stream_description_until_it_is_refreshed() -> None:
     client: Any = Client.__new__(Client)
     client._streams, client._describing = {"s": "old"}, {}
     asked: list[Any] = []
@@ -504,7 +506,7 @@ async def test_a_description_is_kept_until_it_is_asked_for_again() -> None:
     assert (client._describing, client._streams) == ({}, {})
 
 
-async def test_the_members_of_the_metadata_group_are_given_as_they_were_said() -> None:
+async def test_describe_returns_the_status_of_each_controller() -> None:
     status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, commitIndex=3, appliedIndex=4, lag=5, connected=False)
     description = pb.ClusterDescription(image=pb.Image(index=7), metadataLeader="n1", controllers=[status])
     admin: Any = Admin.__new__(Admin)
@@ -519,7 +521,7 @@ async def test_the_members_of_the_metadata_group_are_given_as_they_were_said() -
     )  # fmt: skip
 
 
-async def test_a_status_that_ends_without_a_word_is_whole() -> None:
+async def test_node_status_without_more_pages_is_complete() -> None:
     client: Any = Client.__new__(Client)
     pages: list[Any] = [{"partitions": [{"stream": "s", "partition": 0}], "more": True}, {"partitions": []}]
 
@@ -530,7 +532,7 @@ async def test_a_status_that_ends_without_a_word_is_whole() -> None:
     assert await client.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
 
 
-def test_who_is_named_as_the_leader_is_kept() -> None:
+def test_not_served_error_has_the_leader_and_the_high_watermark() -> None:
     error = NotServedError("x", "n1", 7)
     assert (error.leader, error.high_watermark) == ("n1", 7)
 
@@ -548,7 +550,7 @@ MOVED_AWAY = [
 
 
 @pytest.mark.parametrize("says", MOVED_AWAY)
-async def test_a_reader_follows_a_partition_that_has_moved_away_and_its_caller_sees_nothing(says: Any) -> None:
+async def test_reader_follows_a_partition_that_has_moved_to_another_node(says: Any) -> None:
     reader = a_reader()
     asked = Asked(
         reader, ([batch(0, 3)], {"hw": 9, "node": "n3"}), says, ([batch(3, 2)], {"hw": 9, "node": "n4", "leader": "n4"})
@@ -562,7 +564,7 @@ async def test_a_reader_follows_a_partition_that_has_moved_away_and_its_caller_s
 
 
 @pytest.mark.parametrize("says", [([], {"hw": 9, "node": "n3", "leader": "n4"}), *MOVED_AWAY])
-async def test_so_do_questions_for_what_a_partition_holds(says: Any) -> None:
+async def test_reader_bounds_follow_a_partition_that_has_moved_to_another_node(says: Any) -> None:
     reader = a_reader()
     asked = Asked(reader, says, ([], {"hw": 9, "node": "n4", "leader": "n4"}))
     bounds, _ = await reader.bounds()

@@ -49,7 +49,7 @@ BOUNDS = Bounds("u", "n1", "n1", 1, 5, 9)
 @pytest.mark.parametrize(
     ("start", "offset"), [("earliest", 5), ("latest", 9), ("new", 10), (5, 5), (9, 9), (10, 10), (4, None), (11, None)]
 )
-def test_where_reading_begins(start: Any, offset: int | None) -> None:
+def test_start_offset_resolves_words_and_offsets(start: Any, offset: int | None) -> None:
     if offset is None:
         with pytest.raises(OffsetOutOfRangeError):
             start_offset(start, BOUNDS)
@@ -60,7 +60,7 @@ def test_where_reading_begins(start: Any, offset: int | None) -> None:
 
 
 @pytest.mark.parametrize(("until", "end"), [("end", 10), (7, 8), (0, 1), (-1, 0), (None, None), (NOW, None)])
-def test_where_reading_ends(until: Any, end: int | None) -> None:
+def test_end_offset_resolves_words_and_offsets(until: Any, end: int | None) -> None:
     assert end_offset(until, BOUNDS) == end
     with pytest.raises(ConfigError):
         end_offset(-2, BOUNDS)
@@ -69,7 +69,7 @@ def test_where_reading_ends(until: Any, end: int | None) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("-500ms", -0.5), ("-10s", -10), ("-10m", -600), ("+2h", 7200), ("-1d", -86_400), ("-1.5h", -5400)]
 )
-def test_times_from_now(text: str, seconds: float) -> None:
+def test_relative_times_are_parsed(text: str, seconds: float) -> None:
     for parse in (parse_start, parse_until):
         assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
 
@@ -89,7 +89,7 @@ def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
 
 @pytest.mark.parametrize("start", range(8, 16))
 @pytest.mark.parametrize("end", [None, *range(8, 16)])
-def test_a_slice_is_what_is_asked_for(start: int, end: int | None) -> None:
+def test_batch_slice_between_two_offsets_has_only_these_records(start: int, end: int | None) -> None:
     found = BatchSlice.between(batch(), start, end)
     wanted = [offset for offset in range(10, 14) if offset >= start and (end is None or offset < end)]
     assert (found.offsets().tolist() if found else []) == wanted
@@ -102,7 +102,7 @@ def test_a_slice_is_what_is_asked_for(start: int, end: int | None) -> None:
 @pytest.mark.parametrize(
     ("time_ns", "count", "end"), [(0, 0, 10), (10, 0, 10), (11, 1, 11), (20, 1, 11), (21, 2, 12), (99, 4, None)]
 )
-def test_a_slice_before_a_time(time_ns: int, count: int, end: int | None) -> None:
+def test_batch_slice_before_a_time_ends_at_the_first_later_record(time_ns: int, count: int, end: int | None) -> None:
     piece = BatchSlice.between(batch(timestamps_ns=[10, 20, 30, 30]), 0, None)
     assert piece is not None
     before, found = piece.before(time_ns)
@@ -119,7 +119,7 @@ def reading(at: int = 10, **more: Any) -> ReadProgress:
     return ReadProgress("s", 0, at, uid="u1", **more)
 
 
-def test_what_an_answer_may_hold() -> None:
+def test_reader_rejects_answers_with_inconsistent_heads() -> None:
     good = bytes(batch().view)
     assert [piece.first_offset for piece in reading().accept(answer(good))] == [10]
     assert reading(at=10).accept(answer(good, highWatermark=13))
@@ -137,7 +137,7 @@ def test_what_an_answer_may_hold() -> None:
     progress.accept(answer(b"", highWatermark=13))
 
 
-def test_hw_as_a_reader_knows_it_never_falls() -> None:
+def test_reader_high_watermark_never_falls() -> None:
     progress = reading()
     progress.accept(answer(bytes(batch().view), highWatermark=50))
     with pytest.raises(LiftError, match="50 is committed"):
@@ -162,7 +162,7 @@ def test_an_answer_does_not_decompress_to_more_than_a_batch(monkeypatch: pytest.
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
 @pytest.mark.parametrize("value", [None, b"", b"v"])
-def test_an_envelope_tells_nothing_from_empty(key: bytes | None, keyed: bool, value: bytes | None) -> None:
+def test_message_envelope_distinguishes_missing_from_empty(key: bytes | None, keyed: bool, value: bytes | None) -> None:
     message = frames.decode(enveloped("s", 2, "u", value, key, None, AckPolicy.LEADER), client_pb2.Message)
     assert (message.keyed, message.tombstone, message.key, message.value) == (keyed, value is None, key or b"", value or b"")
     assert (message.stream, message.partition, message.streamUid, message.offset) == ("s", 2, "u", -1)
@@ -170,7 +170,7 @@ def test_an_envelope_tells_nothing_from_empty(key: bytes | None, keyed: bool, va
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", " a", "a ", "\ta"])
-def test_headers_that_nats_would_change_are_refused(value: str) -> None:
+def test_plain_publish_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
     with pytest.raises(ConfigError):
         plain(b"x", {"name": value})
     assert plain(b"x", {"name": "a b"})[1] == {"name": "a b"}
@@ -179,14 +179,14 @@ def test_headers_that_nats_would_change_are_refused(value: str) -> None:
             plain(b"x", {wrong: "a"})
 
 
-def test_a_value_that_begins_as_an_envelope_goes_in_one() -> None:
+def test_plain_publish_of_a_value_that_starts_like_an_envelope_is_rejected() -> None:
     for value in (envelope.MAGIC, envelope.MAGIC + b"more"):
         with pytest.raises(ConfigError):
             plain(value, None)
     assert plain(envelope.MAGIC[:3], None)[0] == envelope.MAGIC[:3]
 
 
-async def test_a_window_is_kept_in_number_and_bytes() -> None:
+async def test_publish_window_bounds_the_count_and_the_bytes() -> None:
     window = Window(3, 100)
     assert [window.try_enter(size) for size in (40, 40, 40)] == [True, True, False]
     assert (window.count, window.size_bytes) == (2, 80)
@@ -209,7 +209,7 @@ class Message:
         self.subject, self.data, self.headers = subject, b"x", None
 
 
-async def test_an_answer_is_to_its_request_and_the_first_one_counts() -> None:
+async def test_transport_answers_go_to_their_request_and_only_the_first_counts() -> None:
     answers = Answers()
     answers.begin("_INBOX.a", None)
     one, reply, first = answers.expect("s.one")
@@ -236,7 +236,7 @@ async def test_an_answer_is_to_its_request_and_the_first_one_counts() -> None:
     del other
 
 
-async def test_doubts_about_an_address_wait_ever_longer_and_each_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_address_lookups_back_off_and_each_doubt_gets_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     now, looks, moved = [100.0], [], []
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
     address = Address("a")
@@ -265,7 +265,7 @@ async def test_doubts_about_an_address_wait_ever_longer_and_each_is_followed(mon
 
 # ---- the client ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("partition", "there"), [(0, True), (2, True), (3, False)])
-def test_a_partition_that_is_not_there_is_said_so(partition: int, there: bool) -> None:
+def test_missing_partition_number_raises_not_found_with_the_valid_range(partition: int, there: bool) -> None:
     stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"), waiting=0)
     if there:
         assert _partition_of(stream, partition) == "abc"[partition]
@@ -279,7 +279,7 @@ def a_client() -> Any:
     return Client(Transport(connection), Subjects(), owns_connection=False)
 
 
-async def test_a_status_of_many_pages_is_one() -> None:
+async def test_node_status_joins_all_pages() -> None:
     client, asked = a_client(), []
     pages = [{"partitions": [{"stream": "s", "partition": n}], "more": n < 2} for n in range(3)]
 
@@ -308,7 +308,7 @@ async def test_two_publishes_at_once_share_a_publisher() -> None:
     assert made == [("s", 0)]
 
 
-async def test_a_closed_client_makes_no_publisher_and_waits_for_nobody() -> None:
+async def test_closed_client_rejects_a_publish_without_waiting() -> None:
     client, made = a_client(), []
 
     async def publisher(stream: str, partition: int) -> None:
@@ -324,7 +324,7 @@ async def test_a_closed_client_makes_no_publisher_and_waits_for_nobody() -> None
     assert (made, client._publishers) == ([], {})
 
 
-async def test_a_stream_that_is_deleted_is_not_known_any_more_and_one_that_is_new_is_asked_for_twice() -> None:
+async def test_client_forgets_a_deleted_stream_and_asks_for_an_unknown_stream_twice() -> None:
     client, asked = a_client(), []
     client._streams["s"] = object()
 
@@ -364,7 +364,7 @@ async def test_a_client_is_used_on_its_own_loop() -> None:
     assert "event loop" in await asyncio.to_thread(elsewhere)
 
 
-async def test_a_cancellation_that_a_library_swallows_is_not_lost() -> None:
+async def test_cancellation_swallowed_by_a_library_is_raised() -> None:
     async def swallows() -> str:
         try:
             await asyncio.sleep(60)
@@ -386,12 +386,12 @@ async def test_a_cancellation_that_a_library_swallows_is_not_lost() -> None:
      {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
      {"principal": "read"}],
 )  # fmt: skip
-def test_credentials_that_contradict_each_other(wrong: dict[str, str]) -> None:
+def test_contradictory_credentials_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(LiftError):
         Credentials(**wrong)
 
 
-def test_what_a_pattern_remembers_has_a_bound() -> None:
+def test_subject_pattern_cache_is_bounded() -> None:
     pattern = Pattern("a.*.>")
     for number in range(3 * _REMEMBERED_SUBJECTS):
         assert pattern.matches(b"a.b.%d" % number)
@@ -403,7 +403,7 @@ def test_what_a_pattern_remembers_has_a_bound() -> None:
 @pytest.mark.parametrize(("digits", "size"), [(b"0", 0), (b"%d" % LARGEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES),
                                               (b"%d" % (LARGEST_MESSAGE_BYTES + 1), -1),
                                               (b"", -1), (b"-1", -1), (b"1e3", -1), (b"9" * 10, -1)])  # fmt: skip
-def test_sizes_on_a_line_have_a_bound(digits: bytes, size: int) -> None:
+def test_parser_sizes_on_a_line_are_bounded(digits: bytes, size: int) -> None:
     assert size_of(digits) == size
 
 
@@ -434,7 +434,7 @@ async def test_a_time_outside_64_bit_nanoseconds_is_a_config_error_everywhere(mo
 
 
 @pytest.mark.parametrize("start", [timedelta.max, 1 << 70, True, 1.0, "-150000d", "999999999d", b"earliest", [1]], ids=repr)
-async def test_a_start_that_is_none_is_a_config_error(start: Any) -> None:
+async def test_invalid_start_is_a_config_error(start: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         with pytest.raises(ConfigError):
@@ -448,7 +448,7 @@ async def test_a_start_that_is_none_is_a_config_error(start: Any) -> None:
 @pytest.mark.parametrize(
     "wanted", [{"subjects": ["caf\udce9"]}, {"subjects": ["\ud800"]}, {"keys": ["text"]}, {"keys": [1]}, {"subjects": [b"x"]}]
 )
-async def test_a_filter_that_can_not_be_sent_is_an_error_of_its_own(wanted: Any) -> None:
+async def test_invalid_filter_is_a_config_error(wanted: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         for work in (client.consume, client.consume_many):
@@ -459,7 +459,7 @@ async def test_a_filter_that_can_not_be_sent_is_an_error_of_its_own(wanted: Any)
 
 
 @pytest.mark.parametrize("partition", [-1, 1 << 31, 1 << 70, True, "0", 0.5])
-async def test_a_partition_that_is_no_number_of_one_is_a_config_error(partition: Any) -> None:
+async def test_invalid_partition_number_is_a_config_error(partition: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         with pytest.raises(ConfigError):
@@ -468,7 +468,7 @@ async def test_a_partition_that_is_no_number_of_one_is_a_config_error(partition:
             await client.publish("orders", b"v", partition=partition)
 
 
-async def test_a_negative_start_is_so_many_records_before_the_end() -> None:
+async def test_negative_start_counts_records_from_the_end() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         for number in range(5):
@@ -476,7 +476,7 @@ async def test_a_negative_start_is_so_many_records_before_the_end() -> None:
         assert [r.offset async for r in client.consume("orders", start=-2, until="end")] == [3, 4]
 
 
-def test_a_record_on_a_latin_1_subject_is_converted_like_the_others() -> None:
+def test_record_with_a_latin_1_subject_is_converted() -> None:
     subjects = ["shop.tea", "shop.caf\udce9", "shop.th\u00e9", ""]
     names = ["a", "caf\udce9", "th\u00e9", "b"]
     for several in (subjects, subjects[1:2], subjects[:1]):
@@ -528,14 +528,14 @@ async def test_value_out_of_range_or_no_text_is_a_config_error_of_each_method() 
                 await cursor.commit(TOO_LARGE)
 
 
-async def test_node_that_is_not_there_is_named() -> None:
+async def test_missing_node_raises_not_found_with_its_name() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         for asked in (client.node_log_level("n9", "debug", 1.0), client.node_settings("n9"), client.reload_settings("n9")):
             with pytest.raises(NotFoundError, match=r"no node 'n9'.* n1"):
                 await asked
 
 
-async def test_cursor_that_is_not_there_is_named_as_a_cursor() -> None:
+async def test_missing_cursor_raises_not_found_with_the_word_cursor() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         await client.create_stream("orders", "shop.orders")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, No
 from tests.unit.client.test_client_publisher import Leader
 
 
-def test_all_that_an_application_needs_comes_from_one_import() -> None:
+def test_package_exports_the_public_api() -> None:
     assert {name: getattr(liftpy, name) for name in liftpy.__all__}["connect"] is client_module.connect
     assert liftpy.OutcomeUnknownError.code == "OUTCOME_UNKNOWN"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -48,18 +45,7 @@ def test_dir_of_the_package_lists_its_public_names() -> None:
     assert liftpy.QueueOptions.__module__ == "liftpy.client.queue"
 
 
-def test_a_type_checker_rejects_a_name_that_the_package_lacks(tmp_path: Path) -> None:
-    script = tmp_path / "uses.py"
-    script.write_text("import liftpy\nimport liftpy.client\nliftpy.Foo\nliftpy.client.Foo\nliftpy.QueueOptions\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), str(script)],
-        cwd=Path(liftpy.__file__).parent.parent, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    wrong = [line for line in done.stdout.splitlines() if "uses.py" in line]
-    assert [line.split(":")[1] for line in wrong] == ["3", "4"], done.stdout
-
-
-async def test_what_opens_is_awaited_or_entered() -> None:
+async def test_opening_can_be_awaited_or_entered() -> None:
     thing = Thing()
 
     async def opened() -> Thing:
@@ -77,7 +63,7 @@ async def test_what_opens_is_awaited_or_entered() -> None:
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
 
 
-async def test_a_client_is_entered_without_a_second_await(nats_url: str) -> None:
+async def test_client_is_entered_without_a_second_await(nats_url: str) -> None:
     async with liftpy.connect(nats_url) as client:
         assert client.transport.connection.is_connected
     with pytest.raises(ClientClosedError):
@@ -93,7 +79,7 @@ def image(**fields: Any) -> StreamImage:
     )
 
 
-def test_what_differs_between_a_stream_and_a_wish_is_named() -> None:
+def test_differences_between_a_stream_and_the_requested_settings_are_named() -> None:
     there = image(replication_factor=3)
     assert differences(there, "a.b", 2, 0, None) == []
     assert differences(there, "a.b", 2, 3, StreamConfig()) == []
@@ -107,7 +93,7 @@ def test_what_differs_between_a_stream_and_a_wish_is_named() -> None:
     ]
 
 
-async def test_a_stream_that_is_there_is_as_good_where_that_is_said(monkeypatch: pytest.MonkeyPatch, nats_url: str) -> None:
+async def test_create_stream_with_exist_ok_returns_an_equal_stream(monkeypatch: pytest.MonkeyPatch, nats_url: str) -> None:
     async with liftpy.connect(nats_url) as client:
 
         async def exists(*_: Any, **__: Any) -> StreamImage:
@@ -127,7 +113,7 @@ async def test_a_stream_that_is_there_is_as_good_where_that_is_said(monkeypatch:
 
 
 # ---- without asyncio -----------------------------------------------------------------------------------------------------------
-async def test_a_script_publishes_and_closes(nats_url: str, server_side: Any) -> None:
+async def test_sync_script_publishes_and_closes(nats_url: str, server_side: Any) -> None:
     leader = await Leader(server_side, "data.of-a-script").start()
 
     def script() -> None:
@@ -156,7 +142,7 @@ async def _forever(began: threading.Event, ended: threading.Event) -> None:
         ended.set()
 
 
-def test_who_is_interrupted_ends_the_call_and_not_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_client_keyboard_interrupt_cancels_the_call_and_keeps_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
 
     def interrupted(future: Any, timeout: float | None = None) -> Any:
@@ -179,7 +165,7 @@ def test_who_is_interrupted_ends_the_call_and_not_the_client(monkeypatch: pytest
     assert not loop._thread.is_alive()
 
 
-def test_a_close_ends_who_waits_in_another_thread() -> None:
+def test_sync_client_close_ends_calls_in_other_threads() -> None:
     loop, began, ended = sync._Loop(), threading.Event(), threading.Event()
     told: list[type[BaseException]] = []
 
@@ -198,7 +184,7 @@ def test_a_close_ends_who_waits_in_another_thread() -> None:
     assert told == [ClientClosedError]
 
 
-def test_the_clients_own_thread_can_not_wait_for_itself() -> None:
+def test_sync_client_call_from_its_own_thread_is_rejected() -> None:
     loop = sync._Loop()
 
     async def calls_back() -> None:

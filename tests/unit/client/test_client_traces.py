@@ -95,7 +95,7 @@ def said(span: ReadableSpan) -> dict[str, Any]:
     return {name.removeprefix("messaging."): value for name, value in (span.attributes or {}).items()}
 
 
-async def test_a_message_is_sent_received_and_processed_in_one_trace(traced: Traced) -> None:
+async def test_traced_message_has_send_receive_and_process_spans_in_one_trace(traced: Traced) -> None:
     ack = await traced.client.publish(traced.stream, b"one", key=b"k", headers={"a": "b"})
     assert ack is not None
     (record,) = await traced.records()
@@ -123,7 +123,7 @@ async def test_a_message_is_sent_received_and_processed_in_one_trace(traced: Tra
     assert send.start_time < received.start_time <= (received.end_time or 0)
 
 
-async def test_within_a_span_of_the_application_all_is_below_it(traced: Traced) -> None:
+async def test_client_spans_are_children_of_the_application_span(traced: Traced) -> None:
     with traced.tracer.start_as_current_span("work") as work:
         await traced.client.publish(traced.stream, b"x")
         (record,) = await traced.records()
@@ -145,7 +145,7 @@ async def test_within_a_span_of_the_application_all_is_below_it(traced: Traced) 
         ([("traceparent", b""), *BEARS], OTHER),
     ],
 )
-async def test_headers_that_are_there_are_never_altered(traced: Traced, headers: list[Any], link: TraceContext | None) -> None:
+async def test_existing_trace_headers_are_never_altered(traced: Traced, headers: list[Any], link: TraceContext | None) -> None:
     given = [("tracestate", b"x=y"), *headers, ("baggage", b"z")]
     with traced.tracer.start_as_current_span("work"):
         await traced.client.publish(traced.stream, b"x", headers=iter(given))
@@ -157,7 +157,7 @@ async def test_headers_that_are_there_are_never_altered(traced: Traced, headers:
     assert await traced.headers() == [tuple(given)] * 3
 
 
-async def test_what_nobody_records_is_sent_as_it_is(cluster: MemoryCluster, traced: Traced) -> None:
+async def test_untraced_messages_are_sent_without_trace_headers(cluster: MemoryCluster, traced: Traced) -> None:
     exporter = InMemorySpanExporter()
     for provider in (provider_of(exporter, ALWAYS_OFF), trace.NoOpTracerProvider()):
         async with cluster.client(trace=provider) as client:
@@ -180,7 +180,7 @@ async def test_what_nobody_records_is_sent_as_it_is(cluster: MemoryCluster, trac
     assert traced.spans("send") == traced.spans("receive") == []
 
 
-async def test_a_context_goes_on_through_an_application_that_makes_no_spans(cluster: MemoryCluster, traced: Traced) -> None:
+async def test_trace_context_is_propagated_without_the_opentelemetry_sdk(cluster: MemoryCluster, traced: Traced) -> None:
     """OpenTelemetry's API without its SDK; ``tracestate`` goes along with it."""
     state = TraceState([("vendor", "1")])
     around = NonRecordingSpan(SpanContext(5, 6, is_remote=True, trace_flags=TraceFlags(1), trace_state=state))
@@ -194,7 +194,7 @@ async def test_a_context_goes_on_through_an_application_that_makes_no_spans(clus
     ]
 
 
-async def test_a_producers_batches_are_one_span_each(traced: Traced) -> None:
+async def test_producer_has_one_span_per_batch(traced: Traced) -> None:
     async with traced.client.producer(traced.stream, options=ProducerOptions(linger_s=30.0, batch_records=3)) as producer:
         await producer.send(b"0", headers={"a": "b"})
         await producer.send_many([b"1", b"2"])
@@ -208,7 +208,7 @@ async def test_a_producers_batches_are_one_span_each(traced: Traced) -> None:
     assert [links_of(span) for span in traced.spans("receive")] == [[context_of(span)] for span in sent]
 
 
-async def test_what_another_process_may_send_again_bears_nothing(traced: Traced) -> None:
+async def test_producer_with_a_resumable_id_sends_no_trace_headers(traced: Traced) -> None:
     for begin in ("resume", "repeat"):
         async with traced.client.producer(traced.stream, id="till", options=ProducerOptions(begin=begin)) as producer:
             await producer.send_many([b"0", b"1"])
@@ -216,7 +216,7 @@ async def test_what_another_process_may_send_again_bears_nothing(traced: Traced)
     assert len(traced.spans("send")) == 2
 
 
-async def test_of_a_slice_the_records_that_are_handed_on_are_linked(traced: Traced) -> None:
+async def test_receive_span_links_at_most_64_records_of_the_slice(traced: Traced) -> None:
     """64 at most, of a batch that is compressed too; a range is told of as well."""
     contexts = [TraceContext(1000 + number, 7, 1) for number in range(100)]
     async with traced.client.producer(traced.stream, options=ProducerOptions(linger_s=30.0)) as producer:
@@ -251,7 +251,7 @@ async def test_a_full_batch_has_room_for_its_context(traced: Traced) -> None:
     assert [len(pairs) for pairs in headers] == [2, 0, 2, 2, 2]
 
 
-async def test_what_fails_is_told_and_still_raised(traced: Traced) -> None:
+async def test_failed_operations_raise_and_mark_their_span_as_failed(traced: Traced) -> None:
     async with await traced.client.publisher(traced.stream) as publisher:
         coming = await publisher.send(b"x", expected_last=17)
         while not coming.done():
@@ -271,7 +271,7 @@ async def test_what_fails_is_told_and_still_raised(traced: Traced) -> None:
     assert traced.spans("process")[0].status.status_code is StatusCode.ERROR
 
 
-async def test_spans_are_bounded_and_those_beyond_counted(traced: Traced) -> None:
+async def test_client_span_rate_is_bounded_and_dropped_spans_are_counted(traced: Traced) -> None:
     most = round(SPANS_PER_S)
     async with asyncio.timeout(WAIT_S), await traced.client.publisher(traced.stream) as publisher:
         began = time.monotonic()
@@ -298,7 +298,7 @@ async def test_spans_are_bounded_and_those_beyond_counted(traced: Traced) -> Non
     assert own.span_id in {context.span_id for context in found if context is not None}
 
 
-async def test_batches_beyond_the_bound_are_counted_if_they_may_be_traced(traced: Traced) -> None:
+async def test_dropped_receive_spans_are_counted_for_traced_batches(traced: Traced) -> None:
     async with traced.client.producer(traced.stream, options=ProducerOptions(batch_records=1)) as producer:
         for number in range(200):
             await producer.send(b"x", headers=BEARS if number % 2 else [("a", b"b")])
@@ -311,7 +311,7 @@ async def test_batches_beyond_the_bound_are_counted_if_they_may_be_traced(traced
     assert traced.client.counters[DROPPED] > before
 
 
-async def test_what_is_processed_beyond_the_bound_is_of_the_trace_still(traced: Traced) -> None:
+async def test_processing_beyond_the_span_bound_stays_in_the_trace(traced: Traced) -> None:
     await traced.client.publish(traced.stream, b"x", headers=BEARS)
     (record,) = await traced.records()
     ended: Any = object()
@@ -352,7 +352,7 @@ async def test_off_nothing_is_different(cluster: MemoryCluster, traced: Traced) 
     assert traced.spans("send") == traced.spans("receive") == []
 
 
-async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_without_the_package_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "liftpy.client.traced", None)
     with pytest.raises(ConfigError, match=r"liftpy\[trace\]"):
         await liftpy.connect("nats://127.0.0.1:1", trace=True)

@@ -141,7 +141,7 @@ batches = st.lists(
     st.sampled_from([6000, 1 << 20]),
     st.integers(1, 9),
 )
-def test_it_gives_what_a_naive_reader_would(
+def test_consumer_with_any_filter_and_start_matches_a_naive_reader(
     rows: list[Any], wanted: Filter, backwards: bool, start: int, until: int, max_bytes: int, payload: int, at_once: int
 ) -> None:
     async def run() -> None:
@@ -222,7 +222,7 @@ async def test_until_backwards(node: Node) -> None:
     assert await last(BEGAN + timedelta(seconds=60)) == 60
 
 
-async def test_positions_are_of_the_stream_they_were_taken_on(node: Node) -> None:
+async def test_consumer_position_of_a_recreated_stream_raises_not_found(node: Node) -> None:
     one = consumer(node)
     assert offsets(await one.getmany(5)) == [0, 1, 2, 3, 4]
     position = await one.position()
@@ -234,7 +234,7 @@ async def test_positions_are_of_the_stream_they_were_taken_on(node: Node) -> Non
         await consumer(node, Position("u0", 5, 1), patience_s=0.3).getone()
 
 
-async def test_seek_ends_what_was_begun_and_goes_on_there(node: Node) -> None:
+async def test_consumer_seek_ends_the_iteration_and_moves_the_position(node: Node) -> None:
     one = consumer(node)
     iteration = one.records()
     assert (await anext(iteration)).offset == 0
@@ -250,7 +250,7 @@ async def test_seek_ends_what_was_begun_and_goes_on_there(node: Node) -> None:
     assert await one.lag() == 120
 
 
-async def test_what_is_not_there_yet_is_waited_for_so_long_and_a_call_that_is_cancelled_takes_nothing(node: Node) -> None:
+async def test_consumer_getone_waits_up_to_its_timeout_and_a_cancelled_call_takes_no_record(node: Node) -> None:
     one = consumer(node, "new")
     assert await one.getone(0.05) is None
     waiting = asyncio.create_task(one.getone())
@@ -265,7 +265,7 @@ async def test_what_is_not_there_yet_is_waited_for_so_long_and_a_call_that_is_ca
         await one.getmany(0)
 
 
-async def test_a_filter_costs_no_more_answers_than_the_log_has_bytes(node: Node) -> None:
+async def test_filtered_read_needs_a_bounded_number_of_answers(node: Node) -> None:
     asked = node.asked
     assert [r async for r in consumer(node, "earliest", "end", wanted=Filter(keys=(b"nobody",)))] == []
     assert node.asked - asked <= 2 + 1  # the bounds, one look, and perhaps the end
@@ -275,7 +275,7 @@ async def test_a_filter_costs_no_more_answers_than_the_log_has_bytes(node: Node)
     assert (await follow.getone(5.0)).offset == 121  # type: ignore[union-attr]
 
 
-async def test_a_node_that_does_not_know_filters_is_not_believed(node: Node) -> None:
+async def test_filtered_read_from_an_older_node_raises_unavailable(node: Node) -> None:
     node.older = True
     for more in ({"wanted": Filter(keys=(b"a",))}, {"backwards": True}):
         with pytest.raises(UnavailableError, match="older version"):
@@ -310,7 +310,7 @@ async def test_consumer_backwards_ends_where_the_log_start_rises_to_its_position
     assert found == list(range(119, node.log.log_start_offset - 1, -1))
 
 
-def test_a_position_that_retention_has_passed_is_the_end_backwards_and_an_error_forwards() -> None:
+def test_position_below_the_log_start_ends_backward_reads_and_raises_forward() -> None:
     gone = client_pb2.ReadResponse(
         error=client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE, streamUid="u1", node="n1", logStartOffset=100, highWatermark=119
     )
@@ -321,7 +321,7 @@ def test_a_position_that_retention_has_passed_is_the_end_backwards_and_an_error_
         ReadProgress("orders", 0, 50, uid="u1").accept(frames.read_response_header(gone))
 
 
-def test_what_is_past_the_high_watermark_is_not_taken_backwards() -> None:
+def test_backward_reader_rejects_records_above_the_high_watermark() -> None:
     data = build_batch([b"v"] * 5, base_offset=40, leader_epoch=1)
     said = client_pb2.ReadResponse(streamUid="u1", node="n1", highWatermark=43, nextOffset=40, selected=True, lookedEpoch=1)
     for highest, refused in ((43, True), (44, False)):
@@ -343,7 +343,7 @@ async def test_columns_of_slices(node: Node) -> None:
         assert piece.to_arrow().num_rows == 1
 
 
-async def test_a_forged_answer_backwards_is_asked_again_and_moves_nothing(node: Node) -> None:
+async def test_backward_reader_retries_forged_answers_without_losing_records(node: Node) -> None:
     good, forged = node.answer, 0
 
     def spoilt(asker: asyncio.Future[bytes], chunks: Chunks) -> None:
@@ -364,7 +364,7 @@ async def test_a_forged_answer_backwards_is_asked_again_and_moves_nothing(node: 
     assert client_pb2.ReadResponse().selected is False
 
 
-async def test_two_tasks_that_begin_at_once_begin_at_the_same_record() -> None:
+async def test_consumer_started_by_two_tasks_begins_at_one_offset() -> None:
     node = Node()
     node.append(b"a", b"b")
     reading = consumer(node, "new")
@@ -396,7 +396,7 @@ async def test_two_tasks_that_begin_at_once_begin_at_the_same_record() -> None:
     assert record.offset == 2
 
 
-async def test_what_was_passed_is_known_only_where_nothing_is_at_hand() -> None:
+async def test_consumer_passed_offset_is_known_only_without_buffered_records() -> None:
     node = Node()
     node.append(b"a", b"b")
     reading = consumer(node, wanted=Filter(keys=(b"a",)))
@@ -415,7 +415,7 @@ async def test_what_was_passed_is_known_only_where_nothing_is_at_hand() -> None:
     await items.aclose()
 
 
-async def test_seek_forgets_the_epoch_of_before() -> None:
+async def test_consumer_seek_forgets_the_old_leader_epoch() -> None:
     """The node refuses an epoch that is not that of the record before."""
     node = Node()
     node.append(*[b"k"] * 50)

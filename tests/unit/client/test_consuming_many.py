@@ -51,7 +51,7 @@ def keys_of(stream: str, partition: int, numbers: range) -> list[bytes]:
     return [b"%s/%d/%d" % (stream.encode(), partition, number) for number in numbers]
 
 
-async def test_all_partitions_of_all_streams_that_are_meant_each_in_its_order() -> None:
+async def test_consume_many_reads_all_matching_partitions_each_in_order() -> None:
     streams = Streams(orders=3, pay_eu=1, pay_us=2, other=1)
     found: dict[Place, list[bytes | None]] = {}
     async with streams.many("orders", "pay_*") as many:
@@ -62,7 +62,7 @@ async def test_all_partitions_of_all_streams_that_are_meant_each_in_its_order() 
     assert {ahead for _, _, ahead in streams.begun} == {module.AHEAD_BYTES // 6}
 
 
-async def test_an_iteration_that_is_broken_off_loses_nothing_and_its_positions_are_stored(
+async def test_consume_many_resumes_from_stored_positions_without_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streams = Streams(orders=2)
@@ -85,7 +85,7 @@ async def test_an_iteration_that_is_broken_off_loses_nothing_and_its_positions_a
     assert positions == {("orders", 0): Position("u1", 30, 1), ("orders", 1): Position("u1", 30, 1)}
 
 
-async def test_what_comes_later_joins_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
     streams = Streams(orders=1)
     seen: dict[Place, int] = {}
@@ -100,7 +100,7 @@ async def test_what_comes_later_joins_from_its_first_record(monkeypatch: pytest.
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
 
 
-async def test_a_first_look_that_fails_or_is_cancelled_is_the_first_again() -> None:
+async def test_consume_many_first_lookup_that_fails_is_repeated() -> None:
     streams = Streams(orders=1)
     many = streams.many("orders", start="new", until=None)
     lacking = streams.many("orders", "lacking", start="new")
@@ -130,7 +130,7 @@ async def test_a_first_look_that_fails_or_is_cancelled_is_the_first_again() -> N
 
 
 @pytest.mark.parametrize("at", ["a look", "a slice", "nothing"])
-async def test_who_waits_in_another_task_is_at_the_end_when_it_is_closed(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consume_many_wait_in_another_task_ends_on_close(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams, gate = Streams(orders=1), asyncio.Event()
     many = streams.many("orders", start="new", until=None)
     real = many._home.places
@@ -153,7 +153,7 @@ async def test_who_waits_in_another_task_is_at_the_end_when_it_is_closed(at: str
     assert not many._coming
 
 
-async def test_nobody_goes_on_behind_records_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consume_many_stays_at_a_corrupt_record(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(orders=1)
     real, broken = module._records_of, CorruptionError("it does not decompress")
 
@@ -173,7 +173,7 @@ async def test_nobody_goes_on_behind_records_that_can_not_be_had(monkeypatch: py
         assert (await many.positions())["orders", 0].offset == 2
 
 
-async def test_nothing_of_a_paused_partition_is_given_until_it_is_resumed() -> None:
+async def test_consume_many_yields_nothing_of_a_paused_partition_until_resume() -> None:
     streams = Streams(orders=2)
     async with streams.many("orders") as many, asyncio.timeout(20):
         many.pause(("orders", 0))
@@ -187,7 +187,7 @@ async def test_nothing_of_a_paused_partition_is_given_until_it_is_resumed() -> N
         assert [taken.partition async for taken in many.batches()] == [0] * 20
 
 
-async def test_one_iteration_at_a_time_and_one_that_fails_ends_all() -> None:
+async def test_consume_many_rejects_a_second_iteration_and_raises_a_partition_error() -> None:
     streams = Streams(orders=2)
     async with streams.many("orders") as many:
         many.pause(*many.places)
@@ -211,7 +211,7 @@ async def test_one_iteration_at_a_time_and_one_that_fails_ends_all() -> None:
             _ = [taken async for taken in many.batches()]
 
 
-async def test_partitions_take_turns() -> None:
+async def test_consume_many_alternates_between_partitions() -> None:
     streams = Streams(orders=3)
     async with streams.many("orders") as many:
         turns = [taken.partition async for taken in many.batches()]
@@ -219,7 +219,7 @@ async def test_partitions_take_turns() -> None:
     assert all(len({*turns[at : at + 3]}) == 3 for at in range(6, 51, 3)), turns
 
 
-async def test_what_can_not_be_meant_is_refused() -> None:
+async def test_consume_many_rejects_invalid_streams_and_positions() -> None:
     streams = Streams(orders=1)
     for wrong, error in (((), ConfigError), (("a b",), InvalidNameError)):
         with pytest.raises(error):
@@ -236,7 +236,7 @@ async def test_what_can_not_be_meant_is_refused() -> None:
     assert not selects(["pay-?"])("pay-10")
 
 
-async def test_too_many_partitions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consume_many_rejects_too_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PARTITIONS", 2)
     streams = Streams(orders=3)
     with pytest.raises(ConfigError, match="partitions for"):
@@ -247,6 +247,6 @@ async def test_too_many_partitions_are_refused(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("ahead", "depth", "size"), [(64 << 20, 4, 1 << 20), (3 << 20, 3, 1 << 20), (65_536, 1, 65_536), (10, 1, 4096)]
 )
-def test_what_is_fetched_ahead_is_bounded(ahead: int, depth: int, size: int) -> None:
+def test_consume_many_divides_the_read_ahead_among_partitions(ahead: int, depth: int, size: int) -> None:
     bounded = bounded_ahead(ReadOptions(), ahead)
     assert (bounded.read_ahead, bounded.max_bytes) == (depth, size)

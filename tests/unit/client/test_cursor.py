@@ -28,7 +28,7 @@ async def client() -> AsyncIterator[Client]:
         yield made
 
 
-async def test_it_goes_on_where_it_was(client: Client) -> None:
+async def test_cursor_resumes_at_its_committed_position(client: Client) -> None:
     async with client.cursor("nightly", "orders") as cursor:
         assert await cursor.fetch() is None
         consumer = await cursor.consume(until="end")
@@ -49,7 +49,7 @@ async def test_it_goes_on_where_it_was(client: Client) -> None:
             _ = [record async for record in await again.consume(until="end")]
 
 
-async def test_who_opened_it_last_holds_it(client: Client) -> None:
+async def test_cursor_is_held_by_its_last_opener(client: Client) -> None:
     one = await client.cursor("nightly", "orders")
     await one.commit(5)
     other = await client.cursor("nightly", "orders")
@@ -63,7 +63,7 @@ async def test_who_opened_it_last_holds_it(client: Client) -> None:
     assert await one.fetch() == 7
 
 
-async def test_operators_set_it_back_and_forget_it(client: Client) -> None:
+async def test_cursor_set_or_deleted_by_an_operator_rejects_the_old_holder(client: Client) -> None:
     cursor = await client.cursor("nightly", "orders")
     await cursor.commit(5)
     key = (await client.stream("orders")).key(0)
@@ -87,7 +87,7 @@ async def test_operators_set_it_back_and_forget_it(client: Client) -> None:
     assert await (await client.cursor("weekly", "orders")).fetch() == 4
 
 
-async def test_a_name_is_of_a_cursor_or_a_group(client: Client) -> None:
+async def test_cursor_and_group_cannot_share_a_name(client: Client) -> None:
     await client.cursor("nightly", "orders")
     async with client.queue("orders", "nightly") as queue:
         with pytest.raises(GroupRejectedError, match="that of a cursor"):
@@ -101,7 +101,7 @@ async def test_a_name_is_of_a_cursor_or_a_group(client: Client) -> None:
                 await refused(client, "workers")
 
 
-async def test_what_is_not_there_and_a_stream_that_was_made_again(client: Client) -> None:
+async def test_cursor_of_a_missing_partition_or_an_old_stream_is_rejected(client: Client) -> None:
     with pytest.raises(NotFoundError):
         await client.cursor("nightly", "nothing")
     cursor = await client.cursor("nightly", "orders")
@@ -117,7 +117,7 @@ async def test_what_is_not_there_and_a_stream_that_was_made_again(client: Client
     await again.commit(1)
 
 
-async def test_a_code_of_a_newer_coordinator_is_a_refusal_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_rejection_code_of_a_newer_coordinator_is_raised(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = await client.cursor("nightly", "orders")
 
     async def answered(*_: Any) -> Any:
@@ -128,7 +128,7 @@ async def test_a_code_of_a_newer_coordinator_is_a_refusal_too(client: Client, mo
         await cursor.commit(1)
 
 
-async def test_cursor_of_a_stream_made_again_is_refused_wherever_its_position_is_used(client: Client) -> None:
+async def test_cursor_of_a_recreated_stream_is_rejected_until_reopened(client: Client) -> None:
     cursor = await client.cursor("nightly", "orders")
     await cursor.commit(5)
     reading = await cursor.consume(until="end")

@@ -94,13 +94,13 @@ async def liar(server_side: Transport, subjects: Subjects) -> AsyncIterator[Liar
 
 
 @pytest.mark.parametrize("name", LIES)
-async def test_one_answer_that_is_not_true_ends_no_reader_and_costs_no_record(client: Client, liar: Liar, name: str) -> None:
+async def test_forged_answer_ends_no_reader_and_loses_no_record(client: Client, liar: Liar, name: str) -> None:
     liar.lies = [LIES[name]]
     assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
     assert liar.told == 1
 
 
-async def test_what_is_said_twice_is_believed(client: Client, liar: Liar, transport: Transport) -> None:
+async def test_fatal_answer_received_twice_is_raised(client: Client, liar: Liar, transport: Transport) -> None:
     for name, kind in (("made again", NotFoundError), ("retention", OffsetOutOfRangeError), ("cut", LogTruncatedError)):
         liar.lies = [LIES[name]] * 2
         with pytest.raises(kind):
@@ -110,7 +110,7 @@ async def test_what_is_said_twice_is_believed(client: Client, liar: Liar, transp
 
 
 @pytest.mark.parametrize("gap", [True, False], ids=["a gap", "the rest gone"])
-def test_offsets_are_left_out_when_two_answers_say_that_the_stream_is_compacted(gap: bool) -> None:
+def test_reader_skips_offsets_after_two_answers_of_a_compacted_stream(gap: bool) -> None:
     body = batch(20, 3) if gap else b""
     after = 23 if gap else 30
     progress = ReadProgress("s", 0, 10, uid="u1")
@@ -128,7 +128,7 @@ def test_offsets_are_left_out_when_two_answers_say_that_the_stream_is_compacted(
     assert told_before.next_offset == after
 
 
-async def test_the_bounds_are_one_answer_that_says_whether_the_stream_is_compacted(client: Client, liar: Liar) -> None:
+async def test_reader_bounds_tell_whether_the_stream_is_compacted(client: Client, liar: Liar) -> None:
     for said in (True, False):
         liar.bounds_lies = [_set(compacted=said)]
         consumer = client.consume("s", until=499, options=QUICK)
@@ -136,7 +136,7 @@ async def test_the_bounds_are_one_answer_that_says_whether_the_stream_is_compact
         assert consumer._position().compacted is said
 
 
-async def test_what_is_dropped_is_counted_by_what_it_was(client: Client, liar: Liar, transport: Transport) -> None:
+async def test_reader_counts_dropped_answers_by_reason(client: Client, liar: Liar, transport: Transport) -> None:
     liar.lies = [LIES["another partition"], LIES["another request"], LIES["cut behind what was read"], LIES["made again"]]
     assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
     assert transport.counters["answers to something else"] == 2
@@ -144,13 +144,13 @@ async def test_what_is_dropped_is_counted_by_what_it_was(client: Client, liar: L
     assert transport.counters["answers doubted"] == 1
 
 
-async def test_what_a_reader_asks_says_whom_it_is_for(client: Client, liar: Liar) -> None:
+async def test_read_request_names_its_stream_partition_and_request_id(client: Client, liar: Liar) -> None:
     await values(aiter(client.consume("s", until=499, options=QUICK)))
     assert {(a.stream, a.partition, a.HasField("partition")) for a in liar.asked} == {("s", 0, True)}
     assert len({a.requestId for a in liar.asked}) > 1
 
 
-def test_a_second_opinion_is_another_one_only_if_it_says_the_same() -> None:
+def test_second_opinion_raises_only_when_two_answers_agree() -> None:
     opinion = SecondOpinion()
     gone, cut = NotFoundError("gone"), LogTruncatedError("cut", 3)
     said: list[LiftError] = [opinion.ask_again(gone, "n2"), opinion.ask_again(cut, "n2")]
@@ -159,7 +159,7 @@ def test_a_second_opinion_is_another_one_only_if_it_says_the_same() -> None:
         opinion.ask_again(cut, "n2")
 
 
-def test_an_hw_that_no_replica_has_is_forgotten_and_one_that_others_have_is_not() -> None:
+def test_reader_drops_an_impossible_high_watermark_and_keeps_a_possible_one() -> None:
     progress = ReadProgress("s", 0, 0, uid="u1")
     progress.accept(answer(batch(0, 2), hw=1 << 60))
     for _ in range(_MOST_BEHIND - 1):
@@ -174,7 +174,7 @@ def test_an_hw_that_no_replica_has_is_forgotten_and_one_that_others_have_is_not(
             progress.accept(answer(hw=5))
 
 
-async def test_bounds_ask_for_a_second_opinion_too(client: Client, liar: Liar, transport: Transport) -> None:
+async def test_reader_bounds_confirm_a_fatal_answer(client: Client, liar: Liar, transport: Transport) -> None:
     liar.bounds_lies = [LIES["another partition"], LIES["made again"], LIES["another request"]]
     assert (await client.bounds("s")).high_watermark == 499
     assert liar.bounds_lies == []

@@ -47,7 +47,7 @@ async def until_begun(client: Client, group: Group) -> None:
             await asyncio.sleep(0)
 
 
-async def test_group_that_begins_at_new_reads_what_is_added_from_its_first_record(
+async def test_group_with_start_new_reads_added_partitions_from_their_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.publish("orders", b"old")
@@ -63,7 +63,7 @@ async def test_group_that_begins_at_new_reads_what_is_added_from_its_first_recor
         assert await committed(client) == {("orders", 0): 1, ("orders", 1): 1, ("pay-1", 0): 1}
 
 
-async def test_group_in_a_stream_made_again_and_shorter_reads_it_from_its_first_record(
+async def test_group_reads_a_recreated_shorter_stream_from_its_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
@@ -84,7 +84,7 @@ async def test_group_in_a_stream_made_again_and_shorter_reads_it_from_its_first_
         assert await taken(group, 1) == [b"new"]
 
 
-async def test_group_commit_leaves_out_what_was_fetched_and_not_given(client: Client) -> None:
+async def test_group_commit_excludes_records_fetched_but_not_delivered(client: Client) -> None:
     await client.publish("orders", b"given")
     options = GroupOptions(auto_commit_s=0)
     async with client.group("billing", ["orders"], options=options) as group, asyncio.timeout(40):
@@ -99,7 +99,7 @@ async def test_group_commit_leaves_out_what_was_fetched_and_not_given(client: Cl
         assert await taken(group, 1) == [b"fetched"]
 
 
-async def test_group_that_gives_records_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_member_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await client.publish("orders", b"1")
     listed, real = list[int](), client.list_streams
 
@@ -113,7 +113,7 @@ async def test_group_that_gives_records_lists_the_streams_once(client: Client, m
     assert len(listed) == 1
 
 
-async def test_group_that_begins_at_new_commits_where_before_it_gives_records(
+async def test_group_with_start_new_commits_its_start_before_delivering_records(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, real, tried = GroupOptions(start="new", auto_commit_s=0), client.call_service, asyncio.Event()
@@ -134,7 +134,7 @@ async def test_group_that_begins_at_new_commits_where_before_it_gives_records(
             assert await taken(group, 1) == [b"new"]
 
 
-async def test_group_member_that_opens_after_partitions_were_added_reads_them_from_their_first_record(client: Client) -> None:
+async def test_group_member_that_joins_after_added_partitions_reads_them_from_their_first_record(client: Client) -> None:
     """The other member has not noticed them."""
     options = GroupOptions(start="new", auto_commit_s=0)
     await client.publish("orders", b"old")

@@ -60,7 +60,7 @@ class Coordinated:
         return SimpleNamespace(value=self.machine.apply(command, time.time_ns(), 1))
 
 
-async def test_where_a_group_begins_at_the_end_is_committed_before_anything_comes() -> None:
+async def test_group_with_start_new_commits_the_end_before_any_record() -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")
     options = GroupOptions(start="new", auto_commit_s=0)
@@ -72,7 +72,7 @@ async def test_where_a_group_begins_at_the_end_is_committed_before_anything_come
         assert [at.position for at in home.machine.groups["bills"].readers.all_positions()] == [2]
 
 
-async def test_a_commit_that_nobody_answers_ends_no_session() -> None:
+async def test_group_session_survives_an_unanswered_commit() -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0.05)
@@ -100,7 +100,7 @@ def committed(home: Coordinated) -> dict[int, int]:
     return {at.partition: at.position for at in home.machine.groups["bills"].readers.all_positions()}
 
 
-async def test_what_is_in_hand_is_not_given_up_and_what_is_done_is_committed_before() -> None:
+async def test_group_member_keeps_a_partition_with_records_in_hand_until_they_are_committed() -> None:
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0)
@@ -126,7 +126,7 @@ async def test_what_is_in_hand_is_not_given_up_and_what_is_done_is_committed_bef
             assert (other.owned, other._pumps[key].gained.position) == ([key], 2)
 
 
-async def test_a_close_commits_what_is_done_and_not_what_is_in_hand() -> None:
+async def test_group_close_commits_finished_but_not_unfinished_records() -> None:
     home = Coordinated()
     home.node.append(b"a")
     home.node.append(b"b")
@@ -136,7 +136,7 @@ async def test_a_close_commits_what_is_done_and_not_what_is_in_hand() -> None:
 
 
 @pytest.mark.parametrize(("instance", "left"), [("", 1), ("till-7", 0)])
-async def test_who_has_an_identity_leaves_nothing_to_others_before_its_session_is_over(instance: str, left: int) -> None:
+async def test_group_member_with_an_instance_id_does_not_leave_on_close(instance: str, left: int) -> None:
     home = Coordinated()
     home.node.append(b"a")
     async with (
@@ -147,7 +147,7 @@ async def test_who_has_an_identity_leaves_nothing_to_others_before_its_session_i
     assert home.left == left
 
 
-async def test_a_heartbeat_that_nobody_answers_is_followed_by_the_next() -> None:
+async def test_group_heartbeat_without_answer_is_repeated() -> None:
     home = Coordinated()
     home.unanswered = 2
     home.node.append(b"a")
@@ -160,7 +160,7 @@ async def test_a_heartbeat_that_nobody_answers_is_followed_by_the_next() -> None
         assert group.counters["unanswered"] == 2
 
 
-async def test_what_is_in_hand_or_waits_is_not_passed_over() -> None:
+async def test_group_does_not_commit_past_records_in_hand() -> None:
     home = Coordinated()
     home.node.append(b"a")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
@@ -179,7 +179,7 @@ async def test_what_is_in_hand_or_waits_is_not_passed_over() -> None:
         assert group._done == {part.key: (1, 1)}
 
 
-async def test_a_commit_of_many_partitions_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_commit_of_many_partitions_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_POSITIONS", 1)
     home = Coordinated(partitions=3)
     home.node.append(b"a")
@@ -192,12 +192,12 @@ async def test_a_commit_of_many_partitions_is_several(monkeypatch: pytest.Monkey
         assert committed(home) == {0: 1, 1: 1, 2: 1}
 
 
-def test_the_clock_of_a_session_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_clock_counts_the_time_of_a_sleeping_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: 7 if clock == time.CLOCK_BOOTTIME else 0)
     assert (group_module.now_ns(), queue_module._now_ns()) == (7, 7)
 
 
-async def test_what_was_lost_is_neither_handed_on_nor_done() -> None:
+async def test_group_drops_buffered_and_finished_records_of_a_lost_partition() -> None:
     home = Coordinated()
     home.node.append(b"a")
     home.node.append(b"b")
@@ -224,7 +224,7 @@ async def test_what_was_lost_is_neither_handed_on_nor_done() -> None:
         assert (part.generation, part.slice.first_offset) == (first.generation + 1, 1)
 
 
-async def test_nothing_is_handed_on_while_the_session_may_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_delivers_nothing_while_its_session_may_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Coordinated()
     home.node.append(b"a")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
@@ -241,7 +241,7 @@ async def test_nothing_is_handed_on_while_the_session_may_be_over(monkeypatch: p
         assert (await taking) is not None
 
 
-async def test_a_read_that_nobody_answered_in_time_is_asked_again() -> None:
+async def test_group_read_that_times_out_is_retried() -> None:
     """So it is for a process that was stopped for longer than its patience: its group goes on, if its session does."""
     home, failures = Coordinated(), [RequestTimeoutError("no answer"), UnavailableError("nobody")]
     made = home.consume

@@ -87,7 +87,7 @@ async def end(group: Group, task: asyncio.Task[None]) -> None:
     await group.close()
 
 
-async def test_members_come_go_and_die_and_leaders_too(cluster: MemoryCluster) -> None:
+async def test_group_pipe_copies_each_record_once_while_members_and_leaders_die(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 60)
         first = await copying(client)
@@ -113,7 +113,7 @@ async def test_members_come_go_and_die_and_leaders_too(cluster: MemoryCluster) -
         assert sorted((await describe_group(client, "billing")).positions.values()) == [160, 160]
 
 
-async def test_where_a_group_has_forgotten_all_the_target_knows(cluster: MemoryCluster) -> None:
+async def test_group_pipe_without_committed_positions_skips_records_in_the_target(cluster: MemoryCluster) -> None:
     """Nothing was ever committed: what each partition of the target has is left out there."""
     async with cluster.client() as client:
         await feed(client, 0, 50)
@@ -126,7 +126,7 @@ async def test_where_a_group_has_forgotten_all_the_target_knows(cluster: MemoryC
         await end(*again)
 
 
-async def test_who_is_refused_as_an_older_process_and_has_the_partition_begins_anew(cluster: MemoryCluster) -> None:
+async def test_group_pipe_fenced_while_owning_the_partition_opens_a_new_producer(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)
@@ -159,7 +159,7 @@ async def until_refused(group: Group, times: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["PAUSED", "READ_ONLY"])
-async def test_a_target_that_is_closed_for_a_while_is_waited_for_and_gets_all_once(cluster: MemoryCluster, how: str) -> None:
+async def test_group_pipe_waits_for_a_closed_target_and_copies_each_record_once(cluster: MemoryCluster, how: str) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)
@@ -175,7 +175,7 @@ async def test_a_target_that_is_closed_for_a_while_is_waited_for_and_gets_all_on
         await end(group, task)
 
 
-async def test_a_target_that_stays_closed_is_said_and_nothing_is_committed_that_it_does_not_have(
+async def test_group_pipe_with_a_paused_target_raises_and_commits_only_copied_records(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.client.stream_copy._FAREWELLS", 0.2)
@@ -198,7 +198,7 @@ async def test_a_target_that_stays_closed_is_said_and_nothing_is_committed_that_
         await end(*again)
 
 
-async def test_what_transforming_raises_ends_it(cluster: MemoryCluster) -> None:
+async def test_group_pipe_transform_error_is_raised(cluster: MemoryCluster) -> None:
     def fails(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
         yield None, record.value
         raise ArithmeticError("no such bill")
@@ -211,7 +211,7 @@ async def test_what_transforming_raises_ends_it(cluster: MemoryCluster) -> None:
         assert await copied(client) == wanted(0)
 
 
-async def test_without_a_key_it_is_the_partition_of_the_source(cluster: MemoryCluster) -> None:
+async def test_group_pipe_without_key_keeps_the_source_partition(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 3)
         async with client.group("billing", ["orders"], options=SHORT) as group:

@@ -22,7 +22,7 @@ from liftpy.nats.transport import ROOM_BYTES, Transport
 @pytest.mark.parametrize("partition", [0, 7, 300])
 @pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
 @pytest.mark.parametrize("runs", [True, False])
-def test_an_ordinary_envelope_has_the_bytes_of_any_other(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
+def test_fast_envelope_encodes_the_same_bytes_as_protobuf(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
     ordinary = Ordinary("orders", partition, uid, ack, runs=runs)
     assert ordinary.made_for == (uid, ack)
     for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
@@ -33,7 +33,7 @@ def test_an_ordinary_envelope_has_the_bytes_of_any_other(uid: str, partition: in
             assert ordinary.opened(wanted) == (value, msg_id.encode())
 
 
-def test_an_ack_that_is_none_is_refused_as_ever() -> None:
+def test_fast_envelope_rejects_an_invalid_ack_policy() -> None:
     with pytest.raises(ConfigError, match=r"ack 'all'\. Use an AckPolicy"):
         Ordinary("orders", 0, "u", "all")  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def connected(connection: Any, max_payload: int = 100) -> Any:
     return connection
 
 
-async def test_what_is_handed_over_is_what_nats_py_would_write() -> None:
+async def test_connection_hand_over_writes_the_same_bytes_as_nats_py() -> None:
     ours, theirs = connected(StrictConnection()), connected(NatsConnection())
     for subject, reply, payload in (("a.b", "_INBOX.x.1", b"v"), ("a.b", "", b""), ("\u00e4.c", "_INBOX.x.2", b"12345")):
         assert ours.hand_over(subject, reply, payload, ROOM_BYTES)
@@ -58,7 +58,7 @@ async def test_what_is_handed_over_is_what_nats_py_would_write() -> None:
     assert ours._flush_queue.qsize() == 1, "the flusher is woken once for all"
 
 
-async def test_what_can_not_go_the_short_way_is_not_taken() -> None:
+async def test_connection_hand_over_refuses_bad_subjects_and_a_full_buffer() -> None:
     ours = connected(StrictConnection())
     for subject in ("", "a b", "a\r\nPUB evil", "a\tb", "a\x7f"):
         assert not ours.hand_over(subject, "", b"v", ROOM_BYTES)
@@ -76,7 +76,7 @@ async def test_what_can_not_go_the_short_way_is_not_taken() -> None:
     assert ours.hand_over("a", "", b"v", ours._pending_data_size)
 
 
-async def test_the_transport_takes_the_short_way_where_it_may() -> None:
+async def test_transport_uses_hand_over_only_for_plain_messages_on_its_own_connection() -> None:
     ours = connected(StrictConnection(), max_payload=ROOM_BYTES)
     taken: list[tuple[Any, ...]] = []
 

@@ -32,11 +32,11 @@ from liftpy.testing.memory import memory_cluster
         (["orders", "_gr*"], "_groups", True),
     ],
 )
-def test_a_pattern_finds_one_only_where_it_names_it(names: list[str], stream: str, selected: bool) -> None:
+def test_stream_pattern_selects_an_internal_stream_only_by_its_full_name(names: list[str], stream: str, selected: bool) -> None:
     assert selects(names)(stream) is selected
 
 
-async def test_the_first_who_needs_groups_has_their_stream_made() -> None:
+async def test_groups_stream_is_created_by_the_first_client_that_needs_it() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other:
         assert await list_groups(client) == []
         for asked in (describe_group(client, "billing"), delete_group(client, "billing")):
@@ -73,7 +73,7 @@ async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypa
             assert (await client.bounds(GROUPS_STREAM, place.partition)).high_watermark == -1
 
 
-async def test_nobody_publishes_to_one_or_changes_one_by_accident() -> None:
+async def test_internal_stream_rejects_publish_and_changes_unless_allowed() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         made = await client.groups_stream()
         for publishing in (client.publish(GROUPS_STREAM, b"x"), client.publisher(GROUPS_STREAM)):
@@ -97,7 +97,7 @@ async def test_nobody_publishes_to_one_or_changes_one_by_accident() -> None:
             await client.stream(GROUPS_STREAM)
 
 
-async def test_a_group_is_given_positions_before_it_has_a_member() -> None:
+async def test_group_positions_can_be_set_before_the_group_has_a_member() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         orders = await client.create_stream("orders", "orders")

@@ -113,7 +113,7 @@ async def test_one_message(client: Client) -> None:
     assert direct(nobody) == ("503 No Responders", {})
 
 
-async def test_what_was_truncated_is_not_there(client: Client) -> None:
+async def test_jetstream_get_below_the_log_start_finds_no_message(client: Client) -> None:
     await client.truncate_before("orders", 0, 2)
     for rest in ("STREAM.MSG.GET.orders", "DIRECT.GET.orders"):
         (gone,), (there,) = await parts(client, rest, seq=2), await parts(client, rest, seq=3)
@@ -201,11 +201,11 @@ async def test_next_of_a_consumer_gets_a_status_and_no_body(client: Client) -> N
     assert answer.headers.startswith(b"NATS/1.0 503")
 
 
-async def test_account_info_says_an_api_level_with_direct_gets_of_batches(client: Client) -> None:
+async def test_jetstream_account_info_has_the_api_level(client: Client) -> None:
     assert (await said(client, "INFO"))["api"]["level"] >= 1
 
 
-async def test_stream_info_says_how_many_messages_of_a_subject_stay(client: Client) -> None:
+async def test_jetstream_stream_info_has_max_msgs_per_subject(client: Client) -> None:
     await client.create_stream("newest", "newest.*", config=StreamConfig(max_per_subject=3))
     assert (await said(client, "STREAM.INFO.newest"))["config"]["max_msgs_per_subject"] == 3
     assert (await said(client, "STREAM.INFO.orders"))["config"]["max_msgs_per_subject"] == -1
@@ -218,7 +218,9 @@ async def test_direct_get_below_the_log_start_finds_no_message(client: Client) -
         assert direct(answer)[0] == "404 Message Not Found"
 
 
-async def test_what_is_too_much_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jetstream_direct_get_beyond_a_limit_returns_an_error_status(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jetstream_api, "MAX_BYTES", 3)
     found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"])]
     assert found == ["413 Too Many Results"]

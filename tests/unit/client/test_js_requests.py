@@ -55,7 +55,7 @@ GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
         ),
     ],
 )
-def test_what_is_asked(rest: str, body: bytes, question: JsQuestion) -> None:
+def test_jetstream_request_is_parsed(rest: str, body: bytes, question: JsQuestion) -> None:
     assert parse_question(rest, body) == question
 
 
@@ -109,7 +109,7 @@ NO_STREAM = JsRefusal(404, 10059, "stream not found")
         ("DIRECT.GET.or ders", b'{"seq":1}', JsRefusal(503, 0, "No Responders")),
     ],
 )
-def test_what_is_no_question(rest: str, body: bytes, refusal: JsRefusal) -> None:
+def test_invalid_jetstream_request_is_rejected_with_its_error(rest: str, body: bytes, refusal: JsRefusal) -> None:
     with pytest.raises(JsRefusal) as found:
         parse_question(rest, body)
     assert found.value == refusal
@@ -119,7 +119,7 @@ def test_what_is_no_question(rest: str, body: bytes, refusal: JsRefusal) -> None
     st.sampled_from([GET, DIRECT, "STREAM.NAMES", "STREAM.INFO.orders"]),
     st.binary(max_size=60) | st.from_regex(rb'\{"[a-z_]*":[^"]*\}'),
 )
-def test_any_bytes_are_a_question_or_refused(rest: str, body: bytes) -> None:
+def test_jetstream_request_of_any_bytes_is_parsed_or_rejected(rest: str, body: bytes) -> None:
     kind, refusal = kind_of(rest)[0], None
     try:
         assert parse_question(rest, body).kind is kind
@@ -160,5 +160,5 @@ def test_subjects_that_overlap(one: str, other: str, do: bool) -> None:
         (86_400_000_000_000, "1970-01-02T00:00:00Z"),
     ],
 )
-def test_times_as_go_writes_them(at_ns: int | None, text: str) -> None:
+def test_jetstream_times_are_formatted_as_go_does(at_ns: int | None, text: str) -> None:
     assert time_text(at_ns) == text

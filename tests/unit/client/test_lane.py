@@ -55,7 +55,7 @@ def at(offset: int, known: int = 0) -> BatchResult:
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------------
-def test_what_is_gathered_goes_as_soon_as_there_is_room_and_within_the_bounds() -> None:
+def test_lane_sends_gathered_records_as_soon_as_the_window_has_room() -> None:
     lane = a_lane(window=2)
     fill(lane, b"a")
     assert [values_of(p) for p in sent(lane, 0)] == [[b"a"]]
@@ -68,7 +68,7 @@ def test_what_is_gathered_goes_as_soon_as_there_is_room_and_within_the_bounds() 
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 0, 3)
 
 
-def test_a_batch_is_bounded_in_bytes_but_for_a_record_that_is_larger_alone() -> None:
+def test_lane_batch_is_bounded_in_bytes_except_a_single_larger_record() -> None:
     lane = a_lane(window=9, batch_records=10, batch_bytes=5)
     fill(lane, b"ddddddd", b"aa", b"bbb", b"c", b"ddddddd", b"e")
     assert [values_of(p) for p in sent(lane, 0)] == [[b"ddddddd"], [b"aa", b"bbb"], [b"c"], [b"ddddddd"], [b"e"]]
@@ -76,7 +76,7 @@ def test_a_batch_is_bounded_in_bytes_but_for_a_record_that_is_larger_alone() -> 
 
 
 @pytest.mark.parametrize(("batch_records", "batch_bytes"), [(10, 5), (3, 100), (1, 100), (10, 1), (2, 6)])
-def test_many_at_once_fill_the_batches_that_they_would_fill_one_by_one(batch_records: int, batch_bytes: int) -> None:
+def test_lane_add_many_builds_the_same_batches_as_add(batch_records: int, batch_bytes: int) -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g", b"hh", b"i"]
     one, many = a_lane(99, batch_records, batch_bytes), a_lane(99, batch_records, batch_bytes)
     for value in values:
@@ -86,7 +86,7 @@ def test_many_at_once_fill_the_batches_that_they_would_fill_one_by_one(batch_rec
     assert [(p.batch, p.size_bytes) for p in sent(many, 0)] == [(p.batch, p.size_bytes) for p in sent(one, 0)]
 
 
-def test_many_at_once_are_shared_out_as_one_by_one() -> None:
+def test_lane_add_many_distributes_records_as_add_does() -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g"]
     keys = [b"k%d" % i for i in range(len(values))]
     one, many = a_lane(9, 2, 5), a_lane(9, 2, 5)
@@ -103,7 +103,7 @@ def test_many_at_once_are_shared_out_as_one_by_one() -> None:
     assert all(ticket is parcel.ticket for (ticket, _, _), parcel in zip(shares, found, strict=False))
 
 
-def test_keys_headers_and_tombstones_are_in_the_batch() -> None:
+def test_lane_batch_has_keys_headers_and_tombstones() -> None:
     lane = a_lane(batch_records=3)
     lane.add(None, b"k", (), 1, 0.0)
     lane.add(b"v", None, (("h", b"1"),), 1, 0.0)
@@ -119,7 +119,7 @@ def test_keys_headers_and_tombstones_are_in_the_batch() -> None:
     assert (plain.keys, plain.headers) == (None, None)
 
 
-def test_keys_stay_though_what_comes_behind_them_has_none() -> None:
+def test_lane_batch_mixes_records_with_and_without_keys() -> None:
     lane = a_lane(batch_records=4)
     lane.add(b"a", b"k", (), 1, 0.0)
     lane.add_many([b"b"], None, [1], 0.0)
@@ -129,7 +129,7 @@ def test_keys_stay_though_what_comes_behind_them_has_none() -> None:
     assert parse_batch(sent(lane, 0)[0].batch).keys() == [b"l", None]
 
 
-def test_it_goes_on_where_the_log_is() -> None:
+def test_lane_begins_at_the_sequence_epoch_and_digest_of_the_log() -> None:
     lane, digest = a_lane(), RollingDigest(values=5)
     lane.begin(4, (1 << 32) - 1, digest)
     fill(lane, b"a", b"b", b"c")
@@ -140,7 +140,7 @@ def test_it_goes_on_where_the_log_is() -> None:
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------------------
-def test_publishers_are_told_in_order_whichever_answer_comes_first() -> None:
+def test_lane_completes_tickets_in_order_for_answers_in_any_order() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)
@@ -154,7 +154,7 @@ def test_publishers_are_told_in_order_whichever_answer_comes_first() -> None:
     assert lane.is_empty
 
 
-def test_after_a_refusal_everything_goes_again_behind_a_pause_but_what_is_stored() -> None:
+def test_lane_resends_unstored_batches_after_a_rejection_and_a_pause() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     before = sent(lane, 0)
@@ -172,7 +172,7 @@ def test_after_a_refusal_everything_goes_again_behind_a_pause_but_what_is_stored
     assert tokens(lane.placed(2, at(2, 2))) == ["c", "d", "e"]
 
 
-def test_the_refusals_of_what_came_behind_one_that_was_refused_change_nothing() -> None:
+def test_lane_ignores_rejections_of_batches_behind_a_rejected_one() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d")
     sent(lane, 0)
@@ -181,7 +181,7 @@ def test_the_refusals_of_what_came_behind_one_that_was_refused_change_nothing() 
     assert lane.resume_at == 1.0 + FIRST_PAUSE_S
 
 
-def test_nothing_goes_before_it_has_an_epoch_and_the_refusal_of_nothing_says_nothing() -> None:
+def test_lane_sends_nothing_without_an_epoch_and_ignores_unknown_rejections() -> None:
     lane = PartitionQueue(7, window=3, batch_bytes=1000, batch_records=2, attempt_s=1.0, new_ticket=list)
     fill(lane, b"a")
     assert (lane.asks, sent(lane, 0), lane.wake_at()) == (True, [], None)
@@ -191,7 +191,7 @@ def test_nothing_goes_before_it_has_an_epoch_and_the_refusal_of_nothing_says_not
     assert not lane.refused(0, 1, Refusal.FINAL, 1.0)
 
 
-def test_pauses_grow_to_a_second_and_begin_anew_when_something_is_stored() -> None:
+def test_lane_pauses_grow_to_a_second_and_restart_after_an_ack() -> None:
     lane = a_lane(window=9)
     fill(lane, b"a", b"b", b"c")
     pauses, now = [], 0.0
@@ -208,7 +208,7 @@ def test_pauses_grow_to_a_second_and_begin_anew_when_something_is_stored() -> No
     assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
 
 
-def test_whom_a_quota_refuses_goes_again_when_it_was_told() -> None:
+def test_lane_over_quota_resends_after_the_requested_delay() -> None:
     lane = a_lane(window=9)
     fill(lane, b"a", b"b", b"c")
     sent(lane, 1.0)
@@ -219,7 +219,7 @@ def test_whom_a_quota_refuses_goes_again_when_it_was_told() -> None:
     assert round(lane.resume_at - 9.0, 6) == FIRST_PAUSE_S, "pauses grow for other refusals"
 
 
-def test_what_is_not_answered_in_time_goes_again() -> None:
+def test_lane_resends_a_batch_without_answer_after_its_timeout() -> None:
     lane = a_lane()
     assert lane.wake_at() is None
     assert not lane.late(99)
@@ -233,7 +233,7 @@ def test_what_is_not_answered_in_time_goes_again() -> None:
     assert [p.attempt for p in sent(lane, 11.0 + FIRST_PAUSE_S)] == [2]
 
 
-def test_it_ends_where_order_can_not_be_kept() -> None:
+def test_lane_fails_when_the_order_cannot_be_kept() -> None:
     lane = a_lane(window=1)
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)
@@ -246,7 +246,7 @@ def test_it_ends_where_order_can_not_be_kept() -> None:
     assert lane.tickets == [(["c", "d"], 2), (["e"], 0)]
 
 
-def test_a_batch_that_is_not_full_waits_for_more_but_not_for_long() -> None:
+def test_lane_batch_that_is_not_full_waits_for_the_linger_time() -> None:
     lane = a_lane(linger_s=0.5)
     fill(lane, b"a")
     assert (sent(lane, 0.49), lane.wake_at()) == ([], 0.5)
@@ -264,7 +264,7 @@ def test_a_batch_that_is_not_full_waits_for_more_but_not_for_long() -> None:
     assert lane.wake_at() == 0.5
 
 
-def test_who_is_not_known_asks_and_goes_on_with_the_same_numbers() -> None:
+def test_lane_unknown_to_the_leader_asks_for_an_epoch_and_resends_the_same_sequences() -> None:
     lane = a_lane(window=2)
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     lane.add_many([b"f"], None, [1], 0.0)
@@ -285,7 +285,7 @@ def test_who_is_not_known_asks_and_goes_on_with_the_same_numbers() -> None:
     assert lane.unanswered[0] == 4
 
 
-def test_only_the_first_batch_of_a_reset_says_so_and_the_others_wait_for_it() -> None:
+def test_lane_reset_marks_only_the_first_batch_and_waits_for_its_ack() -> None:
     lane = a_lane()
     lane.begin(3, 0, RollingDigest(values=9), reset=True)
     fill(lane, b"a", b"b", b"c")
@@ -379,7 +379,7 @@ class Leader:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_each_record_once_and_in_order_whatever_the_wire_and_the_leaders_do(seed: int) -> None:
+def test_lane_stores_each_record_once_in_order_over_any_wire_and_leaders(seed: int) -> None:
     rng = random.Random(seed)
     lane, leader = a_lane(window=rng.choice((1, 2, 5)), batch_records=3), Leader()
     given: list[bytes] = []
@@ -423,7 +423,7 @@ def test_each_record_once_and_in_order_whatever_the_wire_and_the_leaders_do(seed
     assert len(given) > 100
 
 
-def test_where_the_log_does_not_tell_the_digest_none_is_said() -> None:
+def test_lane_without_a_known_digest_sends_none() -> None:
     lane = a_lane()
     lane.begin(4, 7, None)
     fill(lane, b"a", b"b", b"c")
@@ -434,7 +434,7 @@ def test_where_the_log_does_not_tell_the_digest_none_is_said() -> None:
     assert lane.unanswered == (0, RollingDigest()), "who begins knows it"
 
 
-def test_a_batch_is_as_old_as_its_first_attempt() -> None:
+def test_lane_batch_age_counts_from_its_first_attempt() -> None:
     """By it patience is counted: a batch that is sent again and again is given up at last."""
     lane = a_lane()
     fill(lane, b"a")

@@ -64,7 +64,7 @@ async def test_in_sync_and_in_the_rack(time: Time) -> None:
     assert metadata.looks == 1
 
 
-async def test_one_that_fails_is_passed_over_for_a_while(time: Time) -> None:
+async def test_nearest_replica_that_failed_is_skipped_for_a_while(time: Time) -> None:
     metadata = Metadata()
     await metadata.nearest.instead_of("")
     metadata.nearest.failed("n3")
@@ -84,7 +84,7 @@ async def test_one_that_fails_is_passed_over_for_a_while(time: Time) -> None:
     assert {await metadata.nearest.instead_of("n1") for _ in range(20)} == {"n3"}
 
 
-async def test_one_on_the_readers_host_comes_before_those_of_its_rack(time: Time) -> None:
+async def test_nearest_replica_on_the_same_host_is_preferred_to_the_rack(time: Time) -> None:
     metadata = Metadata()
     metadata.here = {"n1", "n3", "n7"}  # of these n3 is in the rack too, and n7 is not in sync
     assert {await metadata.nearest.instead_of("n2") for _ in range(40)} == {"n1", "n3"}
@@ -96,7 +96,7 @@ async def test_one_on_the_readers_host_comes_before_those_of_its_rack(time: Time
     assert await metadata.nearest.instead_of("n2") in ("n1", "n3")
 
 
-async def test_where_the_rack_has_none_any_will_do_and_it_is_looked_up_now_and_then(time: Time) -> None:
+async def test_nearest_replica_is_looked_up_again_after_a_delay(time: Time) -> None:
     metadata = Metadata(b={"n1"})
     for _ in range(5):
         assert await metadata.nearest.instead_of("n4") == "n4"
@@ -111,7 +111,7 @@ async def test_where_the_rack_has_none_any_will_do_and_it_is_looked_up_now_and_t
     assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n2", 3)
 
 
-async def test_a_reader_asks_its_rack_and_others_when_that_fails(time: Time) -> None:
+async def test_reader_near_a_rack_asks_its_rack_and_others_after_a_failure(time: Time) -> None:
     log = Log(ReadOptions(near="a"))
     log.reader._nearest = Metadata(a={"n3"}).nearest
     consumer = Consumer(log.reader, "earliest", "end")
@@ -139,7 +139,7 @@ def test_near_is_one_of_several(given: Any) -> None:
         ReadOptions(nearest=True, **given)
 
 
-async def test_a_cluster_is_asked_for_its_nodes_and_not_for_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admin_nodes_near_pages_through_nodes_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "this_host", lambda: "h/1")
     asked: list[cluster_pb2.DescribeCluster] = []
 

@@ -67,6 +67,9 @@ class Wire:
     def must_be_at_home(self) -> None:
         pass
 
+    def check_server(self) -> None:
+        pass
+
     def tell_of_denials(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: self.unwatched.append("denials")
@@ -143,7 +146,7 @@ async def a_producer(
     return made
 
 
-async def test_records_are_stored_in_order_and_each_has_its_ack() -> None:
+async def test_producer_stores_records_in_order_with_one_ack_each() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         receipts = [await p.send(b"%d" % n, key=b"k", headers={"h": str(n)}) for n in range(20)]
@@ -164,7 +167,7 @@ async def test_records_are_stored_in_order_and_each_has_its_ack() -> None:
     assert (p.unanswered, wire.left) == ((0, 0), 1)
 
 
-async def test_who_comes_back_goes_on_behind_what_is_stored_and_fences_who_was_there() -> None:
+async def test_producer_reopened_with_its_id_resumes_and_fences_the_older_process() -> None:
     wire = Wire()
     first = await a_producer(wire)
     await first.send_many([b"a", b"b"])
@@ -187,7 +190,7 @@ async def test_who_comes_back_goes_on_behind_what_is_stored_and_fences_who_was_t
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_each_record_once_whatever_is_lost_and_whoever_leads(seed: int) -> None:
+async def test_producer_stores_each_record_once_despite_loss_and_leader_changes(seed: int) -> None:
     rng = random.Random(seed)
     wire = Wire(partitions=2)
     given: list[list[bytes]] = [[], []]
@@ -215,7 +218,7 @@ async def test_each_record_once_whatever_is_lost_and_whoever_leads(seed: int) ->
     await p.close()
 
 
-async def test_a_leader_that_gave_no_epoch_is_asked_for_one() -> None:
+async def test_producer_asks_a_new_leader_for_an_epoch_once() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.another_leader()
@@ -229,7 +232,7 @@ async def test_a_leader_that_gave_no_epoch_is_asked_for_one() -> None:
     await p.close()
 
 
-async def test_who_was_overtaken_before_its_first_record_is_told() -> None:
+async def test_producer_overtaken_before_its_first_record_raises_diverged() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.another_leader()
@@ -245,7 +248,7 @@ async def test_who_was_overtaken_before_its_first_record_is_told() -> None:
     assert wire.values() == [b"theirs"]
 
 
-async def test_who_was_told_where_to_go_on_by_a_leader_that_is_gone_and_is_not_there_any_more_is_told() -> None:
+async def test_producer_resuming_from_a_stale_leader_raises_diverged() -> None:
     wire = Wire()
     old = await a_producer(wire)
     await old.send(b"a")
@@ -267,7 +270,7 @@ async def test_who_was_told_where_to_go_on_by_a_leader_that_is_gone_and_is_not_t
     assert wire.values() == [b"a", b"b"]
 
 
-async def test_one_that_repeats_itself_is_stored_once_and_one_that_does_not_is_told() -> None:
+async def test_producer_repeat_stores_equal_records_once_and_raises_on_a_difference() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         await p.send_many([b"a", b"b", b"c"])
@@ -291,7 +294,7 @@ async def test_one_that_repeats_itself_is_stored_once_and_one_that_does_not_is_t
     await many.close()
 
 
-async def test_one_that_begins_anew_begins_at_nought() -> None:
+async def test_producer_begin_anew_starts_at_sequence_zero() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         await p.send_many([b"a", b"b"])
@@ -304,7 +307,7 @@ async def test_one_that_begins_anew_begins_at_nought() -> None:
     assert [batch.header.base_sequence for batch in wire.nodes[0].batches][-2:] == [0, 1]
 
 
-async def test_a_batch_that_was_stored_and_whose_answer_was_lost_is_no_duplicate_to_its_publisher() -> None:
+async def test_producer_batch_resent_after_a_lost_ack_is_no_duplicate() -> None:
     wire = Wire()
     p = await a_producer(wire)
     lost = iter([False, True])
@@ -314,7 +317,7 @@ async def test_a_batch_that_was_stored_and_whose_answer_was_lost_is_no_duplicate
     await p.close()
 
 
-async def test_what_was_on_its_way_when_the_connection_broke_goes_out_at_once() -> None:
+async def test_producer_resends_batches_in_flight_at_once_after_a_reconnect() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=600.0, patience_s=3600.0)
     lost = iter([True])
@@ -332,7 +335,7 @@ async def test_what_was_on_its_way_when_the_connection_broke_goes_out_at_once() 
     await p.close()
 
 
-async def test_who_is_told_nothing_knows_that_it_may_be_stored() -> None:
+async def test_producer_close_without_acks_has_an_unknown_outcome_for_sent_records() -> None:
     wire = Wire()
     p = await a_producer(wire, window=1, attempt_s=600.0, patience_s=3600.0)
     wire.commits = False
@@ -348,7 +351,7 @@ async def test_who_is_told_nothing_knows_that_it_may_be_stored() -> None:
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------------------------
-async def test_who_finds_the_buffer_full_waits_for_answers() -> None:
+async def test_producer_send_with_a_full_buffer_waits_for_acks() -> None:
     wire = Wire()
     wire.commits = True
     p = await a_producer(wire, buffer_records=3, attempt_s=30.0)
@@ -372,7 +375,7 @@ async def test_who_finds_the_buffer_full_waits_for_answers() -> None:
     await p.close()
 
 
-async def test_who_waits_for_room_is_told_when_it_is_over() -> None:
+async def test_producer_close_wakes_sends_that_wait_for_buffer_room() -> None:
     wire = Wire()
     p = await a_producer(wire, buffer_bytes=100, attempt_s=30.0)
     wire.commits = False
@@ -387,7 +390,7 @@ async def test_who_waits_for_room_is_told_when_it_is_over() -> None:
     assert [type(result) for result in results] == [ClientClosedError] * 3
 
 
-async def test_many_are_cut_into_what_the_buffer_and_a_message_hold() -> None:
+async def test_producer_send_many_is_split_by_buffer_and_message_size() -> None:
     wire = Wire()
     async with await a_producer(wire, buffer_records=10, buffer_bytes=2000, batch_bytes=300) as p:
         values = [b"v%d" % n * (1 + n % 9) for n in range(200)]
@@ -398,7 +401,7 @@ async def test_many_are_cut_into_what_the_buffer_and_a_message_hold() -> None:
     assert list(chain.from_iterable(batch.keys() for batch in wire.nodes[0].batches)) == [b"k%d" % n for n in range(200)]
 
 
-async def test_what_no_message_holds_is_refused_and_nothing_else_is() -> None:
+async def test_producer_rejects_a_too_large_record_and_sends_others() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         for attempt in (p.send(b"x" * wire.max_payload_bytes), p.send_many([b"x" * wire.max_payload_bytes])):
@@ -411,7 +414,7 @@ async def test_what_no_message_holds_is_refused_and_nothing_else_is() -> None:
     assert [len(value or b"") for value in wire.values()] == [largest, 1]
 
 
-async def test_patience_ends() -> None:
+async def test_producer_flush_fails_after_its_patience() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=0.01, patience_s=0.05)
     wire.loses = lambda: True
@@ -426,7 +429,7 @@ async def test_patience_ends() -> None:
     assert wire.left == 2, "one that could not be opened leaves nothing behind"
 
 
-async def test_what_the_last_refusal_was_is_said() -> None:
+async def test_producer_timeout_names_the_last_rejection() -> None:
     wire = Wire()
     p = await a_producer(wire, patience_s=0.05)
     for node in wire.nodes:
@@ -439,7 +442,7 @@ async def test_what_the_last_refusal_was_is_said() -> None:
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------------------
-async def test_only_the_partitions_own_answers_count() -> None:
+async def test_producer_ignores_answers_of_other_partitions() -> None:
     wire, odd = Wire(), iter([{"stream": "other"}, {"partition": 3}, {"streamUid": "u9"}])
 
     def forged(ack: _Ack) -> _Ack:
@@ -462,7 +465,7 @@ async def test_only_the_partitions_own_answers_count() -> None:
     await p.close()
 
 
-async def test_where_nobody_listens_it_goes_on_asking() -> None:
+async def test_producer_without_responders_retries() -> None:
     wire = Wire()
     p = await a_producer(wire)
     through, deaf = wire.publish, [True]
@@ -484,7 +487,7 @@ async def test_where_nobody_listens_it_goes_on_asking() -> None:
     await p.close()
 
 
-async def test_what_can_not_be_written_is_written_later() -> None:
+async def test_producer_write_that_fails_is_retried() -> None:
     wire = Wire()
     p = await a_producer(wire)
     through, full = wire.publish, [UnavailableError("full"), NoRespondersError("none")]
@@ -501,7 +504,7 @@ async def test_what_can_not_be_written_is_written_later() -> None:
     await p.close()
 
 
-async def test_a_stream_that_was_made_again_is_another() -> None:
+async def test_producer_of_a_recreated_stream_raises_not_found() -> None:
     wire = Wire()
 
     async def found(partition: int) -> Address:
@@ -515,7 +518,7 @@ async def test_a_stream_that_was_made_again_is_another() -> None:
     await p.close()
 
 
-async def test_denials_and_the_end_of_the_client_end_it() -> None:
+async def test_producer_ends_on_a_denial_or_the_close_of_the_client() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.denied(True, "elsewhere")
@@ -545,7 +548,7 @@ async def test_denials_and_the_end_of_the_client_end_it() -> None:
     await p.close()
 
 
-async def test_a_refusal_to_be_opened_is_raised() -> None:
+async def test_producer_open_that_is_rejected_raises() -> None:
     wire = Wire()
     wire.nodes[0].ingest._derived.producers.max_count = 0
     with pytest.raises(UnavailableError, match="0 producers are known"):

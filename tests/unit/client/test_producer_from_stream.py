@@ -43,7 +43,7 @@ def positions_in(wire: Wire, partition: int) -> list[ProducerNote]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_made_from_a_stream_is_there_once_whenever_its_maker_dies(seed: int) -> None:
+async def test_producer_with_a_source_stores_each_derived_record_once_despite_crashes(seed: int) -> None:
     rng, wire, killed = random.Random(seed), Wire(2), 0
     wire.loses = lambda: rng.random() < 0.2
     while True:
@@ -78,7 +78,7 @@ async def test_what_is_made_from_a_stream_is_there_once_whenever_its_maker_dies(
         assert len(last) == len(wire.nodes[partition].batches)
 
 
-async def test_it_begins_behind_the_lowest_and_leaves_out_what_the_others_have() -> None:
+async def test_producer_with_a_source_begins_after_the_lowest_position_and_skips_stored_records() -> None:
     wire = Wire(2)
     async with await a_producer(wire) as p:
         assert p.begin_after == -1
@@ -94,7 +94,7 @@ async def test_it_begins_behind_the_lowest_and_leaves_out_what_the_others_have()
     assert [note.name for note in positions_in(wire, 0)] == ["group/0"] * 2, "the first of each epoch says it"
 
 
-async def test_only_the_first_batch_of_an_epoch_says_the_name() -> None:
+async def test_producer_name_is_sent_only_with_the_first_batch_of_an_epoch() -> None:
     wire = Wire()
     async with await a_producer(wire, read=None) as p:
         for n in range(3):
@@ -106,7 +106,7 @@ async def test_only_the_first_batch_of_an_epoch_says_the_name() -> None:
     ]
 
 
-async def test_another_source_another_mode_and_a_member_of_an_earlier_generation_are_refused() -> None:
+async def test_producer_with_another_source_mode_or_older_generation_is_rejected() -> None:
     wire = Wire()
     async with await a_producer(wire, READ._replace(generation=5)) as p:
         await p.send_many([b"a"], positions=3)
@@ -122,7 +122,7 @@ async def test_another_source_another_mode_and_a_member_of_an_earlier_generation
         assert p.begin_after == 3
 
 
-async def test_what_makes_no_sense_is_refused() -> None:
+async def test_producer_rejects_contradictory_source_and_positions() -> None:
     wire = Wire()
     with pytest.raises(ConfigError, match="resume"):
         await a_producer(wire, begin="anew")
@@ -148,14 +148,14 @@ async def test_what_makes_no_sense_is_refused() -> None:
     assert name_for("till", Source("orders")) == "till"
 
 
-def test_a_source_is_a_partition_of_a_stream_that_is_there() -> None:
+def test_producer_source_requires_an_existing_partition() -> None:
     stream: Any = type("Image", (), {"name": "orders", "uid": "u9", "partitions": (PartitionState,) * 2})
     assert Source("orders", 1, 3).position_in(stream) == SourcePosition("u9", 1, 0, 3)
     with pytest.raises(NotFoundError, match="no partition 2"):
         Source("orders", 2).position_in(stream)
 
 
-def test_what_one_record_yields_comes_into_one_batch() -> None:
+def test_lane_keeps_the_records_of_one_source_position_in_one_batch() -> None:
     lane = PartitionQueue(7, window=9, batch_bytes=40, batch_records=4, attempt_s=1.0)
     lane.begin(0, 0, lane.unanswered[1], position=2)
     values = [b"%d" % n for n in range(14)]

@@ -29,7 +29,7 @@ _Ack = client_pb2.Ack
         ({}, False),
     ],
 )
-async def test_who_answers_for_another_stream_is_doubted(says: dict[str, Any], doubts: bool) -> None:
+async def test_producer_doubts_its_address_after_an_ack_of_another_stream(says: dict[str, Any], doubts: bool) -> None:
     p = await a_producer(Wire())
     (course,) = p._courses
     told: list[bool] = []
@@ -40,7 +40,7 @@ async def test_who_answers_for_another_stream_is_doubted(says: dict[str, Any], d
     await p.close()
 
 
-async def test_a_leader_that_refuses_to_say_is_doubted_and_asked_again() -> None:
+async def test_producer_whose_open_is_rejected_as_overloaded_looks_up_and_retries() -> None:
     wire, found = Wire(), list[int]()
 
     async def find(partition: int) -> Address:
@@ -60,7 +60,7 @@ async def test_a_leader_that_refuses_to_say_is_doubted_and_asked_again() -> None
     assert (wire.values(), wire.asked, found) == ([b"a"], 2, [0])
 
 
-async def test_the_others_get_their_turn_once_a_batch() -> None:
+async def test_producer_send_yields_to_other_tasks_once_per_batch() -> None:
     wire, turns = Wire(), [0]
     p = await a_producer(wire, linger_s=60)
 
@@ -80,7 +80,7 @@ async def test_the_others_get_their_turn_once_a_batch() -> None:
     await p.close()
 
 
-async def test_when_it_is_closed_nothing_of_it_runs() -> None:
+async def test_producer_close_cancels_its_tasks() -> None:
     wire, asks = Wire(), asyncio.Event()
 
     async def find(partition: int) -> Address:
@@ -97,7 +97,7 @@ async def test_when_it_is_closed_nothing_of_it_runs() -> None:
     assert [made.done() for made in (task, *p._tasks)] == [True, True]
 
 
-async def test_a_flush_does_not_wait_for_more_and_what_was_closed_hears_nothing_more() -> None:
+async def test_producer_flush_ignores_the_linger_and_close_removes_its_callbacks() -> None:
     wire = Wire()
     p = await a_producer(wire, linger_s=60)
     await p.send(b"a")
@@ -108,7 +108,7 @@ async def test_a_flush_does_not_wait_for_more_and_what_was_closed_hears_nothing_
     assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
 
 
-async def test_an_answer_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_ack_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     wire, loop, timers = Wire(), asyncio.get_running_loop(), list[asyncio.TimerHandle]()
     p = await a_producer(wire, attempt_s=600.0)
     real, wake = loop.call_at, p._courses[0].awake.set
@@ -127,7 +127,7 @@ async def test_an_answer_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch)
     assert all(timer.cancelled() for timer in timers)
 
 
-async def test_headers_take_room_in_the_buffer_too() -> None:
+async def test_producer_headers_count_in_the_buffer() -> None:
     wire = Wire()
     p = await a_producer(wire, linger_s=60)
     await p.send(b"abc", key=b"de", headers={"name": "value", "n": "v"})
@@ -151,7 +151,7 @@ class Counted(asyncio.Future[None]):
         return super().remove_done_callback(callback)
 
 
-async def test_who_waits_for_a_new_connection_does_so_once() -> None:
+async def test_producer_waits_for_a_reconnect_with_one_callback() -> None:
     wire = Wire()
     counted = wire.reconnected = Counted()
     p = await a_producer(wire)
@@ -163,7 +163,7 @@ async def test_who_waits_for_a_new_connection_does_so_once() -> None:
 
 
 @pytest.mark.parametrize("has_sent", [True, False])
-async def test_who_was_told_no_digest_says_none_to_a_leader_that_knows_it(has_sent: bool) -> None:
+async def test_producer_that_knows_no_digest_sends_none_to_the_next_leader(has_sent: bool) -> None:
     """One leader reads a compacted log, the next one has seen all of it: what the first did not know is no difference to the second."""
     wire = Wire()
     async with await a_producer(wire) as p:
@@ -186,7 +186,7 @@ async def test_who_was_told_no_digest_says_none_to_a_leader_that_knows_it(has_se
     assert wire.values() == [b"a", b"b", *([b"c"] if has_sent else []), b"d"]
 
 
-async def test_a_connection_that_was_renewed_makes_it_send_once_more_and_not_for_ever() -> None:
+async def test_producer_resends_once_per_reconnect() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=60.0)
     wire.commits = False
@@ -202,7 +202,7 @@ async def test_a_connection_that_was_renewed_makes_it_send_once_more_and_not_for
     await p.close()
 
 
-async def test_a_batch_that_is_too_large_ends_the_producer() -> None:
+async def test_producer_batch_above_the_server_limit_fails_the_producer() -> None:
     wire = Wire()
     p = await a_producer(wire)
 
@@ -219,7 +219,7 @@ async def test_a_batch_that_is_too_large_ends_the_producer() -> None:
     await p.close()
 
 
-async def test_what_was_sent_twice_may_be_stored_though_the_second_is_refused() -> None:
+async def test_producer_record_rejected_after_a_lost_attempt_has_an_unknown_outcome() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=0.05)
     losses = [True]
@@ -238,7 +238,7 @@ async def test_what_was_sent_twice_may_be_stored_though_the_second_is_refused() 
     await p.close()
 
 
-async def test_a_flush_waits_for_no_linger() -> None:
+async def test_producer_flush_does_not_wait_for_the_linger() -> None:
     wire = Wire()
     async with await a_producer(wire, linger_s=60.0) as p:
         await p.send(b"a")
@@ -246,7 +246,7 @@ async def test_a_flush_waits_for_no_linger() -> None:
         assert wire.values() == [b"a"]
 
 
-async def test_a_send_that_is_cancelled_has_taken_nothing() -> None:
+async def test_producer_send_that_is_cancelled_stores_nothing() -> None:
     """Whoever sends it again after a time-out would store it twice."""
     wire = Wire()
     p = await a_producer(wire, batch_records=1)

@@ -14,7 +14,7 @@ from tests.unit.client.test_producer import Wire, a_producer
 
 
 # ---- partitions --------------------------------------------------------------------------------------------------------------------
-async def test_keys_decide_and_without_one_batches_take_turns() -> None:
+async def test_producer_partitions_by_key_and_alternates_batches_without_key() -> None:
     wire = Wire(partitions=3)
     async with await a_producer(wire) as p:
         keys = [b"key-%d" % n for n in range(40)]
@@ -63,7 +63,7 @@ def test_many_keys_are_hashed_as_one(length: int) -> None:
 
 
 # ---- what is no record ---------------------------------------------------------------------------------------------------------------
-async def test_what_can_not_be_sent_is_said_at_once() -> None:
+async def test_producer_rejects_invalid_records_and_options_at_once() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         wrong: list[tuple[Any, str]] = [
@@ -99,7 +99,7 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
             await a_producer(wire, name, partitioner)  # type: ignore[arg-type]
 
 
-async def test_a_partitioner_that_raises_takes_no_room_in_the_buffer() -> None:
+async def test_producer_partitioner_that_raises_uses_no_buffer_room() -> None:
     def how(key: bytes | None, count: int) -> int:
         if key == b"bad":
             raise LookupError

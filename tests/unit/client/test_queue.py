@@ -70,7 +70,7 @@ async def all_of(queue: Queue, count: int, each: Callable[[Job], Any]) -> list[i
     return found
 
 
-async def test_two_workers_share_the_records(client: Client) -> None:
+async def test_queue_workers_share_the_records(client: Client) -> None:
     await fill(client, 20)
     async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:
         first, second = await one.take(8), await other.take(8)
@@ -84,7 +84,7 @@ async def test_two_workers_share_the_records(client: Client) -> None:
         assert numbers(await other.take(5)) == [20]
 
 
-async def test_what_is_not_acknowledged_comes_again_and_nothing_else(client: Client) -> None:
+async def test_queue_redelivers_only_unacknowledged_records(client: Client) -> None:
     await fill(client, 5)
     async with client.queue("jobs", "w", options=SHORT) as lost, client.queue("jobs", "w") as queue:
         taken = await lost.take(4)
@@ -97,7 +97,7 @@ async def test_what_is_not_acknowledged_comes_again_and_nothing_else(client: Cli
         assert await queue.take(9, timeout_s=0.0) == []
 
 
-async def test_leases_are_told_apart(client: Client) -> None:
+async def test_queue_acks_are_rejected_only_for_lost_leases(client: Client) -> None:
     await fill(client, 6)
     async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:
         first, second = await one.take(2), await one.take(2)
@@ -110,7 +110,7 @@ async def test_leases_are_told_apart(client: Client) -> None:
         assert numbers(await one.take(9)) == [0, 4, 5]
 
 
-async def test_records_that_are_missing_in_what_was_granted_are_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_acknowledges_records_missing_in_a_granted_range(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 5)
     real = QueueLog.records
 
@@ -131,7 +131,7 @@ async def test_records_that_are_missing_in_what_was_granted_are_done(client: Cli
             assert {1, 3} >= set(numbers(await other.take(5)))
 
 
-async def test_given_back_extended_and_delayed(client: Client) -> None:
+async def test_queue_nack_delay_and_extend_control_the_redelivery(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         now, later, kept = await queue.take(3)
@@ -146,7 +146,7 @@ async def test_given_back_extended_and_delayed(client: Client) -> None:
             await now.nack()
 
 
-async def test_dead_letters(client: Client) -> None:
+async def test_queue_record_beyond_max_deliveries_is_a_dead_letter(client: Client) -> None:
     await fill(client, 3, key=b"k", headers={"h": b"v"})
     options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
     async with client.queue("jobs", "w", options=options) as queue:
@@ -199,7 +199,7 @@ async def test_queue_dead_letter_without_room_is_stored_without_its_value(client
     assert (await describe_group(client, "w")).queues[0].dead == 0
 
 
-async def test_queue_dead_letter_without_room_for_its_reason_is_stored_without_it(client: Client) -> None:
+async def test_queue_dead_letter_without_room_for_its_reason_omits_the_reason(client: Client) -> None:
     await client.alter_stream("dead", max_message_bytes=450)
     await fill(client, 1, key=b"k", headers={"h": b"v" * 600})
     options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
@@ -213,7 +213,7 @@ async def test_queue_dead_letter_without_room_for_its_reason_is_stored_without_i
 
 
 @pytest.mark.parametrize("state", ["paused", "deleted"])
-async def test_queue_without_its_dead_letter_stream_gives_the_good_records(
+async def test_queue_without_its_dead_letter_stream_delivers_the_good_records(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
     """A record that can't be stored as a dead letter keeps nobody waiting, is named, and is stored when the stream is back."""
@@ -241,7 +241,7 @@ async def test_queue_without_its_dead_letter_stream_gives_the_good_records(
         assert queue.problem == ""
 
 
-async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_close_returns_records_taken_ahead(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 8)
     await fill(client, 10)
     async with client.queue("jobs", "w") as queue:
@@ -255,7 +255,9 @@ async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client, monk
         assert [job async for job in queue] == []
 
 
-async def test_what_waits_too_long_here_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=SHORT) as slow:
@@ -273,7 +275,9 @@ async def test_what_waits_too_long_here_is_not_handed_on(client: Client, monkeyp
         assert slow.counters["expired"] >= 2
 
 
-async def test_what_is_over_while_the_machine_sleeps_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_machine_slept(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     slept_ns = 10**12  # before it began
     real = module._now_ns
@@ -289,7 +293,7 @@ async def test_what_is_over_while_the_machine_sleeps_is_not_handed_on(client: Cl
         assert queue.counters["expired"] == 2
 
 
-async def test_the_wait_counts_from_before_it_was_asked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_ack_wait_counts_from_before_the_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=5)) as queue:
         real, asked_ns = queue._say, list[int]()
@@ -305,7 +309,9 @@ async def test_the_wait_counts_from_before_it_was_asked_for(client: Client, monk
         assert job.over_ns <= asked_ns[-1] + 5 * 10**9
 
 
-async def test_a_dead_one_that_is_buried_twice_has_one_id(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The worker that buried it died before it could say so: the next one buries it under another lease."""
     await fill(client, 1)
     ids: list[str] = []
@@ -322,7 +328,7 @@ async def test_a_dead_one_that_is_buried_twice_has_one_id(client: Client, monkey
     assert ids[0] == ids[1]
 
 
-async def test_what_is_granted_while_it_closes_is_given_back_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_close_returns_records_granted_during_the_close(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     options = QueueOptions(ack_wait_s=60)
     queue = await client.queue("jobs", "w", options=options)
@@ -347,7 +353,9 @@ async def test_what_is_granted_while_it_closes_is_given_back_at_once(client: Cli
         assert numbers(await other.take(1)) == [0]
 
 
-async def test_more_ranges_than_one_settlement_holds_are_all_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_settlement_with_more_ranges_than_the_limit_is_split(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_RANGES", 2)
     await fill(client, 9)
     async with client.queue("jobs", "w") as queue:
@@ -358,7 +366,7 @@ async def test_more_ranges_than_one_settlement_holds_are_all_told(client: Client
     assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
 
 
-async def test_what_is_given_back_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_does_not_deliver_returned_records(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w") as queue:
@@ -368,7 +376,7 @@ async def test_what_is_given_back_is_not_handed_on(client: Client, monkeypatch: 
         assert queue._handed_on(2) == []
 
 
-async def test_what_is_gone_is_done(client: Client) -> None:
+async def test_queue_skips_deleted_records(client: Client) -> None:
     for number in range(10):
         await client.publish("jobs", b"%d" % number)
     async with client.queue("jobs", "w", options=SHORT) as dead:
@@ -382,7 +390,7 @@ async def test_what_is_gone_is_done(client: Client) -> None:
             assert await queue.take(3, timeout_s=0.5) == []
 
 
-async def test_several_partitions_and_a_stream_made_again(client: Client) -> None:
+async def test_queue_takes_from_all_partitions_and_a_recreated_stream(client: Client) -> None:
     await client.create_stream("many", "many", partitions=3)
     for partition in range(3):
         await client.publish("many", b"%d" % partition, partition=partition)
@@ -394,7 +402,7 @@ async def test_several_partitions_and_a_stream_made_again(client: Client) -> Non
         assert await all_of(queue, 1, Job.ack) == [7]
 
 
-async def test_partitions_that_are_added_are_taken_of_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_takes_from_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
     async with client.queue("jobs", "w") as queue:
@@ -411,7 +419,7 @@ async def test_partitions_that_are_added_are_taken_of_too(client: Client, monkey
         assert queue.counters["not looked"] == 2
 
 
-async def test_a_stream_that_waits_for_nodes_is_taken_of_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_of_an_unplaced_stream_takes_once_placed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     real, waits = client.stream, 2
 
     async def stream(name: str) -> Any:
@@ -426,7 +434,7 @@ async def test_a_stream_that_waits_for_nodes_is_taken_of_later(client: Client, m
         assert await all_of(queue, 1, Job.ack) == [0]
 
 
-async def test_queue_that_begins_at_new_takes_added_partitions_from_their_first_record(
+async def test_queue_with_start_new_takes_added_partitions_from_their_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
@@ -442,7 +450,7 @@ async def test_queue_that_begins_at_new_takes_added_partitions_from_their_first_
         assert await all_of(queue, 1, Job.ack) == [8]
 
 
-async def test_queue_worker_that_opens_after_partitions_were_added_takes_them_from_their_first_record(client: Client) -> None:
+async def test_queue_worker_opened_after_added_partitions_takes_from_their_first_record(client: Client) -> None:
     """No worker that was there before has noticed them. The same where the stream was made again."""
     options = QueueOptions(start="new")
     await fill(client, 3)
@@ -459,7 +467,7 @@ async def test_queue_worker_that_opens_after_partitions_were_added_takes_them_fr
         assert await all_of(third, 1, Job.ack) == [8]
 
 
-async def test_where_a_queue_begins(client: Client) -> None:
+async def test_queue_start_option_selects_the_first_record(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "new", options=QueueOptions(start="new")) as queue:
         assert await queue.take(3, timeout_s=0.0) == []
@@ -469,7 +477,7 @@ async def test_where_a_queue_begins(client: Client) -> None:
         assert numbers(await queue.take(9)) == [0, 1, 2, 3]
 
 
-async def test_bounds_on_what_is_out(client: Client) -> None:
+async def test_queue_limits_pending_records_in_total_and_per_worker(client: Client) -> None:
     await fill(client, 10)
     options = QueueOptions(max_ack_pending=6, max_own_pending=4)
     async with client.queue("jobs", "w", options=options) as one, client.queue("jobs", "w", options=options) as other:
@@ -477,7 +485,7 @@ async def test_bounds_on_what_is_out(client: Client) -> None:
         assert await other.take(9, timeout_s=0.0) == []
 
 
-async def test_records_that_can_not_be_read_are_given_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_returns_granted_records_that_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "w") as queue:
 
@@ -492,7 +500,7 @@ async def test_records_that_can_not_be_read_are_given_back(client: Client, monke
         assert [(number, job.deliveries) for number, job in zip(numbers(jobs), jobs, strict=True)] == [(0, 1), (1, 1), (2, 1)]
 
 
-async def test_queue_whose_reading_is_cancelled_gives_its_grants_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_returns_its_grants_when_the_read_is_cancelled(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 3)
     reading = asyncio.Event()
 
@@ -514,7 +522,7 @@ async def test_queue_whose_reading_is_cancelled_gives_its_grants_back(client: Cl
             assert numbers(await other.take(3, timeout_s=20)) == [0, 1, 2]
 
 
-async def test_bad_words(client: Client) -> None:
+async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
     for bad in ({"ack_wait_s": 0.01}, {"max_deliveries": 0}, {"ahead": 0}, {"start": "latest"}, {"dead_letters": "a b"}):
         with pytest.raises(ConfigError):
             QueueOptions(**bad)  # type: ignore[arg-type]
@@ -544,9 +552,7 @@ def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return said
 
 
-async def test_who_is_quick_needs_one_command_for_each_acknowledgement_and_no_more(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_ack_carries_the_next_take_in_one_command(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
@@ -566,7 +572,7 @@ async def test_who_is_quick_needs_one_command_for_each_acknowledgement_and_no_mo
         assert len([at for at in reads if at < 60]) <= 3, "read once, not for each take"
 
 
-async def test_what_nobody_asks_for_is_given_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_returns_records_taken_ahead_that_nobody_takes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 5)
     monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
     await fill(client, 6)
@@ -581,7 +587,7 @@ async def test_what_nobody_asks_for_is_given_back(client: Client, monkeypatch: p
         assert slow.counters["given back"] == 5
 
 
-async def test_a_record_that_comes_is_heard_of_and_not_looked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_waits_for_new_records_without_polling(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK_NS", 3_600_000_000_000)  # else it looks by itself
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 3600.0)
     async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
@@ -593,7 +599,7 @@ async def test_a_record_that_comes_is_heard_of_and_not_looked_for(client: Client
             assert numbers(await waiting) == [0]
 
 
-async def test_a_take_that_is_cancelled_loses_nothing(client: Client) -> None:
+async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         taking = asyncio.create_task(queue.take(3))
@@ -605,9 +611,7 @@ async def test_a_take_that_is_cancelled_loses_nothing(client: Client) -> None:
         assert [job.deliveries for job in await queue.take(3)] == [1, 1, 1]
 
 
-async def test_acknowledgements_count_though_the_take_with_them_is_refused(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_queue_acks_are_stored_even_if_their_take_is_rejected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker has begun to keep the order of keys."""
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 30)

@@ -59,7 +59,7 @@ async def offsets(log: QueueLog, start: int, end: int) -> list[int]:
     return [record.offset for record in await log.records(start, end)]
 
 
-async def test_what_is_kept_is_bounded_in_bytes_and_read_again_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_log_cache_is_bounded_and_rereads_evicted_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_BYTES", 10_000)
     reader = Reader()
     log = a_log(reader)
@@ -77,7 +77,7 @@ async def test_what_is_kept_is_bounded_in_bytes_and_read_again_from_there(monkey
     assert len(log._held) == 1, "the newest answer is kept, however large"
 
 
-async def test_what_retention_has_taken_is_left_out_and_the_rest_is_given() -> None:
+async def test_queue_log_skips_records_removed_by_retention() -> None:
     reader = Reader()
     log = a_log(reader)
     reader.log_start = 5
@@ -86,13 +86,13 @@ async def test_what_retention_has_taken_is_left_out_and_the_rest_is_given() -> N
         assert await offsets(log, 0, 4) == []
 
 
-async def test_only_replicas_that_have_all_that_was_granted_are_asked() -> None:
+async def test_queue_log_asks_only_replicas_with_the_granted_offsets() -> None:
     reader = Reader()
     await offsets(a_log(reader), 2, 6)
     assert reader.asked == [(2, 5), (4, 5)]
 
 
-async def test_the_end_is_waited_for_once_and_again_when_it_has_moved() -> None:
+async def test_queue_log_watches_the_end_once_until_it_moves() -> None:
     reader = Reader(4)
     log = a_log(reader)
     await log.look()
@@ -115,7 +115,7 @@ async def test_the_end_is_waited_for_once_and_again_when_it_has_moved() -> None:
     assert log.close() is None
 
 
-async def test_a_wait_that_fails_at_once_is_over_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_log_watch_that_fails_ends_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else who takes in a loop asks without a pause."""
     slept: list[float] = []
 

@@ -39,7 +39,7 @@ def numbers(jobs: list[Job]) -> list[int]:
     return [int(job.record.value or b"") for job in jobs]
 
 
-async def test_of_a_key_one_record_is_out_at_a_time(client: Client) -> None:
+async def test_ordered_queue_delivers_one_record_per_key_at_a_time(client: Client) -> None:
     await fill(client, "aab-ba-c")
     async with client.queue("jobs", "w", options=ORDERED) as one, client.queue("jobs", "w", options=ORDERED) as other:
         first = await one.take(100)
@@ -56,7 +56,7 @@ async def test_of_a_key_one_record_is_out_at_a_time(client: Client) -> None:
         assert await one.take(100, timeout_s=0.1) == [], "a keeps waiting for its delay"
 
 
-async def test_a_dead_letter_frees_its_key(client: Client) -> None:
+async def test_ordered_queue_dead_letter_unblocks_its_key(client: Client) -> None:
     await fill(client, "aa")
     options = QueueOptions(order_by_key=True, ack_wait_s=600, max_deliveries=1, dead_letters="dead")
     async with client.queue("jobs", "w", options=options) as queue:
@@ -66,7 +66,9 @@ async def test_a_dead_letter_frees_its_key(client: Client) -> None:
         assert [record.value async for record in client.consume("dead", until="end")] == [b"0"]
 
 
-async def test_many_workers_keep_the_order_and_all_is_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ordered_queue_with_many_workers_keeps_the_order_and_completes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Iterating, with windows of keys that are smaller than what is held."""
     monkeypatch.setattr(next_keys, "_AHEAD", 3)
     keys = "aaaaaaaaaaaaaaab-cbca" * 12
@@ -94,7 +96,7 @@ async def test_many_workers_keep_the_order_and_all_is_done(client: Client, monke
     assert sorted(done["-"]) == [at for at, name in enumerate(keys) if name == "-"]
 
 
-async def test_all_workers_are_to_say_the_same(client: Client) -> None:
+async def test_queue_workers_with_different_order_settings_are_rejected(client: Client) -> None:
     await fill(client, "ab")
     async with client.queue("jobs", "w", options=ORDERED) as one, client.queue("jobs", "w") as other:
         jobs = await one.take(1)
@@ -106,7 +108,7 @@ async def test_all_workers_are_to_say_the_same(client: Client) -> None:
             await one.take(1, timeout_s=0.0)
 
 
-async def test_retention_takes_records_whose_keys_were_read(client: Client) -> None:
+async def test_ordered_queue_skips_records_removed_by_retention(client: Client) -> None:
     for number, key in enumerate((b"a", b"a", b"b", b"b", None)):
         await client.publish("jobs", b"%d" % number, key=key)
     async with client.queue("jobs", "w", options=ORDERED) as queue:

@@ -30,18 +30,18 @@ def told(kind: int, *parts: tuple[int, int, int], key: PartitionKey = KEY) -> pb
     return settlement(kind, key, [pb.RecordRange(start=s, end=e, lease=n) for s, e, n in parts])
 
 
-def test_neighbours_of_one_lease_are_one_range_and_of_two_leases_the_newest_counts() -> None:
+def test_settlement_joins_adjacent_ranges_and_keeps_the_newest_lease() -> None:
     assert ranges(ranges_of([job(3), job(1), job(2), job(5), job(6, 2)])) == [(1, 4, 1), (5, 6, 1), (6, 7, 2)]
     assert ranges(ranges_of([job(1, 2), job(1, 4), job(1, 3), job(2, 4)])) == [(1, 3, 4)]
 
 
-def test_what_was_granted_and_is_not_there() -> None:
+def test_settlement_gaps_are_the_granted_offsets_without_a_record() -> None:
     part = pb.GrantedRange(start=2, end=8, lease=3)
     assert ranges(gaps(part, [3, 4, 6])) == [(2, 3, 3), (5, 6, 3), (7, 8, 3)]
     assert ranges(gaps(part, list(range(2, 8)))) == []
 
 
-def test_acknowledgements_of_one_partition_are_one_and_nothing_else_is() -> None:
+def test_settlement_joins_acks_of_one_partition_only() -> None:
     acks = [
         told(pb.SETTLE_ACK, (4, 5, 1)),
         told(pb.SETTLE_ACK, (1, 2, 1), key=OTHER),
@@ -54,7 +54,7 @@ def test_acknowledgements_of_one_partition_are_one_and_nothing_else_is() -> None
     assert joined(twice) is twice, "one of the two leases is not the worker's any more"
 
 
-async def test_what_comes_while_one_command_is_under_way_goes_with_the_next() -> None:
+async def test_settlements_made_during_a_command_share_the_next_command() -> None:
     said: list[list[pb.Settlement]] = []
     go_on = asyncio.Event()
 
@@ -79,7 +79,7 @@ async def test_what_comes_while_one_command_is_under_way_goes_with_the_next() ->
     await queue.all_told()
 
 
-async def test_one_command_has_a_bound() -> None:
+async def test_settlement_command_is_bounded() -> None:
     said: list[int] = []
 
     async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
@@ -93,7 +93,7 @@ async def test_one_command_has_a_bound() -> None:
     assert sum(said) == 2 * len(many)
 
 
-async def test_settlement_that_nobody_awaits_fails_in_silence() -> None:
+async def test_settlement_failure_without_a_waiter_logs_nothing() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
 
@@ -107,7 +107,7 @@ async def test_settlement_that_nobody_awaits_fails_in_silence() -> None:
     assert reported == []
 
 
-async def test_a_defect_leaves_nobody_waiting() -> None:
+async def test_settlement_defect_is_raised_to_every_waiter() -> None:
     async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
         raise LookupError("a defect")
 

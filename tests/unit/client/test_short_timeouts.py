@@ -45,7 +45,7 @@ async def test_consumer_iteration_with_cancelled_waits_gets_every_record() -> No
         assert found == list(range(RECORDS))
 
 
-async def test_consumer_closed_while_it_begins_leaves_nothing_running() -> None:
+async def test_consumer_closed_during_its_start_leaves_no_task() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await filled(client)
         before = asyncio.all_tasks()

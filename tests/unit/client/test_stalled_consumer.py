@@ -86,7 +86,9 @@ def held() -> int:
 
 @pytest.mark.parametrize("kind", ["small", "large"])
 @pytest.mark.parametrize("how", ["records", "batches"])
-async def test_memory_is_flat_while_nobody_reads(kind: str, how: str, monkeypatch: pytest.MonkeyPatch, traced: None) -> None:
+async def test_consumer_memory_stays_flat_while_the_application_does_not_read(
+    kind: str, how: str, monkeypatch: pytest.MonkeyPatch, traced: None
+) -> None:
     decompressed = 0
     body = RecordBatch.body
 

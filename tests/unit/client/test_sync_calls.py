@@ -70,7 +70,7 @@ def arguments_of(method: Any) -> dict[str, Any]:
     return {name: f"a {name}" for name in list(inspect.signature(method).parameters)[1:]}
 
 
-def test_each_argument_of_a_publish_goes_on_under_its_name(loop: Any) -> None:
+def test_sync_publish_passes_every_argument_by_name(loop: Any) -> None:
     client: Any = Asked(Client)
     made, given = SyncClient(loop, client), arguments_of(Client.publish)
     assert set(given) == set(arguments_of(SyncClient.publish))
@@ -79,7 +79,7 @@ def test_each_argument_of_a_publish_goes_on_under_its_name(loop: Any) -> None:
     assert client.threads == {"liftpy-client"}
 
 
-def test_each_argument_of_a_send_goes_on_under_its_name(loop: Any) -> None:
+def test_sync_publisher_send_passes_every_argument_by_name(loop: Any) -> None:
     publisher: Any = Asked(Publisher)
     given = arguments_of(SyncPublisher.send)
     SyncPublisher(loop, publisher).send(**given)
@@ -90,7 +90,7 @@ def test_each_argument_of_a_send_goes_on_under_its_name(loop: Any) -> None:
     assert publisher.closed == 1
 
 
-def test_each_argument_of_a_publisher_and_of_a_consumer_goes_on_under_its_name(loop: Any) -> None:
+def test_sync_publisher_and_consume_pass_every_argument_by_name(loop: Any) -> None:
     client: Any = Asked(Client)
     made = SyncClient(loop, client)
     publisher, consumer = arguments_of(SyncClient.publisher), arguments_of(SyncClient.consume)
@@ -100,7 +100,7 @@ def test_each_argument_of_a_publisher_and_of_a_consumer_goes_on_under_its_name(l
     assert client.threads == {"liftpy-client"}
 
 
-def test_each_argument_of_a_producer_goes_on_under_its_name(loop: Any) -> None:
+def test_sync_producer_passes_every_argument_by_name(loop: Any) -> None:
     client, producer = Asked(Client), Asked(Producer)
     given = arguments_of(SyncClient.producer)
     made: Any = SyncClient(loop, client)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_each_argument_of_a_producer_goes_on_under_its_name(loop: Any) -> None:
     assert producer.closed == 1
 
 
-def test_who_stops_reading_before_the_end_leaves_no_reader_behind(loop: Any) -> None:
+def test_sync_consumer_left_early_closes_its_reader(loop: Any) -> None:
     ended: list[str] = []
 
     async def batches() -> Any:
@@ -155,7 +155,7 @@ def test_who_stops_reading_before_the_end_leaves_no_reader_behind(loop: Any) -> 
         assert ended == ["liftpy-client"]
 
 
-def test_what_is_left_out_is_what_the_asynchronous_call_takes_for_it() -> None:
+def test_sync_defaults_equal_the_async_defaults() -> None:
     for one, other in (
         (SyncClient.publish, Client.publish), (SyncClient.publisher, Client.publisher), (SyncClient.consume, Client.consume),
         (SyncPublisher.send, Publisher.send), (SyncClient.producer, Client.producer), (SyncProducer.send, Producer.send),
@@ -170,7 +170,7 @@ def test_what_is_left_out_is_what_the_asynchronous_call_takes_for_it() -> None:
 
 
 @pytest.mark.parametrize("name", ADMIN)
-def test_a_call_of_an_admin_is_the_clients_own(name: str) -> None:
+def test_sync_admin_call_is_the_async_one(name: str) -> None:
     method = getattr(SyncClient, name)
     assert method.__wrapped__ is getattr(Client, name)
     assert (method.__name__, method.__doc__) == (name, sync.without_await(getattr(Client, name).__doc__))
@@ -179,7 +179,7 @@ def test_a_call_of_an_admin_is_the_clients_own(name: str) -> None:
     assert inspect.iscoroutinefunction(getattr(Client, name))
 
 
-def test_a_call_that_waits_gives_on_what_it_is_given(loop: Any) -> None:
+def test_sync_call_passes_its_arguments_to_the_coroutine(loop: Any) -> None:
     client: Any = Asked(Client)
 
     async def own(self: Any, one: int, *, other: int) -> tuple[Any, int, int]:
@@ -188,7 +188,7 @@ def test_a_call_that_waits_gives_on_what_it_is_given(loop: Any) -> None:
     assert sync._waiting(own)(SyncClient(loop, client), 1, other=2) == (client, 1, 2)
 
 
-def test_connect_gives_every_argument_on_and_ends_its_thread_when_there_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_connect_passes_every_argument_and_ends_its_thread_on_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     client = Asked(Client)
 
@@ -214,7 +214,7 @@ def test_connect_gives_every_argument_on_and_ends_its_thread_when_there_is_nobod
     assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= threads
 
 
-def test_a_call_that_begins_while_another_thread_closes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had looked whether the client is closed, and its work came to a loop that has stopped."""
     loop, real = sync._Loop(), asyncio.run_coroutine_threadsafe
     looked, ending, told = threading.Event(), threading.Event(), list[BaseException]()

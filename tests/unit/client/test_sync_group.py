@@ -69,13 +69,13 @@ def told() -> Told:
     return Told(Loop())
 
 
-def test_a_group_gives_every_part_and_ends(told: Told) -> None:
+def test_sync_group_yields_every_part_and_ends(told: Told) -> None:
     made: Any = SyncGroup(told.loop, told)  # type: ignore[arg-type]
     assert (list(made), list(made)) == (PARTS, [])
     assert (made.name, made.counters, made.owned, made.take()) == ("n", {"lost": 1}, ["k"], "answer to take")
 
 
-def test_what_is_said_to_a_group_is_told(told: Told) -> None:
+def test_sync_group_methods_pass_their_arguments(told: Told) -> None:
     made: Any = SyncGroup(told.loop, told)  # type: ignore[arg-type]
     what, where, how = object(), object(), object()
     with made as group:
@@ -91,7 +91,7 @@ def test_what_is_said_to_a_group_is_told(told: Told) -> None:
     ]
 
 
-def test_a_cursor_is_of_the_partition_that_is_named(told: Told) -> None:
+def test_sync_cursor_methods_pass_the_partition(told: Told) -> None:
     made: Any = SyncCursor(told.loop, told, lambda consumer: SimpleNamespace(of=consumer))  # type: ignore[arg-type]
     with made as cursor:
         assert (cursor.name, cursor.stream, cursor.fetch(3)) == ("n", "s", "answer to fetch")

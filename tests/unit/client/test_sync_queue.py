@@ -11,7 +11,7 @@ from liftpy.errors import ConfigError, NotFoundError
 from liftpy.testing.memory import memory_cluster
 
 
-def test_a_worker_that_waits() -> None:
+def test_sync_queue_takes_acks_and_rejects_records() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         with pytest.raises(NotFoundError):
             client.queue("jobs", "w")
@@ -47,7 +47,7 @@ def test_a_worker_that_waits() -> None:
         assert list(queue) == [], "it is closed"
 
 
-def test_who_iterates_is_told_when_another_thread_closes_it() -> None:
+def test_sync_queue_iteration_ends_on_close_in_another_thread() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("jobs", "jobs")
         queue = client.queue("jobs", "w")

@@ -97,7 +97,7 @@ async def taken(consumer: Consumer, count: int) -> list[int]:
     return found
 
 
-async def test_past_hw_only_whoever_asks_for_it_and_of_the_leader() -> None:
+async def test_uncommitted_reads_ask_only_the_leader_and_must_be_requested() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 8) == list(range(8))
@@ -109,7 +109,7 @@ async def test_past_hw_only_whoever_asks_for_it_and_of_the_leader() -> None:
     assert {request.isolation for _, request in committed.asked} == {_Isolation.COMMITTED}
 
 
-async def test_who_follows_hands_the_question_to_the_leader() -> None:
+async def test_uncommitted_read_of_a_follower_is_sent_to_the_leader() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     await consumer.begin()
@@ -118,7 +118,7 @@ async def test_who_follows_hands_the_question_to_the_leader() -> None:
     assert [node for node, request in log.asked if not request.boundsOnly][:2] == ["n2", "n1"]
 
 
-async def test_what_vanishes_is_told_and_the_reader_goes_on_where_the_log_still_is_the_same() -> None:
+async def test_uncommitted_read_raises_truncation_and_resumes_at_the_common_end() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 7) == list(range(7))
@@ -131,7 +131,7 @@ async def test_what_vanishes_is_told_and_the_reader_goes_on_where_the_log_still_
     assert (record.offset, record.value, record.leader_epoch) == (6, b"new", 2)
 
 
-async def test_a_position_past_hw_is_gone_on_from_and_one_that_vanished_is_told() -> None:
+async def test_uncommitted_position_can_be_resumed_unless_truncated() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 7) == list(range(7))
@@ -145,7 +145,7 @@ async def test_a_position_past_hw_is_gone_on_from_and_one_that_vanished_is_told(
         await taken(Consumer(log.reader, position, None), 1)
 
 
-def test_what_can_not_be_read_so_is_refused() -> None:
+def test_uncommitted_read_rejects_invalid_isolation_and_backward_reads() -> None:
     wrong: Any = "read_committed"
     with pytest.raises(ConfigError, match=r"Invalid isolation 'read_committed'\. Use committed or uncommitted"):
         ReadOptions(isolation=wrong)
@@ -158,7 +158,7 @@ def test_what_can_not_be_read_so_is_refused() -> None:
 
 
 # ---- events --------------------------------------------------------------------------------------------------------------------
-async def test_answers_failures_and_changes_of_replica_are_told() -> None:
+async def test_read_events_report_answers_failures_and_replica_changes() -> None:
     told: list[ReadEvent] = []
     log = Log(ReadOptions(on_event=told.append))
     consumer = Consumer(log.reader, "earliest", "end")
@@ -191,7 +191,7 @@ async def test_answers_failures_and_changes_of_replica_are_told() -> None:
     ]
 
 
-async def test_a_callback_that_fails_is_logged_now_and_then_and_harms_no_reading(caplog: pytest.LogCaptureFixture) -> None:
+async def test_read_event_callback_that_fails_is_logged_rarely_and_ends_no_read(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     def fails(event: ReadEvent) -> None:
@@ -207,7 +207,7 @@ async def test_a_callback_that_fails_is_logged_now_and_then_and_harms_no_reading
     assert 1 <= len([record for record in caplog.records if "on_event" in record.message]) < 5
 
 
-async def test_the_end_of_a_long_poll_is_no_event() -> None:
+async def test_read_events_omit_the_end_of_a_long_poll() -> None:
     told: list[ReadEvent] = []
     teller = Teller(told.append, "s", 0)
     teller.answered("n1", 0, 40, 0.1)
@@ -216,7 +216,7 @@ async def test_the_end_of_a_long_poll_is_no_event() -> None:
     assert [(event.kind, event.node) for event in told] == [(EventKind.ANSWERED, "n1"), (EventKind.MOVED, "n2")]
 
 
-async def test_silence_and_a_new_connection_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_events_report_silence_and_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ReadEvent] = []
     log = Log(ReadOptions(on_event=told.append, wait_s=0))
     del log.reader._answer
@@ -246,7 +246,7 @@ async def test_silence_and_a_new_connection_are_told(monkeypatch: pytest.MonkeyP
     assert [(event.kind, event.node) for event in told] == [(EventKind.SILENT, "n1"), (EventKind.RECONNECTED, "n1")]
 
 
-async def test_what_ends_a_reading_is_told_too() -> None:
+async def test_read_events_report_the_failure_that_ends_a_read() -> None:
     told: list[ReadEvent] = []
     log = Log(ReadOptions(on_event=told.append, patience_s=0.05))
     consumer = Consumer(log.reader, "earliest", "end")

@@ -24,7 +24,7 @@ def accused(isr: str = "ab") -> tuple[Cluster, Accusations]:
     return cluster, accusations
 
 
-def test_of_three_followers_reports_go_into_the_log_as_they_come_and_bear_the_leaders_stamp() -> None:
+def test_leader_report_of_three_followers_is_logged_with_the_stamp_of_the_metadata_leader() -> None:
     cluster, accusations = accused("abc")
     said = report(cluster, "b")
     assert not accusations.reported(said, cluster.fsm.image, 11)
@@ -40,7 +40,7 @@ def test_of_three_followers_reports_go_into_the_log_as_they_come_and_bear_the_le
         (ABSENT, ABSENT, False), (None, None, False), (DOES_NOT, None, False), (DOES_NOT, ABSENT, False),
     ],
 )  # fmt: skip
-def test_a_leader_makes_way_when_it_does_not_serve_and_the_witness_can_be_reached(
+def test_accused_leader_is_deposed_if_it_does_not_serve_and_the_witness_is_reachable(
     of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
 ) -> None:
     cluster, accusations = accused()
@@ -56,7 +56,7 @@ def test_a_leader_makes_way_when_it_does_not_serve_and_the_witness_can_be_reache
     assert accusations.next_deadline_ns() is None
 
 
-def test_a_sole_member_is_accused_by_anyone_and_one_case_at_a_time_is_open() -> None:
+def test_accusation_of_a_sole_isr_member_may_come_from_any_node_one_case_at_a_time() -> None:
     cluster, accusations = accused("a")
     assert accusations.reported(report(cluster, "c"), cluster.fsm.image, 0)
     assert accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
@@ -64,7 +64,7 @@ def test_a_sole_member_is_accused_by_anyone_and_one_case_at_a_time_is_open() -> 
     assert not accusations.reported(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
 
 
-def test_an_answer_about_another_epoch_is_no_answer_and_a_new_term_begins_anew() -> None:
+def test_accusation_answer_of_another_epoch_is_ignored_and_a_new_term_restarts() -> None:
     cluster, accusations = accused()
     accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)
     old = accusations.questions()

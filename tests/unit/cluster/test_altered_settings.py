@@ -25,7 +25,7 @@ def alter(driver: Driver, changed: list[str], **more: object) -> pb.ControlRespo
     return driver.ask(alterStream=wish)
 
 
-def test_what_is_named_changes_and_all_else_stays() -> None:
+def test_alter_stream_changes_only_the_named_settings() -> None:
     cluster = driver(min_isr=1, retention_age_s=9.0, retention_bytes=5000)
     before = cluster.fsm.image
     answer = alter(cluster, ["readOnly", "retentionAgeS"], readOnly=True, retentionAgeS=0.0, retentionBytes=7)
@@ -51,7 +51,7 @@ def test_what_is_named_changes_and_all_else_stays() -> None:
     ],
 )
 @pytest.mark.parametrize("standby", [True, False])
-def test_what_is_refused_by_changes_as_a_pause_ends_where_followers_stand_by(
+def test_alter_stream_to_rejecting_settings_ends_with_a_pause_if_followers_are_on_standby(
     standby: bool, changed: str, how: dict[str, object], ends: bool
 ) -> None:
     cluster = driver(failover_standby=standby, ack_policy=AckPolicy.ALL)
@@ -62,7 +62,7 @@ def test_what_is_refused_by_changes_as_a_pause_ends_where_followers_stand_by(
     assert [part.pause for part in answer.stream.partitions] == [pause for pause, _ in found]
 
 
-def test_what_is_paused_stays_so_when_it_becomes_read_only() -> None:
+def test_alter_stream_to_read_only_keeps_a_paused_partition_paused() -> None:
     cluster = driver(failover_standby=True)
     cluster.ask(pausePartitions=pb.PausePartitions(stream="orders", partitions=[1], pause=pb.UNTIL_RESUMED))
     alter(cluster, ["readOnly"], readOnly=True)
@@ -70,7 +70,7 @@ def test_what_is_paused_stays_so_when_it_becomes_read_only() -> None:
     assert found == [(Pause.ENDING, 1), (Pause.UNTIL_RESUMED, 2)]
 
 
-def test_what_is_so_already_is_no_new_version() -> None:
+def test_alter_stream_to_equal_settings_keeps_the_version() -> None:
     cluster = driver(read_only=True)
     before = cluster.fsm.image.streams["orders"]
     assert alter(cluster, ["readOnly"], readOnly=True).error == Error.OK
@@ -78,7 +78,7 @@ def test_what_is_so_already_is_no_new_version() -> None:
     assert alter(cluster, ["readOnly"], readOnly=False).stream.configVersion == 1
 
 
-def test_a_dry_run_shows_it_and_does_nothing() -> None:
+def test_alter_stream_dry_run_shows_the_settings_and_changes_nothing() -> None:
     cluster = driver()
     before = cluster.fsm.image
     answer = alter(cluster, ["maxMessageBytes"], maxMessageBytes=100, dryRun=True)
@@ -86,7 +86,7 @@ def test_a_dry_run_shows_it_and_does_nothing() -> None:
     assert cluster.fsm.image.streams == before.streams
 
 
-def test_another_version_is_stale_and_the_right_one_is_taken() -> None:
+def test_alter_stream_with_another_version_is_stale() -> None:
     cluster = driver()
     assert alter(cluster, ["readOnly"], readOnly=True, configVersion=0).error == Error.OK
     answer = alter(cluster, ["readOnly"], readOnly=False, configVersion=0)
@@ -96,7 +96,7 @@ def test_another_version_is_stale_and_the_right_one_is_taken() -> None:
     assert alter(cluster, ["readOnly"], readOnly=False, configVersion=1).error == Error.OK
 
 
-def test_with_a_factor_both_change_in_one() -> None:
+def test_alter_stream_changes_the_settings_and_the_replication_factor_together() -> None:
     cluster = driver()
     answer = alter(cluster, ["readOnly"], readOnly=True, replicationFactor=2)
     assert (answer.stream.replicationFactor, answer.stream.config.readOnly) == (2, True)
@@ -116,7 +116,9 @@ def test_with_a_factor_both_change_in_one() -> None:
         ([], {"readOnly": True}, "replication factor = 0 is outside"),
     ],
 )
-def test_what_is_wrong_or_fixed_is_refused(changed: list[str], values: dict[str, object], text: str) -> None:
+def test_alter_stream_with_invalid_or_fixed_settings_is_rejected(
+    changed: list[str], values: dict[str, object], text: str
+) -> None:
     cluster = driver()
     before = cluster.fsm.image
     answer = alter(cluster, changed, **values)
@@ -125,13 +127,13 @@ def test_what_is_wrong_or_fixed_is_refused(changed: list[str], values: dict[str,
     assert cluster.fsm.image.streams == before.streams
 
 
-def test_a_stream_that_answers_nobody_can_not_ask_for_offsets() -> None:
+def test_alter_stream_without_acks_cannot_enable_optimistic_concurrency() -> None:
     cluster = driver(ack_policy=AckPolicy.NONE)
     answer = alter(cluster, ["optimisticConcurrency"], optimisticConcurrency=True)
     assert (answer.error, "optimistic_concurrency needs answers" in answer.detail) == (Error.INVALID, True)
 
 
-def test_every_alterable_setting_is_there_by_its_name_and_comes_over() -> None:
+def test_every_alterable_setting_is_applied_by_its_name() -> None:
     values = {"read_only": True, "optimistic_concurrency": True, "quota_exempt": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
     before = StreamConfig(max_per_subject=3)
@@ -144,7 +146,7 @@ def test_every_alterable_setting_is_there_by_its_name_and_comes_over() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 5), (5, 0)])
-def test_gaps_neither_begin_nor_end_with_a_stream_that_is_there(before: int, after: int) -> None:
+def test_alter_stream_cannot_start_or_stop_max_per_subject(before: int, after: int) -> None:
     cluster = driver(max_per_subject=before)
     answer = alter(cluster, ["maxPerSubject"], maxPerSubject=after)
     assert answer.error == Error.INVALID

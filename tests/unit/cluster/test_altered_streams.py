@@ -15,7 +15,7 @@ def alter(driver: Driver, factor: int, **more: object) -> pb.ControlResponse:
     return driver.ask(alterStream=pb.AlterStream(name="orders", replicationFactor=factor, **more))  # type: ignore[arg-type]
 
 
-def test_more_replicas_are_made_one_after_the_other_and_evenly() -> None:
+def test_alter_stream_to_more_replicas_adds_one_at_a_time_and_evenly() -> None:
     moved = Moved("abcdef")
     moved.driver.create(partitions=6, replicationFactor=2)
     answer = alter(moved.driver, 4)
@@ -31,7 +31,7 @@ def test_more_replicas_are_made_one_after_the_other_and_evenly() -> None:
     assert decode_snapshot(encode_snapshot(moved.image)).streams == moved.image.streams
 
 
-def test_fewer_replicas_never_cost_the_leader() -> None:
+def test_alter_stream_to_fewer_replicas_keeps_the_leader() -> None:
     moved = Moved("abcd")
     moved.driver.create(partitions=4, replicationFactor=3)
     moved.driver.ask(electLeader=pb.ElectLeader(stream="orders", partition=0, node="c"))
@@ -43,7 +43,7 @@ def test_fewer_replicas_never_cost_the_leader() -> None:
     assert [p.leader for _, p in moved.partitions()] == leaders
 
 
-def test_who_is_outside_the_isr_goes_first() -> None:
+def test_alter_stream_to_fewer_replicas_drops_one_outside_the_isr_first() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     driver.change_isr(["a", "c"])
@@ -52,7 +52,7 @@ def test_who_is_outside_the_isr_goes_first() -> None:
     assert driver.partition().leaving == "b"
 
 
-def test_what_moves_already_goes_on_with_the_new_number() -> None:
+def test_alter_stream_during_a_move_continues_with_the_new_replica_count() -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.copies = False
@@ -74,7 +74,7 @@ def test_what_moves_already_goes_on_with_the_new_number() -> None:
     ("factor", "error", "said"),
     [(0, Error.INVALID, "outside 1..32"), (33, Error.INVALID, "outside 1..32"), (4, Error.NOT_ENOUGH_NODES, "there are 2")],
 )
-def test_what_can_not_be(factor: int, error: Error.ValueType, said: str) -> None:
+def test_alter_stream_to_an_impossible_replication_factor_is_rejected(factor: int, error: Error.ValueType, said: str) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(replicationFactor=2)
     driver.ask(setNode=pb.SetNode(nodeId="c", leaving=True))
@@ -85,7 +85,7 @@ def test_what_can_not_be(factor: int, error: Error.ValueType, said: str) -> None
     assert alter(driver, 2, uid="000009-0").error == Error.NOT_FOUND
 
 
-def test_racks_that_do_not_suffice_are_said() -> None:
+def test_alter_stream_to_more_replicas_than_racks_is_rejected_with_the_reason() -> None:
     driver = Driver()
     for node in "abc":
         driver.register(node, rack="x" if node == "a" else "y")
@@ -93,7 +93,7 @@ def test_racks_that_do_not_suffice_are_said() -> None:
     assert "finds no node for replica 3" in alter(driver, 3).detail
 
 
-def test_a_dry_run_shows_the_targets_and_changes_nothing() -> None:
+def test_alter_stream_dry_run_shows_the_targets_and_changes_nothing() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(replicationFactor=2)
     before = driver.fsm.image.streams
@@ -102,7 +102,7 @@ def test_a_dry_run_shows_the_targets_and_changes_nothing() -> None:
     assert driver.fsm.image.streams is before
 
 
-def test_a_stream_that_waits_waits_for_so_many() -> None:
+def test_alter_stream_of_an_unplaced_stream_changes_the_replica_count() -> None:
     driver = Driver(("a", "b"))
     driver.create(replicationFactor=3)
     assert alter(driver, 2).error == Error.OK
@@ -112,7 +112,7 @@ def test_a_stream_that_waits_waits_for_so_many() -> None:
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "rack", "rendezvous", "least-loaded"])
-def test_a_drained_node_is_given_nothing(policy: str) -> None:
+def test_drained_node_gets_no_replicas(policy: str) -> None:
     driver = Driver(("a", "b", "c", "d"))
     driver.ask(setNode=pb.SetNode(nodeId="b", leaving=True))
     driver.create(partitions=8, placement=policy)
@@ -122,7 +122,7 @@ def test_a_drained_node_is_given_nothing(policy: str) -> None:
     assert (answer.error, "is being drained" in answer.detail) == (Error.INVALID, True)
 
 
-def test_why_a_node_stays() -> None:
+def test_remove_node_rejection_names_the_next_step() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=4, replicationFactor=2)
 

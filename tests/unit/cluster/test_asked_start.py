@@ -16,7 +16,7 @@ def ask(driver: Driver, offset: int, **more: object) -> pb.ControlResponse:
     return driver.ask(truncateBefore=pb.TruncateBefore(offset=offset, **about))  # type: ignore[arg-type]
 
 
-def test_it_is_kept_and_every_replica_hears_of_it() -> None:
+def test_truncate_before_is_stored_and_reaches_every_replica() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     before = driver.fsm.image
@@ -30,7 +30,7 @@ def test_it_is_kept_and_every_replica_hears_of_it() -> None:
 
 
 @pytest.mark.parametrize("offset", [40, 41])
-def test_it_never_goes_back(offset: int) -> None:
+def test_truncate_before_never_moves_backwards(offset: int) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     ask(driver, 41)
@@ -45,7 +45,7 @@ def test_it_never_goes_back(offset: int) -> None:
     [({"uid": ""}, Error.NOT_FOUND), ({"uid": "of before"}, Error.NOT_FOUND), ({"partition": 2}, Error.NOT_FOUND),
      ({"stream": "other"}, Error.NOT_FOUND), ({"offset": -1}, Error.INVALID), ({"offset": (1 << 62) + 1}, Error.INVALID)],
 )  # fmt: skip
-def test_another_stream_or_an_impossible_offset_is_refused(more: dict[str, object], error: int) -> None:
+def test_truncate_before_of_another_stream_or_an_impossible_offset_is_rejected(more: dict[str, object], error: int) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     before = driver.fsm.image.streams
@@ -54,7 +54,7 @@ def test_another_stream_or_an_impossible_offset_is_refused(more: dict[str, objec
     assert ask(driver, 1 << 62).error == Error.OK
 
 
-def test_only_an_unclean_election_forgets_it_since_offsets_are_given_anew() -> None:
+def test_truncate_before_is_forgotten_only_by_an_unclean_election() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.ask(truncateBefore=pb.TruncateBefore(**cluster.about(offset=41)))
     cluster.fence("a")

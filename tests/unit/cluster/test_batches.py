@@ -68,7 +68,7 @@ def comparable(image: ClusterImage) -> ClusterImage:
     return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
 
 
-def test_a_batch_does_what_its_requests_do() -> None:
+def test_batch_has_the_same_result_as_its_requests_one_by_one() -> None:
     alone, together = Group(), Group()
     requests = alone.wishes()
     answers = [alone.apply(request).error for request in requests]
@@ -81,7 +81,7 @@ def test_a_batch_does_what_its_requests_do() -> None:
     assert all(p.status is PartitionStatus.ONLINE and "a" not in p.isr for p in together.image.streams["s"].partitions)
 
 
-def test_a_batch_is_applied_once() -> None:
+def test_batch_repeated_is_applied_once() -> None:
     group = Group()
     request = batch_of(group.wishes())
     first = group.apply(request)
@@ -92,7 +92,7 @@ def test_a_batch_is_applied_once() -> None:
     assert comparable(group.image) == comparable(image)
 
 
-def test_a_request_that_meets_a_bug_keeps_none_of_the_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_request_that_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group()
     requests = group.wishes()
     real = request_batcher.decide
@@ -110,7 +110,7 @@ def test_a_request_that_meets_a_bug_keeps_none_of_the_others_back(monkeypatch: p
     assert group.fsm.failure_count >= 1
 
 
-def test_what_is_no_partitions_wish_has_no_place_in_a_batch() -> None:
+def test_batch_rejects_requests_that_are_not_about_a_partition() -> None:
     group = Group()
     fence = pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="b", incarnation=2))
     nested = batch_of([fence, fence])
@@ -119,7 +119,7 @@ def test_what_is_no_partitions_wish_has_no_place_in_a_batch() -> None:
     assert group.image.is_live("b")
 
 
-def test_the_metadata_leader_answers_its_part_and_logs_the_rest() -> None:
+def test_metadata_leader_answers_known_requests_of_a_batch_and_logs_the_rest() -> None:
     group = Group()
     duties = ActiveController(ReplicationConfig())
     duties.lead(group.image, 0, term=1)
@@ -144,7 +144,7 @@ def test_the_metadata_leader_answers_its_part_and_logs_the_rest() -> None:
     assert duties.divide(only, group.image, 1, 1)[1] is None
 
 
-def test_what_is_due_of_many_partitions_is_proposed_in_batches() -> None:
+def test_metadata_leader_proposes_due_elections_of_many_partitions_in_one_batch() -> None:
     group = Group()
     duties = ActiveController(ReplicationConfig())
     duties.lead(group.image, 0, term=1)

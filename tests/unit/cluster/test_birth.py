@@ -49,7 +49,7 @@ def refused(made: Member, request: pb.ControlRequest) -> str:
     return answer.detail
 
 
-def test_a_new_group_begins_at_the_newest_level_and_takes_nodes_in_only_then() -> None:
+def test_new_cluster_decides_its_feature_level_before_it_registers_nodes() -> None:
     made = new_group()
     assert "feature level is being decided" in refused(made, register())
     batch = pb.ControlRequest()
@@ -67,7 +67,7 @@ def test_a_new_group_begins_at_the_newest_level_and_takes_nodes_in_only_then() -
     assert isinstance(made.ask(register()), Order)
 
 
-def test_what_only_looks_is_answered_meanwhile() -> None:
+def test_new_cluster_answers_read_requests_before_its_feature_level() -> None:
     made = new_group(n3=None)
     answer = made.ask(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
     assert isinstance(answer, pb.ControlResponse)
@@ -76,7 +76,7 @@ def test_what_only_looks_is_answered_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
-def test_an_order_that_came_to_nothing_is_given_again(outcome: EntryOutcome) -> None:
+def test_feature_level_request_without_outcome_is_repeated(outcome: EntryOutcome) -> None:
     made = new_group()
     [birth] = orders(made)
     entry = made.member.entry(birth, 1, MAX_BYTES)
@@ -88,7 +88,7 @@ def test_an_order_that_came_to_nothing_is_given_again(outcome: EntryOutcome) -> 
     assert made.log.image.feature_level == 6
 
 
-def test_with_one_old_controller_the_group_begins_at_its_level() -> None:
+def test_new_cluster_with_an_older_controller_begins_at_its_level() -> None:
     made = new_group(n3=OLD)
     [birth] = orders(made)
     assert made.do(birth).error == Error.OK
@@ -97,7 +97,7 @@ def test_with_one_old_controller_the_group_begins_at_its_level() -> None:
     assert made.log.image.feature_level == 5
 
 
-def test_a_controller_that_is_not_heard_is_waited_for_and_may_be_of_an_older_version() -> None:
+def test_new_cluster_waits_for_a_silent_controller_and_then_begins_at_the_old_level() -> None:
     made = new_group(n3=None)
     assert orders(made) == []
     assert "has not heard yet which feature levels n3 speaks" in refused(made, register())
@@ -110,14 +110,14 @@ def test_a_controller_that_is_not_heard_is_waited_for_and_may_be_of_an_older_ver
     assert birth.request.setFeatureLevel.level == 5
 
 
-def test_a_group_whose_images_differ_decides_nothing() -> None:
+def test_controllers_with_different_images_decide_no_feature_level() -> None:
     made = new_group(halted="they differ")
     assert orders(made) == []
     made.log.view_ = replace(made.log.view_, halted="")
     assert len(orders(made)) == 1
 
 
-def test_a_leader_that_is_not_in_office_yet_lets_nothing_pass_the_birth() -> None:
+def test_metadata_leader_without_duties_logs_nothing_before_the_feature_level() -> None:
     made = Member()
     made.log.fsm.image = ClusterImage()
     made.log.leads = True
@@ -138,6 +138,6 @@ def test_a_leader_that_is_not_in_office_yet_lets_nothing_pass_the_birth() -> Non
         (BOTH, {"b": UNSAID}, "controllers speak no feature level in common: the leader 5 to 6, b 1"),
     ],
 )
-def test_the_newest_level_in_common(own: LevelRange, others: dict[str, LevelRange | None], level: int | str) -> None:
+def test_newest_common_feature_level_is_chosen(own: LevelRange, others: dict[str, LevelRange | None], level: int | str) -> None:
     found = level_at_birth(own, others, waited=False)
     assert found == level or (isinstance(level, str) and isinstance(found, str) and found.endswith(level))

@@ -43,7 +43,7 @@ def code_of(error: pytest.ExceptionInfo[InvariantError]) -> str:
         ("C3", {"joining": "b"}),
     ],
 )
-def test_a_partitions_own_fields_agree(code: str, changes: dict[str, Any]) -> None:
+def test_check_partition_finds_contradicting_fields(code: str, changes: dict[str, Any]) -> None:
     broken = a_partition(**changes)
     with pytest.raises(InvariantError) as error:
         check_partition(broken)
@@ -53,7 +53,7 @@ def test_a_partitions_own_fields_agree(code: str, changes: dict[str, Any]) -> No
     assert code_of(error) == code
 
 
-def test_what_is_right_passes() -> None:
+def test_check_image_accepts_a_valid_image() -> None:
     check_image(ClusterImage())
     check_image(sound())
     for changes in (
@@ -87,14 +87,14 @@ def broken_images() -> dict[str, tuple[str, ClusterImage]]:
 
 
 @pytest.mark.parametrize("what", list(broken_images()))
-def test_an_image_that_contradicts_itself_is_found(what: str) -> None:
+def test_check_image_finds_a_contradiction(what: str) -> None:
     code, image = broken_images()[what]
     with pytest.raises(InvariantError) as error:
         check_image(image)
     assert code_of(error) == code
 
 
-def test_counters_are_above_what_was_taken_from_them_and_need_not_be_by_more_than_one() -> None:
+def test_check_image_accepts_counters_above_the_used_numbers() -> None:
     check_image(replace(sound(), counters=Counters(4, 1, 6, 7, 0)))
 
 
@@ -121,13 +121,13 @@ def step(old: PartitionState, new: PartitionState, *, fenced: str = "", policy: 
         ),
     ],
 )
-def test_a_step_that_no_decision_makes_is_found(code: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_check_step_finds_an_impossible_partition_change(code: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     with pytest.raises(InvariantError) as error:
         step(a_partition(**old), a_partition(**{**old, **new}))
     assert code_of(error) == code
 
 
-def test_a_right_step_passes() -> None:
+def test_check_step_accepts_a_valid_change() -> None:
     moved = {"epoch": 7, "leader": "b", "last_leader": "b", "leader_epoch": 6}
     step(a_partition(), a_partition())
     step(a_partition(), a_partition(**moved))
@@ -139,7 +139,7 @@ def test_a_right_step_passes() -> None:
     step(a_partition(isr=("a",)), a_partition(**{**moved, "isr": ("a", "b")}), policy=CommitPolicy.QUORUM)
 
 
-def test_who_joins_is_live() -> None:
+def test_check_step_rejects_a_fenced_node_that_joins_the_isr() -> None:
     with pytest.raises(InvariantError) as error:
         step(a_partition(isr=("a", "b")), a_partition(epoch=7), fenced="c")
     assert code_of(error) == "C6"
@@ -149,14 +149,14 @@ def test_who_joins_is_live() -> None:
 @pytest.mark.parametrize(
     "counter", ["next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"]
 )
-def test_no_counter_falls(counter: str) -> None:
+def test_check_step_rejects_a_falling_counter(counter: str) -> None:
     check_step(sound(), sound())
     with pytest.raises(InvariantError) as error:
         check_step(sound(), replace(sound(), counters=replace(HIGH, **{counter: 99})))
     assert code_of(error) == "C2"
 
 
-def test_neither_the_index_nor_a_nodes_incarnation_falls() -> None:
+def test_check_step_rejects_a_falling_index_or_incarnation() -> None:
     image = sound()
     with pytest.raises(InvariantError) as error:
         check_step(image, replace(image, index=image.index - 1))
@@ -168,7 +168,7 @@ def test_neither_the_index_nor_a_nodes_incarnation_falls() -> None:
     assert code_of(error) == "C2"
 
 
-def test_a_leader_epoch_has_one_process_of_one_node_and_one_partition() -> None:
+def test_leadership_history_rejects_a_leader_epoch_used_twice() -> None:
     seen = LeadershipHistory()
     seen.see(sound())
     seen.see(sound(a_partition(status=PartitionStatus.ELECTION, leader="")))

@@ -37,7 +37,7 @@ def told(driver: Any) -> list[str]:
     return [in_words(event.as_object()) for event in all_events(driver.log, elections=driver.fsm.rules.elections)]
 
 
-def test_a_day_of_a_cluster_in_words() -> None:
+def test_events_describe_a_day_of_a_cluster() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     driver.change_isr(["a", "b"])
@@ -67,7 +67,7 @@ def test_a_day_of_a_cluster_in_words() -> None:
     ]
 
 
-def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
+def test_event_of_a_default_quota_has_the_sender_and_the_old_value() -> None:
     driver = Driver(("a",))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, bytesPerS=9))
@@ -84,7 +84,7 @@ def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
     assert asked == ["recordsPerS 5, byToken 2", "recordsPerS 0, bytesPerS 9", "byToken 9999"]
 
 
-def test_elections_are_told_from_hand_overs_and_from_those_that_may_lose() -> None:
+def test_events_distinguish_elections_transfers_and_unclean_elections() -> None:
     cluster = Cluster()
     cluster.report("b", (1, 90))
     cluster.report("c", (1, 93))
@@ -100,7 +100,7 @@ def test_elections_are_told_from_hand_overs_and_from_those_that_may_lose() -> No
     assert ("unclean_election", "", "b") not in kinds
 
 
-def test_what_was_refused_is_an_event_with_its_error() -> None:
+def test_event_of_a_rejected_request_has_its_error() -> None:
     driver = Driver(("a",))
     assert driver.delete("nothing").error == Error.NOT_FOUND
     event = all_events(driver.log)[-1]
@@ -110,7 +110,7 @@ def test_what_was_refused_is_an_event_with_its_error() -> None:
     assert event.detail
 
 
-def test_a_request_that_is_repeated_is_one_and_what_looks_is_none() -> None:
+def test_events_omit_repeated_and_read_only_requests() -> None:
     driver = Driver(("a",))
     count = len(all_events(driver.log))
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_a_request_that_is_repeated_is_one_and_what_looks_is_none() -> None:
     assert [event.kind for event in all_events(driver.log)[count:]] == ["request", "stream_created"]
 
 
-def test_each_part_of_a_batch_has_its_own_answer() -> None:
+def test_events_have_the_answer_of_each_request_in_a_batch() -> None:
     driver = Driver(("a", "b"), elections=True)
     driver.create(replicationFactor=2)
     uid = driver.fsm.image.streams["orders"].uid
@@ -138,7 +138,7 @@ def test_each_part_of_a_batch_has_its_own_answer() -> None:
     assert asked[1].error == "NOT_FOUND"
 
 
-def test_events_service_that_has_ended_is_one_with_its_reason() -> None:
+def test_event_of_an_ended_service_has_the_reason() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     of = {"stream": "orders", "uid": driver.fsm.image.streams["orders"].uid, "partition": 0, "node": "b", "incarnation": 2}
@@ -164,7 +164,7 @@ def test_events_service_that_has_ended_is_one_with_its_reason() -> None:
     assert driver.fsm.image.streams is before
 
 
-def test_a_node_that_comes_back_with_another_folder_is_told() -> None:
+def test_event_data_directory_lost_is_recorded_when_a_node_registers_another_directory() -> None:
     driver = Driver()
     driver.register("a", folderId="f1")
     driver.register("a", folderId="f1", previousIncarnation=1)
@@ -173,7 +173,7 @@ def test_a_node_that_comes_back_with_another_folder_is_told() -> None:
     assert [event.kind for event in all_events(driver.log)][-2:] == ["node_registered", "data_directory_lost"]
 
 
-def test_a_change_is_compared_with_the_one_before_it_in_the_same_entry() -> None:
+def test_events_of_one_entry_compare_each_change_with_the_previous_one() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     uid, held = driver.fsm.image.streams["orders"].uid, driver.partition()
@@ -184,7 +184,7 @@ def test_a_change_is_compared_with_the_one_before_it_in_the_same_entry() -> None
     assert found == [("a b c", "a b"), ("a b", "a")]
 
 
-def test_another_controller_says_the_same_in_the_same_places() -> None:
+def test_events_are_equal_on_every_controller() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=9)
     driver.fence("a")
@@ -194,7 +194,7 @@ def test_another_controller_says_the_same_in_the_same_places() -> None:
     assert {event.kind for event in found} <= set(KINDS)
 
 
-def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
+def test_requests_of_operators_name_the_object_they_change() -> None:
     for name, row in REQUESTS.items():
         if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
@@ -204,7 +204,7 @@ def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
             )
 
 
-def test_a_change_of_the_session_times_is_told_and_when_it_is_settled() -> None:
+def test_event_of_changed_session_times_is_recorded_at_the_change_and_when_settled() -> None:
     driver = Driver()
     begin = begin_at(5, Rules(), SessionTimes(2000, 900))
     driver.ask(setFeatureLevel=begin.setFeatureLevel)
@@ -217,7 +217,7 @@ def test_a_change_of_the_session_times_is_told_and_when_it_is_settled() -> None:
     assert asked == ["sessionMs 5000, leaseMs 900"]
 
 
-def test_each_kind_is_documented_and_is_made_somewhere() -> None:
+def test_every_event_kind_is_documented_and_used() -> None:
     root = Path(__file__).resolve().parents[3]
     source = (root / "liftpy/core/metadata/controller/cluster_events.py").read_text(encoding="utf-8")
     page = (root / "docs" / "operating.md").read_text(encoding="utf-8")
@@ -231,7 +231,7 @@ def some(index: int, count: int, time_ns: int = 0) -> Any:
     return (ClusterEvent(index=index, number=n, time_ns=time_ns or index, kind="election") for n in range(count))
 
 
-def test_a_large_entry_is_looked_at_in_parts_and_nothing_is_lost() -> None:
+def test_event_trail_reads_a_large_entry_in_parts() -> None:
     trail = EventTrail()
     trail.applied(5, some(5, 7))
     trail.applied(6, some(6, 2))
@@ -244,7 +244,7 @@ def test_a_large_entry_is_looked_at_in_parts_and_nothing_is_lost() -> None:
     assert [event.place for event in trail.behind((0, -1), 6, 9)] == [(6, 0), (6, 1)]
 
 
-def test_memory_is_bounded_and_says_from_where_on_it_knows() -> None:
+def test_event_trail_is_bounded_and_knows_its_first_index() -> None:
     trail = EventTrail(most=4, most_noted=2)
     trail.applied(1, some(1, 3, 100))
     trail.applied(2, some(2, 3, 200))
@@ -258,7 +258,7 @@ def test_memory_is_bounded_and_says_from_where_on_it_knows() -> None:
     assert (trail.index, trail.begins, trail.begins_ns, trail.look(9), trail.behind((0, -1), 0, 9)) == (50, 50, 900, [], [])
 
 
-def test_it_is_said_in_json_without_what_does_not_apply() -> None:
+def test_event_json_omits_fields_that_do_not_apply() -> None:
     event = ClusterEvent(
         index=7, number=1, time_ns=1_700_000_000_123 * MS, kind="isr_changed", stream="s", partition=0, was="a b", now="a"
     )
@@ -271,11 +271,11 @@ def test_it_is_said_in_json_without_what_does_not_apply() -> None:
 
 
 @pytest.mark.parametrize("event", [{}, {"kind": "request"}, {"kind": "x", "was": ""}])
-def test_odd_objects_have_words_too(event: dict[str, Any]) -> None:
+def test_events_of_unusual_shape_are_described_in_words(event: dict[str, Any]) -> None:
     assert in_words(event)
 
 
-def test_an_image_that_does_not_know_the_stream_tells_no_change_of_it() -> None:
+def test_events_of_an_unknown_stream_are_omitted() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     driver.change_isr(["a", "b"])

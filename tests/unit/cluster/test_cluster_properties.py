@@ -171,7 +171,7 @@ _ALL_EMPTIED = [("register", node, 0, False, False) for node in ("n1", "n1", "n1
 @settings(max_examples=400, deadline=None)
 @example(history=_ALL_EMPTIED, cut=0, elections=False, quorum=True)
 @given(st.lists(steps, min_size=5, max_size=60), st.integers(0, 59), st.booleans(), st.booleans())
-def test_any_history_keeps_the_invariants_on_every_kind_of_node(
+def test_cluster_state_invariants_hold_after_any_sequence_of_requests(
     history: list[tuple],  # type: ignore[type-arg]
     cut: int,
     elections: bool,
@@ -230,7 +230,7 @@ print(image_to_bytes(driver.fsm.image).hex())
 """
 
 
-def test_nothing_depends_on_the_hash_of_a_process() -> None:
+def test_cluster_state_does_not_depend_on_the_python_hash_seed() -> None:
     root = Path(__file__).parents[3]
     outputs = {
         subprocess.run(

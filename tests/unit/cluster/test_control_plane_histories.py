@@ -195,7 +195,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_any_faults_every_partition_with_a_complete_replica_has_a_leader(seed: int) -> None:
+def test_control_plane_elects_a_leader_for_every_complete_partition_after_any_faults(seed: int) -> None:
     world = World(seed)
     for _ in range(400):
         world.fault()

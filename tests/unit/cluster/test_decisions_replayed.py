@@ -13,20 +13,20 @@ from tests.replay.corpus import FOLDER, differences, digests_of, read_entries
 
 
 @pytest.mark.parametrize("level", range(SPOKEN.least, SPOKEN.most + 1))
-def test_each_level_comes_to_what_was_recorded(level: int) -> None:
+def test_recorded_entries_of_each_feature_level_give_the_recorded_digests(level: int) -> None:
     assert differences(level) == [], (
         "the same entries come to something else: that needs a new feature level (liftpy/core/metadata/features.py), and a branch on it"
     )
 
 
-def test_next_level_that_gates_nothing_differs_by_the_level_alone() -> None:
+def test_feature_level_without_changes_differs_only_by_its_number() -> None:
     history = next(read_entries())[:100]
     now, later = (digests_of(history, level, BOTH) for level in (SPOKEN.most, NEXT.level))
     assert now == digests_of(history, SPOKEN.most)
     assert all(map(operator.ne, now, later)), "the image holds its level"
 
 
-def test_the_recorded_entries_ask_for_everything_that_there_was() -> None:
+def test_recorded_entries_cover_every_kind_of_request() -> None:
     kinds = set[str]()
     for history in read_entries():
         for entry in history:

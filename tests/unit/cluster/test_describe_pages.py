@@ -95,7 +95,7 @@ class Transport:
         return answer
 
 
-async def test_a_cluster_larger_than_a_message_is_described_whole(fsm: ClusterFsm) -> None:
+async def test_cluster_larger_than_a_message_is_described_completely(fsm: ClusterFsm) -> None:
     transport: Any = Transport(fsm)
     found = await Admin(transport, Subjects()).describe()
     assert (found.image.nodes, found.image.streams, found.image.counters) == (
@@ -105,7 +105,7 @@ async def test_a_cluster_larger_than_a_message_is_described_whole(fsm: ClusterFs
     assert max(transport.sizes) < DEFAULT_PAGE_BYTES + 1024
 
 
-async def test_one_stream_larger_than_a_message_is_made_and_described_whole() -> None:
+async def test_stream_larger_than_a_message_is_created_and_described_completely() -> None:
     fsm = cluster(3, node_name="a-node-with-a-name-that-is-rather-long-{}")
     transport: Any = Transport(fsm)
     admin = Admin(transport, Subjects())
@@ -118,7 +118,7 @@ async def test_one_stream_larger_than_a_message_is_made_and_described_whole() ->
     assert max(transport.sizes) < DEFAULT_PAGE_BYTES + 1024
 
 
-async def test_what_changes_between_two_pages() -> None:
+async def test_describe_of_a_stream_deleted_or_recreated_between_pages_raises_not_found() -> None:
     """A stream that is deleted meanwhile is not described by half, and one that was made again is not mixed up with the old one."""
     for then in ("deleted", "made again"):
         fsm = cluster(2)
@@ -142,7 +142,7 @@ async def test_what_changes_between_two_pages() -> None:
             await Admin(transport, Subjects()).stream("stream-1x")
 
 
-async def test_one_stream_is_asked_for_alone(fsm: ClusterFsm) -> None:
+async def test_describe_of_one_stream_needs_one_small_answer(fsm: ClusterFsm) -> None:
     transport: Any = Transport(fsm)
     admin = Admin(transport, Subjects())
     assert await admin.stream("stream-7") == fsm.image.streams["stream-7"]
@@ -152,7 +152,7 @@ async def test_one_stream_is_asked_for_alone(fsm: ClusterFsm) -> None:
 
 
 @pytest.mark.parametrize("asked", [1, 700, 5000, 1 << 31])
-def test_pages_are_of_the_size_that_was_asked_for(fsm: ClusterFsm, asked: int) -> None:
+def test_describe_pages_have_the_requested_size(fsm: ClusterFsm, asked: int) -> None:
     pages = ClusterPages()
     while (request := pages.request) is not None:
         request.maxBytes = asked
@@ -163,7 +163,7 @@ def test_pages_are_of_the_size_that_was_asked_for(fsm: ClusterFsm, asked: int) -
     assert codec.image_from_pb(pages.cluster.image).nodes == fsm.image.nodes
 
 
-def test_every_page_names_the_controllers(fsm: ClusterFsm) -> None:
+def test_describe_pages_all_name_the_controllers(fsm: ClusterFsm) -> None:
     image = replace(fsm.image, controllers=ControllerList(("a", "b", "c"), "d", "b", 6))
     pages = ClusterPages()
     while (request := pages.request) is not None:
@@ -174,7 +174,7 @@ def test_every_page_names_the_controllers(fsm: ClusterFsm) -> None:
     assert codec.image_from_pb(pages.cluster.image).controllers == image.controllers
 
 
-def test_of_a_stream_as_much_is_told_as_was_asked_for_up_to_the_longest_page(
+def test_describe_stream_page_size_follows_the_request_up_to_the_maximum(
     fsm: ClusterFsm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages_module, "MAX_PAGE_BYTES", 1600)
@@ -186,7 +186,7 @@ def test_of_a_stream_as_much_is_told_as_was_asked_for_up_to_the_longest_page(
         assert found.nextPartition == len(found.stream.partitions)
 
 
-def test_of_nodes_that_there_are_ten_are_named() -> None:
+def test_error_of_an_unknown_node_lists_at_most_ten_nodes() -> None:
     for count, said in ((0, "there are: none"), (10, "there are: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9"), (11, "n8, n9 ...")):
         made = born_fsm()
         ask = asker(made)
@@ -197,7 +197,7 @@ def test_of_nodes_that_there_are_ten_are_named() -> None:
         assert answer.detail.endswith(said)
 
 
-def test_a_page_that_leads_nowhere_is_an_error() -> None:
+def test_empty_describe_page_that_promises_more_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="empty page"):
         ClusterPages().add(pb.ClusterDescription(more=True))
 
@@ -215,7 +215,7 @@ class Reports(Reporter):
         return {"node": "n1", "partitions": [{"stream": k.stream, "partition": k.partition, "text": self._text} for k in keys]}
 
 
-async def test_a_node_with_many_partitions_tells_all_of_them_page_by_page() -> None:
+async def test_node_status_with_many_partitions_is_paged_completely() -> None:
     sizes: list[int] = []
     reporter = Reports(PAGE_PARTITIONS * 5 + 3, "x" * 4000)
 
@@ -234,13 +234,13 @@ async def test_a_node_with_many_partitions_tells_all_of_them_page_by_page() -> N
 
 
 @pytest.mark.parametrize("question", [b"", b"\xb9\x0e", b"{}", b'{"after": 5}', b'{"after": ["s", "x"]}', b"[1, 2]"])
-def test_any_other_question_asks_for_the_first_page(question: bytes) -> None:
+def test_node_status_with_an_invalid_question_returns_the_first_page(question: bytes) -> None:
     found = json.loads(_page_of(Reports(3), question, MESSAGE_BYTES))
     assert [p["partition"] for p in found["partitions"]] == [0, 1, 2]
     assert found["more"] is False
 
 
-def test_a_page_of_another_stream_is_none_of_this_one_and_one_that_does_not_go_on_is_wrong() -> None:
+def test_describe_page_of_another_stream_or_position_is_rejected() -> None:
     def page(uid: str, *numbers: int, after: int = 0) -> pb.ControlResponse:
         stream = pb.Stream(name="s", uid=uid, partitions=[pb.Partition(partition=number) for number in numbers])
         return pb.ControlResponse(stream=stream, nextPartition=after)

@@ -16,7 +16,7 @@ def at(index: int, digest: bytes, **told: bytes) -> AppliedDigests:
     return made
 
 
-def test_checkpoints_lie_behind_each_multiple_and_the_newest_is_told() -> None:
+def test_applied_digests_keep_a_checkpoint_after_each_multiple() -> None:
     made = AppliedDigests("a", every=4)
     seen = []
     before = 0
@@ -29,7 +29,7 @@ def test_checkpoints_lie_behind_each_multiple_and_the_newest_is_told() -> None:
     assert made.newest[0] == 13, "without a digest there is none"
 
 
-def test_a_majority_agrees_and_who_differs_is_told_so() -> None:
+def test_applied_digests_with_a_majority_find_the_controller_that_differs() -> None:
     made = at(EVERY, D, b=D)
     assert not made.judge(ABC)
     assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 0)
@@ -45,13 +45,13 @@ def test_a_majority_agrees_and_who_differs_is_told_so() -> None:
     assert not follower.differs_from(NONE)
 
 
-def test_a_leader_beside_the_majority_gives_way() -> None:
+def test_metadata_leader_whose_digest_differs_from_the_majority_resigns() -> None:
     made = at(EVERY, E, b=D, c=D)
     assert made.judge(ABC)
     assert made.agreed == NONE, "what it holds is told to nobody"
 
 
-def test_without_a_majority_nothing_is_decided_until_there_is_one() -> None:
+def test_applied_digests_without_a_majority_halt_until_a_majority_agrees() -> None:
     for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
         assert not made.judge(voters)
         assert (
@@ -71,7 +71,7 @@ def test_without_a_majority_nothing_is_decided_until_there_is_one() -> None:
     assert other.halted == "", "its next process is sent a snapshot"
 
 
-def test_who_was_sent_a_snapshot_since_agrees_from_the_next_place_on() -> None:
+def test_applied_digests_after_a_snapshot_agree_from_the_next_checkpoint() -> None:
     """In the same session: what it told before stands, and nothing more is decided that would push it out."""
     made = at(EVERY, D, b=E)
     assert not made.judge(ABC)
@@ -92,7 +92,7 @@ def test_who_was_sent_a_snapshot_since_agrees_from_the_next_place_on() -> None:
     assert not itself.judge(ABC), "it was sent one itself, before it led"
 
 
-def test_a_learner_does_not_count_and_one_alone_agrees_with_itself() -> None:
+def test_applied_digests_ignore_learners_and_a_single_controller_agrees() -> None:
     made = at(EVERY, D, b=E, l1=D)
     made.judge(("a", "b", "c"))
     assert made.halted
@@ -101,7 +101,7 @@ def test_a_learner_does_not_count_and_one_alone_agrees_with_itself() -> None:
     assert alone.agreed == (EVERY, D)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_applied_digests_memory_is_bounded() -> None:
     made = AppliedDigests("a", every=1)
     for index in range(1, 100):
         made.applied(index - 1, index, D)

@@ -25,7 +25,7 @@ def asked(name: str, asker: str = "n1") -> pb.ControlRequest:
     return request
 
 
-def test_every_kind_of_request_has_one_row() -> None:
+def test_request_table_has_one_row_per_kind() -> None:
     assert set(REQUESTS) == set(KINDS)
 
 
@@ -37,7 +37,7 @@ def test_unknown_request_on_each_subject_is_rejected(name: str, door: RequestAcl
     assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
 
 
-def test_the_whole_table() -> None:
+def test_request_table_accepts_each_kind_on_its_own_subject_only() -> None:
     def those(is_so: Callable[[RequestKind], object]) -> str:
         return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
 
@@ -63,7 +63,7 @@ def test_the_whole_table() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_what_only_looks_is_logged_where_it_has_to_be_of_now(name: str) -> None:
+def test_read_only_requests_are_logged_only_if_they_must_be_linearizable(name: str) -> None:
     request = asked(name)
     reads = name in ("barrier", "describeCluster", "describeStream", "heartbeat")
     assert changes_nothing(request) == reads
@@ -76,7 +76,7 @@ def test_what_only_looks_is_logged_where_it_has_to_be_of_now(name: str) -> None:
     assert not changes_nothing(pb.ControlRequest()), "a kind of a later version"
 
 
-def test_what_decides_is_named_as_the_request() -> None:
+def test_request_table_names_the_decision_after_its_request() -> None:
     """A row that was copied and not changed decides something else."""
     for name, kind in REQUESTS.items():
         message = KINDS[name].message_type.name
@@ -86,25 +86,25 @@ def test_what_decides_is_named_as_the_request() -> None:
     assert len(set(decided)) == len(decided)
 
 
-def test_who_asks_is_a_field_of_the_request() -> None:
+def test_request_table_asker_is_a_field_of_the_request() -> None:
     for name, kind in REQUESTS.items():
         assert not kind.asker or kind.asker in KINDS[name].message_type.fields_by_name, name
         assert bool(kind.asker) is (kind.asked_by is AskedBy.NODES and name not in ("barrier", "batch")), name
 
 
-def test_a_batch_holds_what_is_about_one_partition() -> None:
+def test_request_table_batches_only_requests_about_a_partition() -> None:
     for name, kind in REQUESTS.items():
         assert not kind.batched or {"stream", "partition"} <= set(KINDS[name].message_type.fields_by_name), name
         assert not (kind.batched and kind.read_only), name
 
 
-def test_operators_have_a_way_to_ask_for_what_is_theirs() -> None:
+def test_request_table_kinds_of_operators_have_an_admin_method() -> None:
     source = inspect.getsource(admin)
     for name, kind in REQUESTS.items():
         assert kind.asked_by is not AskedBy.OPERATORS or re.search(rf"\b{name}\b", source), name
 
 
-def test_a_kind_of_a_later_version_is_nobody_s() -> None:
+def test_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
     assert kind_of(pb.ControlRequest()).asked_by is AskedBy.NOBODY
     for door in RequestAcl:
         assert refusal(door, "n1", pb.ControlRequest())
@@ -125,7 +125,7 @@ def test_request_in_the_name_of_another_node_is_rejected(door: RequestAcl, name:
 
 
 @pytest.mark.parametrize("internal", [False, True])
-def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> None:
+def test_create_stream_with_a_reserved_name_is_rejected(internal: bool) -> None:
     said = refusal(
         RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal)
     )
@@ -136,7 +136,7 @@ def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> N
 
 
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
-def test_doors_refuse_stream_names_that_read_as_options(name: str) -> None:
+def test_create_stream_with_a_name_like_an_option_is_rejected(name: str) -> None:
     said = refusal(
         RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
     )

@@ -28,12 +28,14 @@ def timers(cluster: Cluster) -> ElectionTimers:
     return made
 
 
-def test_nothing_runs_while_all_is_online(timers: ElectionTimers) -> None:
+def test_election_timers_run_no_clock_while_all_partitions_are_online(timers: ElectionTimers) -> None:
     assert timers.next_deadline_ns() is None
     assert timers.due(10 * TIMEOUT) == []
 
 
-def test_an_election_is_concluded_and_a_silent_candidate_passed_over(cluster: Cluster, timers: ElectionTimers) -> None:
+def test_election_timers_conclude_an_election_and_pass_over_a_silent_candidate(
+    cluster: Cluster, timers: ElectionTimers
+) -> None:
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
     assert timers.due(WAIT - 1) == []
@@ -52,7 +54,7 @@ def test_an_election_is_concluded_and_a_silent_candidate_passed_over(cluster: Cl
     assert timers.next_deadline_ns() is None
 
 
-def test_progress_restarts_the_clock_however_long_the_replay_and_repetition_does_not(
+def test_promotion_progress_restarts_the_candidate_timer_but_a_repetition_does_not(
     cluster: Cluster, timers: ElectionTimers
 ) -> None:
     cluster.fence("a")
@@ -69,7 +71,9 @@ def test_progress_restarts_the_clock_however_long_the_replay_and_repetition_does
     assert len(timers.due(now + TIMEOUT)) == 1
 
 
-def test_offline_is_tried_again_only_when_a_member_that_can_lead_is_live(cluster: Cluster, timers: ElectionTimers) -> None:
+def test_election_timers_retry_an_offline_partition_when_an_isr_member_is_live(
+    cluster: Cluster, timers: ElectionTimers
+) -> None:
     cluster.fence("a")
     cluster.conclude()
     cluster.pass_over()
@@ -87,7 +91,9 @@ def test_offline_is_tried_again_only_when_a_member_that_can_lead_is_live(cluster
     assert timers.next_deadline_ns() is None
 
 
-def test_a_new_metadata_leader_starts_all_clocks_and_an_old_one_is_silent(cluster: Cluster, timers: ElectionTimers) -> None:
+def test_election_timers_restart_with_a_new_metadata_leader_and_stop_with_the_old(
+    cluster: Cluster, timers: ElectionTimers
+) -> None:
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
     timers.resign()
@@ -148,7 +154,7 @@ def watching(many: Many) -> ElectionTimers:
     return made
 
 
-def test_a_node_that_tells_positions_one_after_another_is_waited_for(many: Many) -> None:
+def test_election_waits_for_a_node_that_reports_positions_one_by_one(many: Many) -> None:
     timers, now = watching(many), -200 * MS
     for number in range(12):
         timers.told(many.report(number, "b"), 0)
@@ -173,7 +179,7 @@ def test_a_node_that_tells_positions_one_after_another_is_waited_for(many: Many)
     assert conclude.partition == 11
 
 
-def test_a_replica_outside_the_isr_that_tells_a_position_shows_that_its_node_gets_on() -> None:
+def test_election_waits_for_a_node_that_reports_positions_of_other_partitions() -> None:
     """It is waited for elsewhere, where it is in the ISR."""
     many = Many(2, "abcd")
     assert many.change_isr(["a", "b", "d"], "many", 0).error == 0
@@ -188,7 +194,7 @@ def test_a_replica_outside_the_isr_that_tells_a_position_shows_that_its_node_get
         assert (1 not in {p.partition for p in timers.due(3 * WAIT)}) is tells
 
 
-def test_a_node_whose_positions_are_not_wanted_keeps_no_election_waiting(many: Many) -> None:
+def test_election_does_not_wait_for_a_node_that_reports_unwanted_positions(many: Many) -> None:
     many.unfence("a")
     timers = watching(many)
     for number in range(12):
@@ -196,7 +202,7 @@ def test_a_node_whose_positions_are_not_wanted_keeps_no_election_waiting(many: M
     assert len(timers.due(WAIT)) == 12
 
 
-def test_a_candidate_that_finishes_promotions_is_not_passed_over_in_those_whose_turn_has_not_come(many: Many) -> None:
+def test_candidate_that_completes_other_promotions_is_not_passed_over(many: Many) -> None:
     for number in range(12):
         many.ask(concludeElection=many.about(pb.ConcludeElection, number, epoch=many.of(number).epoch))
     timers, now = watching(many), 0
@@ -210,7 +216,7 @@ def test_a_candidate_that_finishes_promotions_is_not_passed_over_in_those_whose_
     assert [p.partition for p in timers.due(now + TIMEOUT) if isinstance(p, pb.PassOver) and p.candidate == "b"] == slow[-1:]
 
 
-def test_nobody_is_waited_for_without_end(many: Many) -> None:
+def test_candidate_without_progress_is_passed_over_in_the_end(many: Many) -> None:
     for number in range(12):
         many.ask(concludeElection=many.about(pb.ConcludeElection, number, epoch=many.of(number).epoch))
     timers, now = watching(many), 0
@@ -228,7 +234,7 @@ def test_nobody_is_waited_for_without_end(many: Many) -> None:
     assert stuck in {p.partition for p in timers.due(end)}
 
 
-def test_many_clocks_are_not_all_looked_at_every_time(many: Many) -> None:
+def test_election_timers_return_only_the_clocks_that_are_due(many: Many) -> None:
     timers = watching(many)
     assert timers.next_deadline_ns() == WAIT
     assert [p.partition for p in timers.due(WAIT)] == list(range(12))
@@ -239,7 +245,7 @@ def test_many_clocks_are_not_all_looked_at_every_time(many: Many) -> None:
     assert timers.next_deadline_ns() is None
 
 
-def test_who_does_not_lead_any_more_starts_no_clock(cluster: Cluster, timers: ElectionTimers) -> None:
+def test_election_timers_start_no_clock_after_resigning(cluster: Cluster, timers: ElectionTimers) -> None:
     timers.resign()
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)

@@ -13,7 +13,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- witnesses -----------------------------------------------------------------------------------------------------
-def test_more_than_half_of_the_followers_depose_a_leader_and_the_longest_log_is_the_candidate() -> None:
+def test_leader_reported_by_most_followers_is_deposed_for_the_longest_log() -> None:
     cluster = Cluster()
     before = cluster.partition()
     cluster.report("b", (1, 90))
@@ -30,14 +30,14 @@ def test_more_than_half_of_the_followers_depose_a_leader_and_the_longest_log_is_
     assert cluster.partition().leader_epoch == found.leader_epoch
 
 
-def test_a_later_epoch_beats_a_longer_log() -> None:
+def test_election_prefers_a_later_epoch_to_a_longer_log() -> None:
     cluster = Cluster()
     cluster.report("b", (7, 5))
     cluster.report("c", (6, 500))
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_one_broken_link_deposes_nobody_however_often_it_is_reported() -> None:
+def test_leader_is_not_deposed_by_repeated_reports_of_one_follower() -> None:
     cluster = Cluster("abcd")
     for _ in range(10):
         cluster.report("b")
@@ -46,7 +46,7 @@ def test_one_broken_link_deposes_nobody_however_often_it_is_reported() -> None:
     assert cluster.now[0] is ELECTION, "two of three followers, and the third has not told its position"
 
 
-def test_reports_add_up_only_within_the_window() -> None:
+def test_leader_reports_count_only_within_the_report_window() -> None:
     cluster = Cluster()
     cluster.report("b", stampNs=5, stampTerm=1)
     cluster.report("c", stampNs=6 + REPORT_WINDOW_NS, stampTerm=1)
@@ -55,7 +55,7 @@ def test_reports_add_up_only_within_the_window() -> None:
     assert cluster.now[0] is CANDIDATE_FOUND
 
 
-def test_reports_to_two_metadata_leaders_do_not_add_up() -> None:
+def test_leader_reports_to_two_metadata_leaders_do_not_add_up() -> None:
     cluster = Cluster()
     cluster.report("b", stampNs=5, stampTerm=1)
     cluster.report("c", stampNs=6, stampTerm=2)
@@ -65,7 +65,7 @@ def test_reports_to_two_metadata_leaders_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("off_ns", [10 * 365 * 86_400 * 10**9, -3600 * 10**9])
-def test_an_entry_of_a_clock_that_is_years_off_neither_voids_nor_makes_a_report(off_ns: int) -> None:
+def test_entry_with_a_wrong_clock_neither_voids_nor_completes_reports(off_ns: int) -> None:
     cluster = Cluster()
     cluster.now_ns += off_ns
     cluster.create("other", "shop.other")
@@ -79,7 +79,7 @@ def test_an_entry_of_a_clock_that_is_years_off_neither_voids_nor_makes_a_report(
     assert cluster.now[0] is CANDIDATE_FOUND
 
 
-def test_in_an_isr_of_two_one_report_deposes_only_a_leader_that_was_asked() -> None:
+def test_leader_with_an_isr_of_two_is_deposed_by_one_report_only_after_it_was_asked() -> None:
     cluster = Cluster()
     cluster.change_isr(["a", "b"])
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_in_an_isr_of_two_one_report_deposes_only_a_leader_that_was_asked() -> N
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_any_replica_witnesses_against_a_sole_member_but_only_one_that_is_complete_is_elected() -> None:
+def test_sole_isr_member_is_accused_by_any_replica_and_replaced_by_a_complete_one() -> None:
     for min_isr in (1, 2):
         cluster = Cluster(minIsr=min_isr)
         cluster.change_isr(["a", "b"])
@@ -100,7 +100,7 @@ def test_any_replica_witnesses_against_a_sole_member_but_only_one_that_is_comple
         assert cluster.now == ((ONLINE, "a", "") if min_isr == 1 else (CANDIDATE_FOUND, "", "b"))
 
 
-def test_a_witness_that_has_joined_again_does_not_count_for_what_it_said_before() -> None:
+def test_leader_report_of_a_follower_that_rejoined_does_not_count() -> None:
     cluster = Cluster()
     cluster.report("c")
     cluster.change_isr(["a", "b"])
@@ -109,7 +109,7 @@ def test_a_witness_that_has_joined_again_does_not_count_for_what_it_said_before(
     assert cluster.now == (ONLINE, "a", "")
 
 
-def test_a_leader_that_comes_back_leads_again_only_if_nobody_has_more() -> None:
+def test_restarted_leader_is_reelected_only_if_no_follower_has_more_records() -> None:
     cluster = Cluster()
     cluster.restart("a")
     assert cluster.now == (ELECTION, "", "")
@@ -122,7 +122,7 @@ def test_a_leader_that_comes_back_leads_again_only_if_nobody_has_more() -> None:
     assert cluster.partition().isr == ("a", "b", "c"), "nobody was deposed"
 
 
-def test_alone_it_leads_on_at_once_and_others_that_are_fenced_are_not_waited_for() -> None:
+def test_restarted_leader_whose_followers_are_fenced_is_reelected_at_once() -> None:
     cluster = Cluster()
     cluster.fence("b")
     cluster.fence("c")
@@ -139,7 +139,7 @@ def test_alone_it_leads_on_at_once_and_others_that_are_fenced_are_not_waited_for
     assert waiting.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_a_leader_that_lacks_what_is_committed_makes_way_on_the_word_of_one_that_may_lead() -> None:
+def test_leader_that_lacks_committed_records_is_deposed_by_one_isr_member() -> None:
     cluster = Cluster(minIsr=1)
     cluster.change_isr(["a", "c"])
     assert cluster.report("b", leaderLacks=True).error == Error.INVALID, "it may lack something itself"
@@ -149,7 +149,7 @@ def test_a_leader_that_lacks_what_is_committed_makes_way_on_the_word_of_one_that
     assert cluster.partition().isr == ("c",)
 
 
-def test_a_leader_gives_up_what_another_can_take_and_keeps_the_rest() -> None:
+def test_leader_resigns_partitions_that_another_replica_can_lead() -> None:
     cluster = Cluster(minIsr=1)
 
     def wish(**other: Any) -> pb.ControlResponse:
@@ -168,7 +168,7 @@ def test_a_leader_gives_up_what_another_can_take_and_keeps_the_rest() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_a_leader_that_serves_makes_way_for_whom_it_names_and_follows() -> None:
+def test_serving_leader_transfers_to_the_named_replica_and_stays_in_the_isr() -> None:
     cluster = Cluster()
 
     def wish(toward: str, **other: Any) -> pb.ControlResponse:
@@ -191,7 +191,7 @@ def test_a_leader_that_serves_makes_way_for_whom_it_names_and_follows() -> None:
     assert cluster.partition().isr == ("a", "c"), "who made way is still complete"
 
 
-def test_reports_split_over_two_leader_epochs_do_not_add_up() -> None:
+def test_leader_reports_of_two_leader_epochs_do_not_add_up() -> None:
     cluster = Cluster()
     cluster.report("b")
     old = cluster.partition().leader_epoch
@@ -203,7 +203,7 @@ def test_reports_split_over_two_leader_epochs_do_not_add_up() -> None:
     assert cluster.now == (ONLINE, "a", "")
 
 
-def test_only_live_followers_of_the_isr_of_the_right_incarnation_are_witnesses() -> None:
+def test_leader_reports_count_only_from_live_isr_followers_of_the_current_incarnation() -> None:
     cluster = Cluster("abcd")
     cluster.change_isr(["a", "b", "c"])
     assert cluster.report("d").error == Error.INVALID
@@ -217,7 +217,7 @@ def test_only_live_followers_of_the_isr_of_the_right_incarnation_are_witnesses()
 
 
 # ---- the end of a session ------------------------------------------------------------------------------------------
-def test_the_end_of_a_leaders_session_starts_an_election_that_waits_for_positions() -> None:
+def test_fenced_leader_starts_an_election_that_waits_for_positions() -> None:
     cluster = Cluster()
     cluster.fence("a")
     assert cluster.now == (ELECTION, "", "")
@@ -228,7 +228,7 @@ def test_the_end_of_a_leaders_session_starts_an_election_that_waits_for_position
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_an_election_is_concluded_without_those_who_do_not_tell() -> None:
+def test_election_concludes_without_silent_followers() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.report("c", (1, 2))
@@ -241,7 +241,7 @@ def test_an_election_is_concluded_without_those_who_do_not_tell() -> None:
     assert silent.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_equal_positions_go_to_the_node_that_leads_least() -> None:
+def test_election_with_equal_positions_chooses_the_node_with_the_fewest_leaderships() -> None:
     cluster = Cluster()
     cluster.create("busy", replicationFactor=3)
     assert cluster.partition("busy").leader == "b"
@@ -250,7 +250,7 @@ def test_equal_positions_go_to_the_node_that_leads_least() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_many_partitions_of_one_lost_node_spread_over_the_others() -> None:
+def test_elections_after_a_node_loss_spread_the_leaders_over_the_other_nodes() -> None:
     cluster = Driver(("a", "b", "c", "d"), elections=True)
     cluster.create(partitions=24, replicationFactor=4)
     cluster.fence("b")
@@ -267,7 +267,7 @@ def test_many_partitions_of_one_lost_node_spread_over_the_others() -> None:
     assert dict(cluster.fsm.image.leader_counts) == {"a": 8, "c": 8, "d": 8}
 
 
-def test_a_follower_that_is_lost_in_an_election_is_not_waited_for() -> None:
+def test_election_does_not_wait_for_a_follower_fenced_during_the_election() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.fence("b")
@@ -275,7 +275,7 @@ def test_a_follower_that_is_lost_in_an_election_is_not_waited_for() -> None:
 
 
 # ---- candidates that fail ------------------------------------------------------------------------------------------
-def test_a_candidate_that_fails_is_passed_over_in_a_new_leader_epoch_until_nobody_is_left() -> None:
+def test_candidate_that_fails_is_passed_over_with_a_new_leader_epoch() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -298,7 +298,7 @@ def test_a_candidate_that_fails_is_passed_over_in_a_new_leader_epoch_until_nobod
 
 
 @pytest.mark.parametrize("field", ["candidate", "leaderEpoch", "epoch"])
-def test_a_pass_over_that_names_another_state_is_stale(field: str) -> None:
+def test_pass_over_request_for_another_state_is_stale(field: str) -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -319,7 +319,7 @@ def test_a_pass_over_that_names_another_state_is_stale(field: str) -> None:
         ({"finished": False}, Error.INVALID),
     ],
 )
-def test_a_promotion_must_match_the_proposal(other: dict[str, Any], error: int) -> None:
+def test_promotion_report_must_match_the_proposed_candidate(other: dict[str, Any], error: int) -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -328,7 +328,7 @@ def test_a_promotion_must_match_the_proposal(other: dict[str, Any], error: int) 
     assert cluster.partition() is before
 
 
-def test_a_promotion_that_is_reported_twice_is_fine_and_a_candidate_that_restarts_is_not() -> None:
+def test_promotion_reported_twice_is_accepted_but_not_after_a_restart() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -347,7 +347,7 @@ def test_a_promotion_that_is_reported_twice_is_fine_and_a_candidate_that_restart
     assert other.ask(reportPromotion=report).error == Error.STALE
 
 
-def test_the_last_candidate_that_restarts_is_proposed_again_in_a_new_leader_epoch() -> None:
+def test_last_candidate_that_restarts_is_proposed_again_with_a_new_leader_epoch() -> None:
     cluster = Cluster("ab")
     cluster.fence("a")
     first = cluster.partition()
@@ -361,7 +361,7 @@ def test_the_last_candidate_that_restarts_is_proposed_again_in_a_new_leader_epoc
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_a_shrink_of_the_node_just_elected_is_stale() -> None:
+def test_shrink_without_the_elected_leader_is_stale() -> None:
     cluster = Cluster()
     shrink = cluster.isr_request(["a", "b"])
     cluster.fence("a")
@@ -373,7 +373,7 @@ def test_a_shrink_of_the_node_just_elected_is_stale() -> None:
 
 
 # ---- switched off --------------------------------------------------------------------------------------------------
-def test_without_elections_reports_change_nothing_and_a_fenced_leader_keeps_its_partitions() -> None:
+def test_cluster_with_elections_disabled_ignores_reports_and_keeps_fenced_leaders() -> None:
     cluster = Driver(("a", "b", "c"))
     cluster.create()
     before = cluster.partition()

@@ -9,7 +9,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- what may be lost ----------------------------------------------------------------------------------------------
-def test_a_leader_that_comes_back_incomplete_leaves_the_isr_and_another_is_elected() -> None:
+def test_leader_restarted_incomplete_leaves_the_isr_and_another_is_elected() -> None:
     cluster = Cluster()
     cluster.restart("a", flushed=False)
     assert cluster.now[0] is ELECTION
@@ -19,7 +19,7 @@ def test_a_leader_that_comes_back_incomplete_leaves_the_isr_and_another_is_elect
     assert cluster.partition().isr == ("b", "c")
 
 
-def test_a_candidate_that_comes_back_incomplete_is_passed_over() -> None:
+def test_candidate_restarted_incomplete_is_passed_over() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -33,7 +33,7 @@ def test_a_candidate_that_comes_back_incomplete_is_passed_over() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_the_last_replica_standing_that_may_have_lost_data_is_elected_only_by_command_and_it_shows() -> None:
+def test_last_replica_that_may_have_lost_data_is_elected_only_by_an_unclean_election() -> None:
     cluster = Cluster("ab", minIsr=1)
     cluster.change_isr(["a"])
     cluster.restart("a", flushed=False)
@@ -49,7 +49,7 @@ def test_the_last_replica_standing_that_may_have_lost_data_is_elected_only_by_co
     assert (partition.unclean_elected, partition.isr, partition.incomplete) == (True, ("a",), ())
 
 
-def test_an_unclean_election_from_outside_the_isr_gives_it_up_only_when_it_succeeds() -> None:
+def test_unclean_election_replaces_the_isr_only_when_it_succeeds() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.change_isr(["a"])
     cluster.fence("a")
@@ -65,7 +65,7 @@ def test_an_unclean_election_from_outside_the_isr_gives_it_up_only_when_it_succe
     assert cluster.partition().unclean_elected
 
 
-def test_a_candidate_from_outside_the_isr_that_is_gone_is_one_no_more() -> None:
+def test_unclean_candidate_that_is_fenced_ends_the_election() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.change_isr(["a"])
     cluster.fence("a")
@@ -77,7 +77,7 @@ def test_a_candidate_from_outside_the_isr_that_is_gone_is_one_no_more() -> None:
     assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
 
 
-def test_who_was_passed_over_may_lead_again_after_the_election() -> None:
+def test_passed_over_candidate_may_lead_after_the_election() -> None:
     cluster = Cluster("abc")
     cluster.fence("a")
     cluster.conclude()
@@ -91,7 +91,7 @@ def test_who_was_passed_over_may_lead_again_after_the_election() -> None:
     assert cluster.partition().passed_over == ()
 
 
-def test_who_left_while_hw_stood_still_may_lead_when_nobody_of_the_isr_can() -> None:
+def test_complete_replica_outside_the_isr_is_elected_if_no_isr_member_can() -> None:
     cluster = Cluster("abc")
     cluster.change_isr(["a", "c"])
     assert cluster.partition().complete == (), "the two that are left commit without b"
@@ -105,7 +105,7 @@ def test_who_left_while_hw_stood_still_may_lead_when_nobody_of_the_isr_can() -> 
     assert cluster.partition().complete == ()
 
 
-def test_one_that_has_lost_something_is_complete_no_more() -> None:
+def test_replica_that_lost_data_is_not_complete() -> None:
     for lose in ("registers", "asks for it", "asked for it when it left"):
         cluster = Cluster("ab")
         lost = ["b"] if lose == "asked for it when it left" else []
@@ -123,7 +123,7 @@ def test_one_that_has_lost_something_is_complete_no_more() -> None:
         assert cluster.now == (OFFLINE, "", ""), lose
 
 
-def test_an_unclean_election_needs_an_offline_partition_and_a_live_replica() -> None:
+def test_unclean_election_needs_an_offline_partition_and_a_live_replica() -> None:
     cluster = Cluster("ab")
     assert cluster.elect("b", unclean=True).error == Error.INVALID
     assert cluster.elect("zz", unclean=True).error == Error.INVALID
@@ -134,7 +134,7 @@ def test_an_unclean_election_needs_an_offline_partition_and_a_live_replica() -> 
 
 
 # ---- planned transfers ---------------------------------------------------------------------------------------------
-def test_a_planned_transfer_keeps_the_old_leader_in_the_isr() -> None:
+def test_leadership_transfer_keeps_the_old_leader_in_the_isr() -> None:
     cluster = Cluster()
     assert cluster.elect("c").error == Error.OK
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
@@ -146,14 +146,14 @@ def test_a_planned_transfer_keeps_the_old_leader_in_the_isr() -> None:
     assert cluster.now == (ONLINE, "a", ""), "no name: the preferred leader"
 
 
-def test_a_transfer_that_fails_comes_back_to_the_old_leader() -> None:
+def test_leadership_transfer_that_fails_returns_to_the_old_leader() -> None:
     cluster = Cluster("ab")
     cluster.elect("b")
     cluster.pass_over()
     assert cluster.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_a_transfer_to_who_can_not_lead_is_refused() -> None:
+def test_leadership_transfer_to_an_ineligible_replica_is_rejected() -> None:
     cluster = Cluster()
     cluster.fence("b")
     cluster.change_isr(["a", "b"])
@@ -163,7 +163,7 @@ def test_a_transfer_to_who_can_not_lead_is_refused() -> None:
     assert cluster.now == (ONLINE, "a", "")
 
 
-def test_draining_a_node_moves_what_it_leads_and_says_what_stays() -> None:
+def test_drain_node_transfers_its_leaderships_and_counts_the_remaining_ones() -> None:
     cluster = Cluster()
     cluster.create("alone", replicationFactor=1, partitions=3)
     led = [p.partition for p in cluster.fsm.image.streams["alone"].partitions if p.leader == "a"]

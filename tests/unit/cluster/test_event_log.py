@@ -60,7 +60,7 @@ def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) 
     return True
 
 
-def test_each_event_is_written_once_and_in_order_whoever_writes() -> None:
+def test_event_log_writes_each_event_once_in_order() -> None:
     trail, stream = a_trail(2, 0, 3, 1), Stream()
     one, two = EventLog(trail), EventLog(a_trail(2, 0, 3, 1))
     assert one.is_behind
@@ -83,7 +83,7 @@ def test_each_event_is_written_once_and_in_order_whoever_writes() -> None:
     assert trail.lost == 0
 
 
-def test_nothing_is_due_before_the_end_is_known_nor_after_the_leadership() -> None:
+def test_event_log_is_idle_before_the_end_is_known_and_after_resigning() -> None:
     log = EventLog(a_trail(1))
     assert log.due(9) == []
     log.found(Tail(-1, NOTHING))
@@ -93,7 +93,7 @@ def test_nothing_is_due_before_the_end_is_known_nor_after_the_leadership() -> No
     assert log.is_behind, "as far as is known"
 
 
-def test_what_went_from_memory_before_it_was_written_is_one_gap_and_counted() -> None:
+def test_event_log_writes_one_gap_for_events_dropped_from_memory() -> None:
     trail, stream = a_trail(1, 1, most=3), Stream()
     log = EventLog(trail)
     assert write(log, stream)
@@ -109,7 +109,7 @@ def test_what_went_from_memory_before_it_was_written_is_one_gap_and_counted() ->
     assert len(stream.records) == 6
 
 
-def test_what_leaves_the_memory_of_who_does_not_write_is_not_lost() -> None:
+def test_event_trail_counts_lost_events_only_while_leading() -> None:
     trail = a_trail(*[1] * 9, most=3)
     assert trail.lost == 0
     log = EventLog(trail)
@@ -123,7 +123,7 @@ def test_what_leaves_the_memory_of_who_does_not_write_is_not_lost() -> None:
     assert trail.lost == 1
 
 
-def test_events_that_are_missing_within_an_entry_are_a_gap_too() -> None:
+def test_event_log_writes_a_gap_for_events_missing_within_an_entry() -> None:
     trail, stream = a_trail(9, most=4), Stream()
     stream.records.append(b'{"index": 1, "number": 1}')
     assert write(EventLog(trail), stream)
@@ -131,7 +131,7 @@ def test_events_that_are_missing_within_an_entry_are_a_gap_too() -> None:
     assert json.loads(stream.records[1])["kind"] == GAP
 
 
-def test_behind_a_snapshot_a_gap_is_told_once_something_happens() -> None:
+def test_event_log_writes_the_gap_of_a_snapshot_with_the_next_event() -> None:
     trail, stream = a_trail(1), Stream()
     log = EventLog(trail)
     assert write(log, stream)
@@ -146,7 +146,7 @@ def test_behind_a_snapshot_a_gap_is_told_once_something_happens() -> None:
     assert fresh.due(9) == [], "who is behind the stream writes nothing"
 
 
-def test_a_gap_counts_among_the_most_that_are_due() -> None:
+def test_event_log_gap_counts_in_the_batch_limit() -> None:
     trail = a_trail(*[1] * 9, most=3)
     log = EventLog(trail)
     log.found(Tail(-1, NOTHING))
@@ -156,6 +156,6 @@ def test_a_gap_counts_among_the_most_that_are_due() -> None:
 @pytest.mark.parametrize(
     "record", [b"", b"[]", b"{}", b'{"index": 1}', b'{"index": -1, "number": 0}', b'{"index": 1, "number": -2}']
 )
-def test_what_is_no_event_is_said(record: bytes) -> None:
+def test_event_place_of_an_invalid_record_raises(record: bytes) -> None:
     with pytest.raises(ValueError):
         place_in(record)

@@ -85,7 +85,7 @@ def finalized(*nodes: str, features: tuple[Feature, ...] = BOTH) -> Driver:
 
 
 # ---- finalize -------------------------------------------------------------------------------------------------------------------
-def test_level_that_all_speak_is_finalized_once_and_the_image_holds_it() -> None:
+def test_feature_level_that_all_nodes_support_is_finalized_in_the_image() -> None:
     driver = a_driver("a", "b")
     answer = asked(driver, NEXT, heard_of(driver), c=LevelRange(NOW, NEXT))
     assert (answer.error, answer.detail) == (Error.OK, "the feature level is 6, it was 5")
@@ -110,7 +110,7 @@ def test_level_that_all_speak_is_finalized_once_and_the_image_holds_it() -> None
         (4, {}, {}, "there is no level before 5 that the metadata leader speaks"),
     ],
 )  # fmt: skip
-def test_a_level_that_somebody_does_not_speak_is_not(
+def test_feature_level_that_a_node_does_not_support_is_rejected(
     level: int, nodes: dict[str, LevelRange], controllers: dict[str, LevelRange | None], says: str
 ) -> None:
     driver = a_driver("a", "b")
@@ -123,7 +123,7 @@ def test_a_level_that_somebody_does_not_speak_is_not(
     assert (looked.error, list(looked.levels.reasons)) == (Error.OK, [answer.detail])
 
 
-def test_who_was_not_heard_since_it_registered_is_in_the_way() -> None:
+def test_feature_level_is_rejected_while_a_registered_node_is_silent() -> None:
     driver = a_driver("a", "b")
     heard = heard_of(driver)
     driver.restart("b")
@@ -141,7 +141,7 @@ def test_who_was_not_heard_since_it_registered_is_in_the_way() -> None:
     assert asked(driver, NEXT, heard).error == Error.OK, "what comes late does not count"
 
 
-def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
+def test_feature_level_is_stale_if_a_node_registered_since_the_check() -> None:
     driver = a_driver("a", "b")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT))
     assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
@@ -152,7 +152,7 @@ def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
     assert driver.fsm.image.feature_level == NOW
 
 
-def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
+def test_feature_level_dry_run_lists_the_ranges_of_the_nodes() -> None:
     driver = a_driver("a", "b")
     heard = heard_of(driver)
     driver.restart("b")
@@ -163,7 +163,7 @@ def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
     assert driver.log[-1:] == driver.log[2:3], "only the restart was logged"
 
 
-def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> None:
+def test_feature_ranges_are_forgotten_on_resigning_and_with_removed_nodes() -> None:
     driver = a_driver("a")
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
@@ -178,7 +178,7 @@ def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> Non
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
-def test_level_is_left_only_where_the_table_allows_it_and_nothing_uses_it() -> None:
+def test_feature_level_downgrade_needs_a_compatible_table_and_no_user() -> None:
     driver = finalized("a", "b", features=NEWER)
     driver.create("orders", "x", replicationFactor=2)
     assert asked(driver, NOW, heard_of(driver)).detail == "orders"
@@ -191,14 +191,14 @@ def test_level_is_left_only_where_the_table_allows_it_and_nothing_uses_it() -> N
     assert driver.fsm.image.rules == ClusterRules("shop", True)
 
 
-def test_level_without_a_way_back_is_not_left() -> None:
+def test_feature_level_without_a_downgrade_is_kept() -> None:
     driver = finalized("a", features=(*FEATURES, replace(NEXT_FEATURE, has_way_back=False)))
     answer = asked(driver, NOW, heard_of(driver))
     assert answer.error == Error.INVALID
     assert answer.detail.startswith("level 6 has written what versions before it can't read")
 
 
-def test_levels_are_left_one_at_a_time() -> None:
+def test_feature_level_downgrades_go_one_level_at_a_time() -> None:
     driver = a_driver("a", features=(*BOTH, replace(NEXT_FEATURE, level=7)))
     assert asked(driver, 7, heard_of(driver)).error == Error.OK
     assert asked(driver, NOW, heard_of(driver)).detail == "one level at a time: from 7 to 6"
@@ -215,7 +215,7 @@ def test_apply_of_a_level_below_the_supported_ones_raises() -> None:
     assert driver.fsm.image.feature_level == NOW
 
 
-def test_a_node_that_speaks_the_new_level_alone_is_in_the_way_back() -> None:
+def test_feature_level_downgrade_is_rejected_if_a_node_supports_only_the_new_level() -> None:
     driver = finalized("a", "b", features=NEWER)
     answer = asked(driver, NOW, heard_of(driver, b=LevelRange(NEXT, NEXT)))
     assert answer.detail == "node b (1.2.3) speaks 6, not 5"
@@ -233,7 +233,7 @@ def test_request_that_needs_the_next_level_is_not_logged_before_it_is_finalized(
 
 
 # ---- default quota -----------------------------------------------------------------------------------------------------------------
-def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_nothing() -> None:
+def test_default_quota_keeps_omitted_fields_and_rejects_invalid_values() -> None:
     driver = a_driver("a")
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, bytesPerS=6, byToken=7))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(bytesPerS=0))
@@ -253,7 +253,7 @@ def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_
 
 
 # ---- who takes part -------------------------------------------------------------------------------------------------------------
-def test_node_that_does_not_speak_the_level_is_rejected_and_the_text_names_both() -> None:
+def test_node_that_does_not_support_the_feature_level_is_rejected_with_both_levels() -> None:
     driver = finalized("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
@@ -265,7 +265,7 @@ def test_node_that_does_not_speak_the_level_is_rejected_and_the_text_names_both(
     assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=7)).error == Error.OK
 
 
-def test_node_that_names_no_range_is_rejected() -> None:
+def test_node_without_a_feature_range_is_rejected() -> None:
     driver = a_driver("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
     assert registered(answer) is Registered.UNSPOKEN
@@ -277,7 +277,7 @@ def test_node_that_names_no_range_is_rejected() -> None:
     assert registered(before_the_log) is Registered.UNSPOKEN
 
 
-def test_ranges() -> None:
+def test_feature_ranges_are_parsed_and_compared() -> None:
     assert said(pb.RegisterNode()) == UNSAID
     assert said(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
@@ -289,7 +289,7 @@ def test_ranges() -> None:
 
 
 # ---- a group without a level ----------------------------------------------------------------------------------------------------
-def test_image_without_a_level_is_read_only_while_nothing_was_decided() -> None:
+def test_image_without_a_feature_level_is_accepted_only_while_empty() -> None:
     """[M14]"""
     new = ClusterImage(index=7, time_ns=9)
     assert decode_snapshot(encode_snapshot(new)).feature_level == NO_LEVEL
@@ -300,7 +300,7 @@ def test_image_without_a_level_is_read_only_while_nothing_was_decided() -> None:
             read()
 
 
-def test_entry_that_decides_before_there_is_a_level_ends_apply() -> None:
+def test_entry_before_the_first_feature_level_stops_apply() -> None:
     fsm = ClusterFsm("shop", elections=True)
     barrier = pb.ControlRequest(operationId=b"b" * 16, timeNs=1, barrier=pb.Barrier())
     assert pb.ControlResponse.FromString(fsm.apply(barrier.SerializeToString(), 1)).error == Error.OK
@@ -311,7 +311,7 @@ def test_entry_that_decides_before_there_is_a_level_ends_apply() -> None:
     assert fsm.image.index == 1
 
 
-def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_what_to_do() -> None:
+def test_snapshot_of_a_cluster_at_level_1_is_rejected_with_advice() -> None:
     data = encode_snapshot(born_image())
     with pytest.raises(UnknownFormatError, match="up to feature level 5"):
         decode_snapshot(data[:4] + (1).to_bytes(2, "big") + data[6:])
@@ -329,7 +329,7 @@ def test_apply_of_an_entry_with_unknown_fields_raises(strange: bytes) -> None:
     assert driver.fsm.image is before
 
 
-def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
+def test_apply_of_an_entry_with_a_nested_unknown_field_raises() -> None:
     inner = pb.RegisterNode(nodeId="b").SerializeToString() + UNKNOWN_FIELD
     item = pb.ControlRequest(registerNode=pb.RegisterNode.FromString(inner))
     batch = pb.Batch(requests=[pb.BatchedRequest(number=1, request=item)])
@@ -338,7 +338,7 @@ def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
         finalized("a").fsm.apply(entry, 100)
 
 
-def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessing() -> None:
+def test_controller_that_does_not_support_the_next_level_stops_before_applying() -> None:
     newer = a_driver("a")
     older = born_fsm("shop", elections=True)
     for index, entry in enumerate(newer.log, 1):
@@ -354,7 +354,7 @@ def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessin
 
 
 @pytest.mark.parametrize("inner", ["config", "node"])
-def test_an_image_that_says_more_than_is_understood_is_not_read(inner: str) -> None:
+def test_image_with_unknown_fields_is_rejected(inner: str) -> None:
     driver = a_driver("a")
     driver.create("orders", "x")
     message = pb.Image.FromString(image_to_bytes(driver.fsm.image))
@@ -364,7 +364,7 @@ def test_an_image_that_says_more_than_is_understood_is_not_read(inner: str) -> N
         image_from_bytes(message.SerializeToString())
 
 
-def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_where_all_it_is_sent_is_so() -> None:
+def test_feed_subscription_stops_at_an_unsupported_feature_level() -> None:
     newer = a_driver("a")
     follower = FeedSubscription("d")
     take = follower._take_snapshot
@@ -385,7 +385,7 @@ def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_w
         take(data)
 
 
-def test_unknown_fields_are_seen_at_any_depth_and_only_they() -> None:
+def test_unknown_fields_are_found_at_any_depth() -> None:
     request = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=3)]))
     assert not has_unknown_fields(request)
     request.batch.requests[0].request.setNode.MergeFromString(UNKNOWN_FIELD)
@@ -393,7 +393,7 @@ def test_unknown_fields_are_seen_at_any_depth_and_only_they() -> None:
 
 
 # ---- rules and digest -----------------------------------------------------------------------------------------------------------
-def test_the_image_says_the_rules_and_no_controllers_settings() -> None:
+def test_image_holds_the_cluster_rules_independent_of_controller_settings() -> None:
     same = a_driver("a")
     other = ClusterFsm("another", elections=False)
     other.image = born_image("shop")
@@ -412,7 +412,7 @@ def heavier(weight: int) -> bytes:
     return request.SerializeToString()
 
 
-def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_records_apart() -> None:
+def test_image_digest_covers_every_entry_and_survives_snapshots() -> None:
     driver = a_driver("a")
     seen = {driver.fsm.image.digest}
     for request in ({"barrier": pb.Barrier()}, {"setNode": pb.SetNode(nodeId="a", weight=2)}, {"barrier": pb.Barrier()}):
@@ -447,7 +447,7 @@ def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_record
     assert driver.fsm.image.digest != restored.image.digest, "each index counts"
 
 
-def test_a_repeated_finalization_is_answered_as_before() -> None:
+def test_feature_level_request_repeated_gets_the_same_answer() -> None:
     driver = a_driver("a")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT), operationId=b"f" * 16, timeNs=5)
     assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
@@ -458,7 +458,7 @@ def test_a_repeated_finalization_is_answered_as_before() -> None:
     assert answer.detail == "the feature level is 6, it was 5"
 
 
-def test_the_description_tells_clients_the_level() -> None:
+def test_describe_cluster_tells_the_feature_level() -> None:
     for driver, level in ((a_driver("a"), NOW), (finalized("a"), NEXT)):
         pages = ClusterPages()
         while pages.request is not None:

@@ -79,7 +79,7 @@ def feed() -> Feed:
     return made
 
 
-def test_a_new_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) -> None:
+def test_feed_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) -> None:
     feed.deliver(feed.do("create", partitions=3))
     feed.check()
     feed.deliver(feed.do("change_isr", isr=["a", "b"]))
@@ -87,7 +87,7 @@ def test_a_new_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) -
     assert feed.subscription.resync_count == 0
 
 
-def test_a_controller_that_has_applied_nothing_has_no_image_to_give() -> None:
+def test_feed_of_an_empty_controller_offers_no_snapshot() -> None:
     feed = Feed()
     for _ in range(3):  # asked before the cluster's first entry, also by way of a snapshot
         assert feed.exchange()
@@ -99,7 +99,7 @@ def test_a_controller_that_has_applied_nothing_has_no_image_to_give() -> None:
     assert set(feed.subscription.image.nodes) == {"a", "b", "c"}
 
 
-def test_an_image_of_index_0_is_not_taken_from_anybody() -> None:
+def test_feed_snapshot_of_index_0_is_rejected() -> None:
     """A controller of another version may still serve what it had before the first entry."""
     feed = Feed()
     data = encode_snapshot(ClusterImage(), operations=False)
@@ -113,7 +113,7 @@ def test_an_image_of_index_0_is_not_taken_from_anybody() -> None:
     feed.settle()
 
 
-def test_a_node_asks_for_a_snapshot_then_for_its_rest_then_for_what_it_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_node_requests_a_snapshot_then_its_chunks_then_missing_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed = Feed()
     feed.register("a", "b")
@@ -138,7 +138,7 @@ def test_a_node_asks_for_a_snapshot_then_for_its_rest_then_for_what_it_misses(mo
     assert subscription.request(feed.now_ns + 2 * RETRY_AFTER_NS) == pb.FeedSnapshotRequest(nodeId="n9", afterIndex=image.index)
 
 
-def test_a_lost_entry_is_fetched_from_what_is_held_without_a_snapshot(feed: Feed) -> None:
+def test_feed_node_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
     feed.do("create")
     feed.deliver(feed.register("d"))
     assert feed.subscription.behind
@@ -147,7 +147,7 @@ def test_a_lost_entry_is_fetched_from_what_is_held_without_a_snapshot(feed: Feed
     feed.check()
 
 
-def test_a_loss_at_the_end_is_seen_by_the_head(feed: Feed) -> None:
+def test_feed_node_notices_a_lost_last_entry_by_the_head(feed: Feed) -> None:
     feed.do("create")
     assert not feed.subscription.behind
     feed.deliver([feed.producer.head()])
@@ -155,7 +155,7 @@ def test_a_loss_at_the_end_is_seen_by_the_head(feed: Feed) -> None:
     feed.settle()
 
 
-def test_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
+def test_feed_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
     entries = feed.do("create") + feed.register("d")
     feed.deliver(entries)
     image = feed.subscription.image
@@ -163,7 +163,7 @@ def test_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
     assert feed.subscription.image is image
 
 
-def test_what_is_applied_between_two_publications_is_one_entry(feed: Feed) -> None:
+def test_feed_joins_entries_applied_between_two_publications(feed: Feed) -> None:
     for node in ("d", "e", "f"):
         feed.driver.register(node)
         feed.producer.applied(feed.driver.index, feed.driver.fsm.last_records)
@@ -174,14 +174,14 @@ def test_what_is_applied_between_two_publications_is_one_entry(feed: Feed) -> No
     feed.check()
 
 
-def test_more_than_is_held_needs_a_snapshot(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_node_behind_the_held_entries_fetches_a_snapshot(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_HELD_ENTRIES", 2)
     feed.register("d", "e", "f")
     feed.deliver([feed.producer.head()])
     feed.settle()
 
 
-def test_entries_are_bounded_and_a_long_gap_is_closed_in_several_answers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_entries_are_bounded_and_a_long_gap_needs_several_answers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 300)
     monkeypatch.setattr(feed_module, "_MAX_STATE_SIZE_BYTES", 100)
     for number in range(20):
@@ -195,7 +195,7 @@ def test_entries_are_bounded_and_a_long_gap_is_closed_in_several_answers(feed: F
     assert feed.subscription.resync_count == 0
 
 
-def test_an_entry_too_large_for_a_message_is_a_gap_for_everyone(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_entry_above_the_message_limit_is_a_gap_for_every_node(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 2000)
     entries = feed.do("create", partitions=200)
     assert [(e.index == e.previousIndex, len(e.records)) for e in entries] == [(True, 0)]
@@ -205,7 +205,7 @@ def test_an_entry_too_large_for_a_message_is_a_gap_for_everyone(feed: Feed, monk
     feed.settle()
 
 
-def test_a_snapshot_comes_in_chunks_and_serves_several_nodes(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_snapshot_in_chunks_serves_several_nodes(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     data = encode_snapshot(feed.driver.fsm.image, operations=False)
@@ -224,7 +224,7 @@ def test_a_snapshot_comes_in_chunks_and_serves_several_nodes(feed: Feed, monkeyp
         feed.settle()
 
 
-def test_a_snapshot_that_is_replaced_while_it_is_fetched_is_started_anew(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_snapshot_replaced_during_its_transfer_restarts(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     feed.producer.restored(feed.driver.index)
@@ -237,9 +237,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_fetched_is_started_anew(feed: F
     feed.settle()
 
 
-def test_each_request_may_be_answered_by_another_controller_with_a_snapshot_of_its_own(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_feed_snapshot_requests_may_be_answered_by_different_controllers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     producers = [FeedProducer(feed.driver.index) for _ in range(3)]
@@ -263,7 +261,7 @@ def test_each_request_may_be_answered_by_another_controller_with_a_snapshot_of_i
     assert asked < 10 * chunks
 
 
-def test_an_answer_to_another_node_is_no_answer_and_one_that_names_nobody_is_an_older_controllers(feed: Feed) -> None:
+def test_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepted(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
@@ -281,7 +279,7 @@ def test_an_answer_to_another_node_is_no_answer_and_one_that_names_nobody_is_an_
     assert subscription.synced
 
 
-def test_damaged_chunks_are_not_taken_and_not_asked_for_in_a_hurry(feed: Feed) -> None:
+def test_feed_damaged_chunks_are_ignored_and_requested_again_after_a_delay(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
@@ -296,7 +294,7 @@ def test_damaged_chunks_are_not_taken_and_not_asked_for_in_a_hurry(feed: Feed) -
     feed.settle()
 
 
-def test_a_record_that_can_not_follow_leads_to_a_fresh_start(feed: Feed) -> None:
+def test_feed_record_that_cannot_be_applied_causes_a_resync(feed: Feed) -> None:
     entries = feed.do("create")
     entries[0].records[0].streamCreated.config.codec = "unheard-of"
     feed.deliver(entries)
@@ -308,7 +306,7 @@ def test_a_record_that_can_not_follow_leads_to_a_fresh_start(feed: Feed) -> None
     feed.settle()
 
 
-def test_a_new_metadata_leader_goes_on_where_the_old_one_stopped(feed: Feed) -> None:
+def test_feed_of_a_new_metadata_leader_continues_at_the_same_index(feed: Feed) -> None:
     other = FeedProducer()
     for number in range(1, 4):
         other.applied(number, ())
@@ -323,7 +321,7 @@ def test_a_new_metadata_leader_goes_on_where_the_old_one_stopped(feed: Feed) -> 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_loss_delay_and_repetition_ends_with_the_same_image(seed: int) -> None:
+def test_feed_image_equals_the_controllers_after_any_loss_delay_and_repetition(seed: int) -> None:
     rng = random.Random(seed)
     feed = Feed()
     feed.register("a", "b", "c")
@@ -351,7 +349,7 @@ def test_any_loss_delay_and_repetition_ends_with_the_same_image(seed: int) -> No
     assert feed.subscription.resync_count == 0
 
 
-def test_a_server_that_takes_smaller_messages_is_sent_none_that_is_larger(feed: Feed) -> None:
+def test_feed_messages_fit_the_maximum_payload_of_the_server(feed: Feed) -> None:
     feed.register("n1", "n2", "n3")
     feed.do("create", name="large", subject="a.large", partitions=200)
     feed.producer.fit(16 * 1024)
@@ -381,7 +379,7 @@ def forged_deletion(feed: Feed, index: int) -> pb.FeedEntry:
 
 
 @pytest.mark.parametrize("ahead", [1, 5, 1 << 60])
-def test_an_image_that_a_forged_record_has_changed_is_fetched_anew(ahead: int) -> None:
+def test_feed_image_changed_by_a_forged_record_is_fetched_again(ahead: int) -> None:
     feed = Feed()
     feed.deliver(feed.register("n1", "n2"))
     feed.deliver(feed.do("create", name="s"))
@@ -395,7 +393,7 @@ def test_an_image_that_a_forged_record_has_changed_is_fetched_anew(ahead: int) -
     assert feed.subscription.resync_count == 1
 
 
-def test_a_forged_record_at_an_index_that_no_entry_has_is_healed_by_a_snapshot() -> None:
+def test_feed_forged_record_at_an_unused_index_is_repaired_by_a_snapshot() -> None:
     """The library's own entries have an index, and are not applied: seed 97 of the metadata group's simulator."""
     feed = Feed()
     feed.deliver(feed.register("a", "b"))
@@ -409,7 +407,7 @@ def test_a_forged_record_at_an_index_that_no_entry_has_is_healed_by_a_snapshot()
     feed.settle()
 
 
-def test_the_true_entry_in_the_place_of_a_forged_one_tells_at_once() -> None:
+def test_feed_true_entry_after_a_forged_one_causes_a_resync() -> None:
     feed = Feed()
     feed.deliver(feed.register("n1", "n2"))
     feed.deliver(feed.do("create", name="s"))
@@ -422,7 +420,7 @@ def test_the_true_entry_in_the_place_of_a_forged_one_tells_at_once() -> None:
     assert feed.subscription.resync_count == 1
 
 
-def test_what_comes_twice_or_late_is_no_contradiction() -> None:
+def test_feed_repeated_and_late_entries_cause_no_resync() -> None:
     feed = Feed()
     feed.deliver(feed.register("n1"))
     feed.settle()

@@ -22,7 +22,7 @@ def created(number: int, partitions: int = 1) -> StreamCreated:
     return StreamCreated(StreamImage(f"s{number}", f"u{number}", f"shop.{number}", StreamConfig(), made))
 
 
-def test_a_feed_keeps_a_bound_of_entries_and_records_and_leads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_producer_bounds_held_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_HELD_RECORDS", 10)
     producer = FeedProducer()
     for index in range(1, 30):
@@ -58,7 +58,7 @@ def subscribed() -> FeedSubscription:
     return made
 
 
-def test_behind_a_gap_so_many_entries_wait_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beyond are asked for again."""
     found = entries(9)
     size_bytes = found[3].ByteSize()
@@ -81,7 +81,7 @@ def test_behind_a_gap_so_many_entries_wait_and_so_many_bytes(monkeypatch: pytest
             assert made.image.index == waiting[-1]
 
 
-def test_a_feed_that_contradicts_itself_is_not_believed() -> None:
+def test_feed_subscription_resyncs_after_contradicting_entries() -> None:
     made = subscribed()
     one, two, three = entries(3)
     assert made.entry_received(one)
@@ -96,7 +96,7 @@ def test_a_feed_that_contradicts_itself_is_not_believed() -> None:
     del three
 
 
-def test_what_waits_for_a_gap_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     made, several = subscribed(), entries(12)
     size = max(entry.ByteSize() for entry in several)
     monkeypatch.setattr("liftpy.core.metadata.feed.MAX_WAITING_BYTES", 3 * size)
@@ -107,7 +107,7 @@ def test_what_waits_for_a_gap_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPat
     assert made.image.index >= 3
 
 
-def test_snapshots_come_in_checked_chunks_and_never_go_back() -> None:
+def test_feed_snapshot_chunks_are_checked_and_never_older() -> None:
     producer = FeedProducer()
     image = dataclasses.replace(an_image(a_stream()), index=5)
     producer.applied(5, ())

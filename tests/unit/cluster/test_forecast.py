@@ -51,7 +51,9 @@ def driver() -> Driver:
     ],
     ids=lambda value: value.WhichOneof("request") if isinstance(value, pb.ControlRequest) else "",
 )
-def test_what_cannot_succeed_is_answered_here_and_counted(driver: Driver, request_: pb.ControlRequest, error: int) -> None:
+def test_forecast_answers_an_impossible_request_without_the_log(
+    driver: Driver, request_: pb.ControlRequest, error: int
+) -> None:
     duties = leading(driver)
     for number in range(300):
         answer = duties.answer(request_, driver.fsm.image, 0, 0)
@@ -61,7 +63,7 @@ def test_what_cannot_succeed_is_answered_here_and_counted(driver: Driver, reques
     assert duties.counters["control requests that change nothing"] == 300
 
 
-def test_what_changes_something_is_for_the_log(driver: Driver) -> None:
+def test_forecast_leaves_a_request_that_changes_something_to_the_log(driver: Driver) -> None:
     duties = leading(driver)
     ended = {"uid": driver.fsm.image.streams["orders"].uid, "node": "a", "incarnation": driver.incarnation("a"), "service": "x"}
     for request in (
@@ -76,14 +78,14 @@ def test_what_changes_something_is_for_the_log(driver: Driver) -> None:
         assert duties.answer(request, driver.fsm.image, 0, 0) is None
 
 
-def test_a_leader_that_may_be_none_any_more_leaves_it_to_the_log(driver: Driver) -> None:
+def test_forecast_without_a_recent_majority_leaves_the_request_to_the_log(driver: Driver) -> None:
     duties = leading(driver)
     wrong = pb.ControlRequest(deleteStream=pb.DeleteStream(name="none"))
     assert duties.answer(wrong, driver.fsm.image, 400 * MS, 0) is not None
     assert duties.answer(wrong, driver.fsm.image, 400 * MS + 1, 0) is None
 
 
-def test_an_operation_that_is_in_the_log_is_answered_by_it(driver: Driver) -> None:
+def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) -> None:
     """It has been asked for once, is not applied yet, and may well succeed: nobody must be told that it did not."""
     duties = leading(driver)
     delete = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="more"))
@@ -101,7 +103,7 @@ def test_an_operation_that_is_in_the_log_is_answered_by_it(driver: Driver) -> No
     assert duties.answer(lost, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
 
 
-def test_who_leads_again_knows_of_nothing_on_its_way(driver: Driver) -> None:
+def test_forecast_after_a_new_leadership_forgets_logged_operations(driver: Driver) -> None:
     """All that came into the log before is in the image that it leads with; what did not may be asked for anew."""
     duties = leading(driver)
     assert [duties.logged(ID), duties.logged(ID)] == [True, False]
@@ -112,7 +114,7 @@ def test_who_leads_again_knows_of_nothing_on_its_way(driver: Driver) -> None:
     assert duties.logged(ID)
 
 
-def test_a_batch_is_logged_as_a_whole_if_one_of_its_requests_changes_something(driver: Driver) -> None:
+def test_forecast_logs_a_whole_batch_if_one_request_changes_something(driver: Driver) -> None:
     good = driver.isr_request(["a", "b"])
     stale = driver.isr_request(["a", "b"], number=1)
     stale.epoch += 7
@@ -131,7 +133,7 @@ def test_a_batch_is_logged_as_a_whole_if_one_of_its_requests_changes_something(d
     assert not here.batch.answers
 
 
-def test_a_bug_in_a_decision_is_shown_by_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecast_leaves_a_decision_that_raises_to_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
@@ -139,7 +141,7 @@ def test_a_bug_in_a_decision_is_shown_by_the_log(driver: Driver, monkeypatch: py
     assert without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
 
 
-def test_a_node_whose_heartbeats_come_is_not_removed_whatever_was_said_in_its_name(driver: Driver) -> None:
+def test_forecast_does_not_remove_a_node_with_recent_heartbeats(driver: Driver) -> None:
     driver.register("d")
     duties = leading(driver)
     beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="d", incarnation=driver.incarnation("d")))
@@ -154,7 +156,7 @@ def test_a_node_whose_heartbeats_come_is_not_removed_whatever_was_said_in_its_na
 
 
 @pytest.mark.parametrize("kind", ["a command", "a leader that can't serve", "a witness"])
-def test_an_election_that_nobody_can_win_is_refused_before_it_is_logged(kind: str) -> None:
+def test_forecast_rejects_an_election_without_a_possible_winner(kind: str) -> None:
     cluster = Cluster("ab", minIsr=1)
     cluster.change_isr(["a"])
     if kind == "a command":

@@ -16,7 +16,7 @@ from tests.born import born_fsm, registration
 YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
 
 
-def test_bytes_that_are_no_request_are_answered_and_counted_in_the_index() -> None:
+def test_fsm_answers_invalid_bytes_and_advances_the_index() -> None:
     driver = Driver(("a",))
     before = driver.fsm.image
     assert driver.apply(b"\xff\xff\xff").error == Error.INVALID
@@ -25,7 +25,7 @@ def test_bytes_that_are_no_request_are_answered_and_counted_in_the_index() -> No
     assert driver.apply(b"").error == Error.INVALID
 
 
-def test_requests_of_an_unknown_kind_without_an_id_or_not_for_the_log_are_invalid() -> None:
+def test_fsm_rejects_requests_of_unknown_kind_without_id_or_not_for_the_log() -> None:
     driver = Driver()
     assert driver.ask().error == Error.INVALID
     assert driver.ask(heartbeat=pb.Heartbeat(nodeId="a")).error == Error.INVALID
@@ -36,7 +36,7 @@ def test_requests_of_an_unknown_kind_without_an_id_or_not_for_the_log_are_invali
     assert not driver.fsm.image.nodes
 
 
-def test_an_unexpected_error_takes_the_entry_back_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsm_rolls_back_an_entry_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(("a",))
     before = driver.fsm.image
 
@@ -53,7 +53,7 @@ def test_an_unexpected_error_takes_the_entry_back_as_a_whole(monkeypatch: pytest
     assert not driver.fsm.image.streams
 
 
-def test_an_index_that_was_applied_is_not_applied_again() -> None:
+def test_fsm_applies_an_index_only_once() -> None:
     driver = Driver(("a",))
     entry = pb.ControlRequest(operationId=b"n" * 16, registerNode=registration(nodeId="b")).SerializeToString()
     response = pb.ControlResponse.FromString(driver.fsm.apply(entry, 1))
@@ -61,7 +61,7 @@ def test_an_index_that_was_applied_is_not_applied_again() -> None:
     assert set(driver.fsm.image.nodes) == {"a"}
 
 
-def test_one_entry_of_a_clock_years_ahead_holds_nothing_up() -> None:
+def test_fsm_entry_with_a_clock_years_ahead_delays_nothing() -> None:
     driver = Driver(("a",))
     before_ns = driver.now_ns
     driver.now_ns += YEARS_NS
@@ -72,7 +72,7 @@ def test_one_entry_of_a_clock_years_ahead_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize("off_ns", [YEARS_NS, -YEARS_NS])
-def test_a_clock_that_is_years_off_neither_empties_the_window_of_operations_nor_keeps_it_for_ever(off_ns: int) -> None:
+def test_fsm_with_a_clock_years_off_keeps_and_bounds_the_operation_window(off_ns: int) -> None:
     driver = Driver()
     first = driver.register("a")
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_a_clock_that_is_years_off_neither_empties_the_window_of_operations_nor_
     assert len(driver.fsm.image.operations) <= 1 + idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS
 
 
-def test_a_night_in_which_nothing_is_asked_ages_the_window_by_one_step() -> None:
+def test_fsm_after_an_idle_night_ages_the_operation_window_by_one_step() -> None:
     driver = Driver()
     first = driver.register("a")
     driver.now_ns += 10 * idempotency_cache.MAX_AGE_NS
@@ -96,7 +96,7 @@ def test_a_night_in_which_nothing_is_asked_ages_the_window_by_one_step() -> None
     assert driver.ask(first.operationId, registerNode=registration(nodeId="a")) == first
 
 
-def test_every_outcome_of_an_operation_is_given_once() -> None:
+def test_fsm_repeats_the_first_outcome_of_an_operation() -> None:
     driver = Driver()
     refused = driver.delete("orders")
     assert refused.error == Error.NOT_FOUND
@@ -106,7 +106,7 @@ def test_every_outcome_of_an_operation_is_given_once() -> None:
     assert driver.fsm.image.streams
 
 
-def test_a_registration_that_comes_twice_is_one_incarnation() -> None:
+def test_fsm_repeated_registration_gives_one_incarnation() -> None:
     driver = Driver()
     first = driver.register("a")
     driver.register("b")
@@ -115,7 +115,7 @@ def test_a_registration_that_comes_twice_is_one_incarnation() -> None:
     assert driver.fsm.image.counters.next_incarnation == 3
 
 
-def test_the_window_of_operations_is_bounded_by_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsm_operation_window_is_bounded_by_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 10)
     driver = Driver()
     for number in range(25):
@@ -130,7 +130,7 @@ def test_the_window_of_operations_is_bounded_by_count_and_time(monkeypatch: pyte
     assert len(driver.fsm.image.operations) == 10
 
 
-def test_the_window_of_operations_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsm_operation_window_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency_cache, "MAX_SIZE_BYTES", 20_000)
     driver = Driver(("a",))
     for number in range(300):
@@ -145,7 +145,7 @@ def test_the_window_of_operations_is_bounded_in_bytes(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("length", [100, 4000, 400_000])
-def test_what_is_refused_is_not_said_at_full_length(length: int) -> None:
+def test_fsm_rejection_shortens_a_long_name(length: int) -> None:
     driver = Driver(("a",))
     name = "orders-" + "a" * length
     for response in (
@@ -162,7 +162,7 @@ def test_what_is_refused_is_not_said_at_full_length(length: int) -> None:
     assert "bytes)" in driver.create(name, "x").detail
 
 
-def test_deduplication_survives_a_snapshot() -> None:
+def test_fsm_deduplication_survives_a_snapshot() -> None:
     driver = Driver(("a",))
     first = driver.create()
     restored = born_fsm()
@@ -172,7 +172,7 @@ def test_deduplication_survives_a_snapshot() -> None:
     assert pb.ControlResponse.FromString(answer) == first
 
 
-def test_a_snapshot_restores_to_equal_images_and_equal_bytes() -> None:
+def test_fsm_snapshot_restores_an_equal_image_and_equal_bytes() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=4, config=pb.StreamConfig(codec="zstd", flush="none"))
     driver.change_isr(["a", "b"])
@@ -185,7 +185,7 @@ def test_a_snapshot_restores_to_equal_images_and_equal_bytes() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 5, 7, 9, 17, 25, 30, -1])
-def test_a_damaged_snapshot_is_refused_and_the_image_kept(position: int) -> None:
+def test_fsm_rejects_a_damaged_snapshot_and_keeps_its_image(position: int) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     data = bytearray(driver.fsm.snapshot())
@@ -196,7 +196,7 @@ def test_a_damaged_snapshot_is_refused_and_the_image_kept(position: int) -> None
     assert driver.fsm.image is before
 
 
-def test_a_cut_snapshot_and_a_pickle_are_refused() -> None:
+def test_fsm_rejects_a_truncated_snapshot_and_a_pickle() -> None:
     driver = Driver(("a",))
     data = driver.fsm.snapshot()
     for cut in range(len(data)):
@@ -206,7 +206,7 @@ def test_a_cut_snapshot_and_a_pickle_are_refused() -> None:
         born_fsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
 
 
-def test_the_last_records_are_what_the_last_entry_did() -> None:
+def test_fsm_last_records_are_those_of_the_last_entry() -> None:
     driver = Driver()
     driver.register("a")
     kinds = [type(record) for record in driver.fsm.last_records]
@@ -216,7 +216,7 @@ def test_the_last_records_are_what_the_last_entry_did() -> None:
     assert driver.fsm.last_records == ()
 
 
-def test_barrier_and_describe_answer_the_image_of_their_index() -> None:
+def test_fsm_answers_barrier_and_describe_with_the_image_of_their_index() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     assert driver.ask(barrier=pb.Barrier()).index == driver.index

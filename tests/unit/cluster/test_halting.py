@@ -46,14 +46,14 @@ def own_barriers(made: Member) -> list[Order]:
     return [d for d in made.tick() if isinstance(d, Order) and d.request.HasField("barrier")]
 
 
-def test_nothing_is_decided_and_who_asks_is_told_why() -> None:
+def test_halted_controllers_answer_with_the_reason() -> None:
     made = halted()
     answer = made.ask(create())
     assert isinstance(answer, pb.ControlResponse)
     assert (answer.error, answer.detail) == (Error.UNAVAILABLE, WHY)
 
 
-def test_that_nothing_comes_of_it_is_said_only_where_nothing_can() -> None:
+def test_halted_leader_answers_unavailable_only_if_no_entry_can_exist() -> None:
     """[D8] An entry of the same operation may be in this log, or in that of a leader which this one has not heard of yet."""
     made = halted()
     made.log.view_ = replace(made.log.view_, halted="")
@@ -70,13 +70,13 @@ def test_that_nothing_comes_of_it_is_said_only_where_nothing_can() -> None:
     assert error_of(new, create()) == Error.OUTCOME_UNKNOWN, "the leader before may have logged it"
 
 
-def test_who_may_have_a_successor_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halted_leader_without_a_confirmed_majority_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     made = halted()
     monkeypatch.setattr(Log, "confirmed_ns", lambda log: log.now_ns - NS_PER_S)
     assert made.ask(create()) is None
 
 
-def test_a_controller_that_catches_up_gets_its_barrier_and_nobody_else_does() -> None:
+def test_halted_leader_accepts_only_the_barrier_of_a_lagging_controller() -> None:
     made = halted()
     assert isinstance(made.ask(barrier("n3")), Order), "without it its digest would be missing for ever"
     assert error_of(made, barrier("n2")) == Error.UNAVAILABLE, "it counts"
@@ -86,7 +86,7 @@ def test_a_controller_that_catches_up_gets_its_barrier_and_nobody_else_does() ->
     assert error_of(made, asked) == Error.UNAVAILABLE
 
 
-def test_the_leader_fills_the_log_until_all_that_are_heard_have_told_their_digests() -> None:
+def test_halted_leader_logs_barriers_until_every_digest_is_known() -> None:
     made = halted(untold="n2 n3")
     first = own_barriers(made)
     assert len(first) == MAX_BARRIERS
@@ -102,7 +102,7 @@ def test_the_leader_fills_the_log_until_all_that_are_heard_have_told_their_diges
     assert own_barriers(well) == []
 
 
-def test_who_has_not_told_its_digest_at_the_leaders_newest_place() -> None:
+def test_applied_digests_list_controllers_without_the_newest_digest() -> None:
     made = AppliedDigests("a")
     assert made.untold(("a", "b")) == {"a", "b"}
     made.applied(EVERY - 1, EVERY, D)
@@ -113,7 +113,7 @@ def test_who_has_not_told_its_digest_at_the_leaders_newest_place() -> None:
     assert made.untold(("a", "b", "c", "d")) == {"b", "d"}
 
 
-def test_a_majority_that_is_not_heard_any_more_puts_nobody_aside() -> None:
+def test_applied_digests_forget_a_majority_that_is_gone() -> None:
     """Its folder may be gone: then the group needs the one that differs, until that has caught up."""
     made = AppliedDigests("a")
     made.applied(EVERY - 1, EVERY, D)

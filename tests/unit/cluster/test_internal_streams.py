@@ -14,7 +14,7 @@ from liftpy.core.wire.subjects import GROUPS_STREAM
 from tests.unit.cluster.cluster_driver import Driver, Error
 
 
-def test_the_stream_of_groups_is_made_once_and_is_the_same_for_all() -> None:
+def test_groups_stream_is_created_once_for_all_clients() -> None:
     driver = Driver(("a", "b", "c"))
     made = driver.ask(openGroups=pb.OpenGroups(partitions=2))
     held = driver.fsm.image.streams[GROUPS_STREAM]
@@ -29,18 +29,18 @@ def test_the_stream_of_groups_is_made_once_and_is_the_same_for_all() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "replicas", "copies"), [(("a",), 0, 1), (("a", "b"), 0, 2), (("a", "b", "c"), 2, 2)])
-def test_it_has_as_many_replicas_as_there_are_nodes(nodes: tuple[str, ...], replicas: int, copies: int) -> None:
+def test_groups_stream_has_as_many_replicas_as_nodes_allow(nodes: tuple[str, ...], replicas: int, copies: int) -> None:
     driver = Driver(nodes)
     driver.ask(openGroups=pb.OpenGroups(partitions=1, replicationFactor=replicas))
     assert driver.fsm.image.streams[GROUPS_STREAM].replica_count == copies
 
 
-def test_without_nodes_it_waits_for_them() -> None:
+def test_groups_stream_without_nodes_waits_for_nodes() -> None:
     driver = Driver()
     assert driver.ask(openGroups=pb.OpenGroups(partitions=3)).stream.waiting == 3
 
 
-def test_a_stream_that_is_in_its_way_is_named() -> None:
+def test_groups_stream_with_a_conflicting_subject_names_the_other_stream() -> None:
     driver = Driver(("a",))
     driver.create("mine", "liftpy-groups")
     refused = driver.ask(openGroups=pb.OpenGroups(partitions=1))
@@ -48,7 +48,7 @@ def test_a_stream_that_is_in_its_way_is_named() -> None:
     assert "mine" in refused.detail
 
 
-def test_how_many_is_for_the_metadata_leader_to_say() -> None:
+def test_groups_stream_size_comes_from_the_settings_of_the_metadata_leader() -> None:
     request = pb.ControlRequest(openGroups=pb.OpenGroups(partitions=900, replicationFactor=31))
     say_how_many(request, ReplicationConfig(groups_partitions=4, groups_replicas=2))
     assert (request.openGroups.partitions, request.openGroups.replicationFactor) == (4, 2)
@@ -68,7 +68,7 @@ GUARDED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("asked", GUARDED, ids=lambda asked: next(iter(asked)))
-def test_nobody_changes_one_by_accident(asked: dict[str, Any]) -> None:
+def test_internal_stream_change_without_the_internal_flag_is_rejected(asked: dict[str, Any]) -> None:
     ((kind, message),) = asked.items()
     said = refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked))
     assert f"stream '_x' is internal, the cluster's own: {kind} needs" in said
@@ -82,7 +82,7 @@ def test_nobody_changes_one_by_accident(asked: dict[str, Any]) -> None:
     setattr(message, field, "_x")
 
 
-def test_not_in_a_batch_either() -> None:
+def test_internal_stream_change_in_a_batch_is_rejected() -> None:
     cut = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="_x"))
     other = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="x"))
     batch = pb.Batch(requests=[pb.BatchedRequest(request=request) for request in (other, cut)])
@@ -90,7 +90,7 @@ def test_not_in_a_batch_either() -> None:
     assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""
 
 
-def test_where_its_replicas_are_is_said_as_of_any_other() -> None:
+def test_internal_stream_replicas_can_be_moved_without_the_internal_flag() -> None:
     for asked in ({"reassign": pb.Reassign(stream="_x")}, {"electLeader": pb.ElectLeader(stream="_x")}):
         assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(**asked)) == ""
 

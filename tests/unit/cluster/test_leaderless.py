@@ -12,7 +12,7 @@ def tick(leaderless: Leaderless, there_is_a_leader: bool, from_ns: int, until_ns
         leaderless.ticked(there_is_a_leader, now_ns)
 
 
-def test_for_long_means_every_tick_of_some_time() -> None:
+def test_leaderless_for_long_needs_every_tick_without_a_leader() -> None:
     leaderless = Leaderless()
     assert not leaderless.for_long
     tick(leaderless, False, TICK_NS, LONG_NS)
@@ -25,7 +25,7 @@ def test_for_long_means_every_tick_of_some_time() -> None:
     assert not leaderless.for_long, "it has only just lost sight of the leader"
 
 
-def test_a_member_that_wakes_up_begins_anew() -> None:
+def test_leaderless_member_that_slept_restarts_its_wait() -> None:
     leaderless = Leaderless()
     tick(leaderless, False, TICK_NS, 2 * LONG_NS)
     assert leaderless.for_long

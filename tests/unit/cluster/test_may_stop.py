@@ -33,23 +33,23 @@ def asked(image: Any, node: str = "a", controllers: dict[str, bool] | None = Non
     return why_not(image, node, ALL if controllers is None else controllers)
 
 
-def test_nobody_misses_one_of_three() -> None:
+def test_may_stop_allows_one_of_three_replicas() -> None:
     assert asked(Image(ONLINE)) == []
 
 
-def test_a_partition_that_could_commit_no_more_is_named() -> None:
+def test_may_stop_names_a_partition_that_could_not_commit() -> None:
     assert asked(Image(replace(ONLINE, isr=("a", "b")))) == ["s/0 would have 1 in-sync replicas of 2 that it needs"]
     assert asked(Image(ONLINE, down="c"), "b", {"a": True, "b": True, "c": True}) != [], "one that is fenced does not count"
     assert asked(Image(replace(ONLINE, isr=("a", "b"))), "c") == [], "it is not in the ISR: nobody waits for it"
     assert asked(Image(replace(ONLINE, isr=("a", "b")), min_isr=1)) == []
 
 
-def test_a_partition_without_a_leader_is_left_alone_and_one_replica_is_its_owners_choice() -> None:
+def test_may_stop_names_a_leaderless_partition_and_ignores_single_replicas() -> None:
     assert asked(Image(replace(ONLINE, status=PartitionStatus.ELECTION))) == ["s/0 has no leader now"]
     assert asked(Image(replace(ONLINE, replicas=("a",), isr=("a",)))) == []
 
 
-def test_the_metadata_group_keeps_its_majority() -> None:
+def test_may_stop_keeps_the_majority_of_the_controllers() -> None:
     [reason] = asked(Image(), "a", {"a": True, "b": True, "c": False})
     assert reason == "the metadata group would have 1 of its 3 members, and needs 2"
     assert asked(Image(), "c", {"a": True, "b": True, "c": False}) == []

@@ -22,7 +22,7 @@ from tests.unit.cluster.test_metadata_member import Member, heartbeat
 
 
 # ---- the member --------------------------------------------------------------------------------------------------------------
-def test_a_leadership_that_is_lost_ends_the_office_with_the_next_tick() -> None:
+def test_metadata_leader_that_loses_its_leadership_ends_its_duties() -> None:
     made = Member()
     made.lead()
     made.register(1)
@@ -39,7 +39,7 @@ def test_a_leadership_that_is_lost_ends_the_office_with_the_next_tick() -> None:
     assert barrier.takes_over == made.log.term, "a new one, in the same term too"
 
 
-def test_between_two_looks_nobody_is_looked_for_however_late() -> None:
+def test_metadata_leader_looks_for_late_nodes_only_at_intervals() -> None:
     made = Member()
     made.lead()
     made.register(2)
@@ -52,7 +52,7 @@ def test_between_two_looks_nobody_is_looked_for_however_late() -> None:
         assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, LookFor)] == found
 
 
-def test_an_own_order_that_is_too_large_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_drops_an_own_request_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
@@ -65,7 +65,7 @@ def test_an_own_order_that_is_too_large_makes_room_for_the_next(monkeypatch: pyt
     assert [d for d in made.tick() if isinstance(d, Order)]
 
 
-def test_a_barrier_that_is_too_large_is_ordered_again() -> None:
+def test_metadata_leader_repeats_a_barrier_that_is_too_large() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -75,7 +75,7 @@ def test_a_barrier_that_is_too_large_is_ordered_again() -> None:
     assert len(made.tick()) == 1
 
 
-def test_of_a_batch_the_leader_answers_what_it_knows_and_orders_the_rest() -> None:
+def test_metadata_leader_answers_known_parts_of_a_batch_and_logs_the_rest() -> None:
     made = Member()
     made.lead()
     made.register(1)
@@ -92,7 +92,7 @@ def test_of_a_batch_the_leader_answers_what_it_knows_and_orders_the_rest() -> No
 
 
 # ---- whose place is wanted -----------------------------------------------------------------------------------------------------
-def test_a_wish_for_a_place_is_looked_into_for_a_second() -> None:
+def test_node_whose_place_is_wanted_is_overdue_for_one_second() -> None:
     now_ns = 100 * S
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(an_image(), now_ns)
@@ -113,7 +113,7 @@ def asked(**move: object) -> pb.ControlRequest:
     return pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", **move))  # type: ignore[arg-type]
 
 
-def test_only_a_leader_who_is_to_make_way_for_a_member_is_asked_before() -> None:
+def test_leader_is_asked_to_resign_only_before_a_transfer_to_another_member() -> None:
     image = an_image(a_stream(a_partition(replicas=("c", "a", "b"), isr=("a", "b")), a_partition(partition=1)))
     question = replication_pb2.StepAside(stream="s", streamUid="u1", partition=0, leaderEpoch=5)
     assert who_steps_aside(image, asked(node="b")) == ("a", question)
@@ -133,7 +133,7 @@ def test_only_a_leader_who_is_to_make_way_for_a_member_is_asked_before() -> None
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_what_waits_behind_the_image_is_forgotten_and_what_is_ahead_is_not() -> None:
+def test_feed_subscription_drops_waiting_entries_behind_the_image() -> None:
     made, (one, two, three, four) = subscribed(), entries(4)
     for entry in (two, four):
         assert not made.entry_received(entry)
@@ -158,9 +158,7 @@ def test_what_waits_behind_the_image_is_forgotten_and_what_is_ahead_is_not() -> 
         (MAX_TIME_NS, 7, pb.ControlResponse.INVALID),
     ],
 )
-def test_the_time_of_an_entry_is_that_of_the_image_if_it_can_be(
-    time_ns: int, known_ns: int, error: pb.ControlResponse.Error
-) -> None:
+def test_fsm_image_time_advances_with_valid_entry_times(time_ns: int, known_ns: int, error: pb.ControlResponse.Error) -> None:
     fsm = born_fsm()
     fsm.image = replace(fsm.image, time_ns=7)
     request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=registration(nodeId="n1"))
@@ -168,11 +166,11 @@ def test_the_time_of_an_entry_is_that_of_the_image_if_it_can_be(
     assert (answer.error, fsm.image.time_ns, fsm.image.index) == (error, known_ns, 1)
 
 
-def test_who_wants_pages_asks_for_the_first_as_a_page() -> None:
+def test_cluster_pages_request_the_first_page_as_paged() -> None:
     assert ClusterPages().request == pb.DescribeCluster(paged=True)
 
 
-def test_a_request_has_bounds_and_reasons_are_cut() -> None:
+def test_control_request_texts_and_reasons_are_bounded() -> None:
     many = pb.ControlRequest(changeIsr=pb.ChangeIsr(isr=["n"] * MAX_LIST_LENGTH))
     assert fit(many, MAX_REQUEST_BYTES) == ""
     assert fit(many, MAX_REQUEST_BYTES + 1) == f"the request has {MAX_REQUEST_BYTES + 1} bytes, more than {MAX_REQUEST_BYTES}"

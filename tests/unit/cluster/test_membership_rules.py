@@ -20,7 +20,7 @@ def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
     return pb.ControlResponse(index=index, leaseMs=lease_ms)
 
 
-def test_an_answer_on_an_image_that_is_not_seen_here_counts_later_and_from_when_it_was_asked_for() -> None:
+def test_heartbeat_answer_of_a_newer_image_counts_when_that_image_is_seen() -> None:
     heartbeats = AnsweredHeartbeats()
     assert heartbeats.answered(100, granted(7), 7) == (100, 0)
     assert heartbeats.answered(200, granted(9, 5), 7) is None
@@ -31,7 +31,7 @@ def test_an_answer_on_an_image_that_is_not_seen_here_counts_later_and_from_when_
     assert heartbeats.image_seen(13) is None
 
 
-def test_answers_that_wait_are_bounded_and_forgotten_with_a_newer_one_that_counts() -> None:
+def test_heartbeat_answers_waiting_for_an_image_are_bounded_and_dropped_by_a_newer_one() -> None:
     heartbeats = AnsweredHeartbeats()
     for number in range(MAX_WAITING + 10):
         heartbeats.answered(1 + number, granted(9), 7)
@@ -47,22 +47,22 @@ def test_answers_that_wait_are_bounded_and_forgotten_with_a_newer_one_that_count
         (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
     ],
 )  # fmt: skip
-def test_what_came_of_a_registration(error: pb.ControlResponse.Error, meaning: Registered) -> None:
+def test_registration_errors_map_to_their_meaning(error: pb.ControlResponse.Error, meaning: Registered) -> None:
     assert registered(E(error=error)) is meaning
 
 
-def test_a_clean_stop_is_one_of_a_process_that_had_opened_all_and_met_no_error() -> None:
+def test_clean_stop_requires_an_opened_node_without_errors() -> None:
     right = {"failed": False, "opened": True, "logs_are_clean": True, "repairs": False}
     assert stopped_cleanly(**right)
     assert not any(stopped_cleanly(**{**right, name: not value}) for name, value in right.items())
 
 
-def test_what_the_image_merely_does_not_know_has_not_gone() -> None:
+def test_partition_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
     assert not Departures("n1").gone(key, ClusterImage())
 
 
-def test_what_the_image_deletes_has_gone_until_a_controller_denies_it() -> None:
+def test_partition_deleted_in_the_image_is_deleted_until_a_controller_denies() -> None:
     key, departures = PartitionKey("s", "uid", 0), Departures("n1")
     departures.seen([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
     assert departures.gone(key, ClusterImage())

@@ -54,7 +54,7 @@ class Led:
         raise AssertionError("it never came about")
 
 
-def test_the_leader_that_a_drained_node_is_is_asked_to_step_aside_first() -> None:
+def test_drained_leader_is_asked_to_resign_before_its_leaderships_move() -> None:
     """In a batch nobody would be asked, and whoever waited for an answer got none (tests.system.moving: one publish of 50,000)."""
     led = Led()
     while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
@@ -70,7 +70,7 @@ def test_the_leader_that_a_drained_node_is_is_asked_to_step_aside_first() -> Non
     assert all(found is not None and found[0] == "a" for found in asked)
 
 
-def test_a_silent_leader_is_fenced_and_replaced_and_so_is_a_candidate_that_falls_silent() -> None:
+def test_silent_leader_and_silent_candidate_are_fenced_and_replaced() -> None:
     led = Led()
     for _ in range(100):
         led.tick()
@@ -91,7 +91,7 @@ def test_a_silent_leader_is_fenced_and_replaced_and_so_is_a_candidate_that_falls
 
 
 @pytest.mark.parametrize("linearizable", [False, True])
-def test_what_is_not_for_the_log_is_answered_at_once(linearizable: bool) -> None:
+def test_metadata_leader_answers_heartbeats_and_reads_without_the_log(linearizable: bool) -> None:
     led = Led()
     answered = led.heartbeat("a")
     assert answered is not None
@@ -108,7 +108,7 @@ def test_what_is_not_for_the_log_is_answered_at_once(linearizable: bool) -> None
     assert led.duties.answer(progress, led.image, 0, 0) is not None
 
 
-def test_a_controller_that_does_not_lead_answers_and_proposes_nothing() -> None:
+def test_controller_that_does_not_lead_proposes_nothing() -> None:
     led = Led()
     led.duties.resign()
     assert led.duties.due(10**15) == []
@@ -116,7 +116,7 @@ def test_a_controller_that_does_not_lead_answers_and_proposes_nothing() -> None:
     assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
 
 
-def test_a_leadership_goes_back_to_the_first_replica_when_that_is_asked_for() -> None:
+def test_leadership_returns_to_the_preferred_leader_at_the_second_look() -> None:
     led = Led()
     while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
         led.tick()

@@ -111,7 +111,7 @@ def heartbeat(number: int = 0) -> pb.ControlRequest:
     return pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=f"d{number}", incarnation=number + 1))
 
 
-def test_the_duties_begin_behind_a_barrier_of_the_own_term() -> None:
+def test_metadata_leader_starts_its_duties_after_a_barrier_of_its_term() -> None:
     made = Member()
     assert made.tick() == []
     assert made.ask(heartbeat()) is None, "who does not lead answers nothing"
@@ -131,7 +131,7 @@ def test_the_duties_begin_behind_a_barrier_of_the_own_term() -> None:
 
 
 @pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
-def test_a_barrier_that_is_not_known_to_be_applied_begins_nothing_and_is_asked_for_again(outcome: EntryOutcome) -> None:
+def test_barrier_without_a_known_outcome_starts_no_duties_and_is_repeated(outcome: EntryOutcome) -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -144,7 +144,7 @@ def test_a_barrier_that_is_not_known_to_be_applied_begins_nothing_and_is_asked_f
     assert again.takes_over == 1
 
 
-def test_the_barrier_of_a_term_that_is_over_begins_nothing() -> None:
+def test_barrier_of_an_older_term_starts_no_duties() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -157,7 +157,7 @@ def test_the_barrier_of_a_term_that_is_over_begins_nothing() -> None:
     assert again.takes_over == 5
 
 
-def test_a_leader_that_leaves_takes_no_duties_and_one_that_resigned_grants_nothing() -> None:
+def test_metadata_leader_that_resigned_grants_no_leases() -> None:
     made = Member()
     made.lead()
     made.register(1)
@@ -172,7 +172,7 @@ def test_a_leader_that_leaves_takes_no_duties_and_one_that_resigned_grants_nothi
     assert made.tick() == [], "and takes them up again never"
 
 
-def test_a_leadership_that_was_lost_unseen_between_two_ticks_begins_anew() -> None:
+def test_metadata_leadership_regained_between_two_ticks_restarts_the_duties() -> None:
     made = Member()
     made.lead()
     made.log.term = 3
@@ -184,7 +184,7 @@ def test_a_leadership_that_was_lost_unseen_between_two_ticks_begins_anew() -> No
     assert order.takes_over == 3
 
 
-def test_probation_asks_for_one_barrier_at_a_time() -> None:
+def test_controller_without_a_vote_asks_for_one_barrier_at_a_time() -> None:
     made = Member()
     assert made.tick(votes=False) == [CatchUp()]
     assert made.tick(votes=False) == []
@@ -195,7 +195,7 @@ def test_probation_asks_for_one_barrier_at_a_time() -> None:
     assert made.tick(votes=False) == []
 
 
-def test_late_nodes_are_asked_for_now_and_then_each_once_and_not_all_at_once() -> None:
+def test_metadata_leader_looks_for_late_nodes_periodically_and_a_few_at_a_time() -> None:
     made = Member()
     made.lead()
     made.register(MAX_LOOKS + 6)
@@ -212,7 +212,7 @@ def test_late_nodes_are_asked_for_now_and_then_each_once_and_not_all_at_once() -
     assert len(again) == 2
 
 
-def test_only_a_node_that_is_absent_loses_its_session_before_its_time() -> None:
+def test_session_ends_early_only_for_a_node_confirmed_absent() -> None:
     for absent in (False, True):
         made = Member()
         made.lead()
@@ -225,7 +225,7 @@ def test_only_a_node_that_is_absent_loses_its_session_before_its_time() -> None:
         assert [order.request.fenceNode.nodeId for order in fenced] == (["d1"] if absent else [])
 
 
-def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_questions_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
@@ -240,7 +240,7 @@ def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[MAX_QUESTIONS:]
 
 
-def test_own_orders_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_own_requests_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
@@ -254,7 +254,7 @@ def test_own_orders_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert [d for d in made.tick() if isinstance(d, Order)]
 
 
-def test_what_was_applied_is_published_at_once_and_the_head_now_and_then() -> None:
+def test_metadata_leader_publishes_applied_entries_at_once_and_the_head_periodically() -> None:
     made = Member()
     made.lead()
     made.tick()
@@ -273,7 +273,9 @@ def test_what_was_applied_is_published_at_once_and_the_head_now_and_then() -> No
     ("outcome", "error"),
     [(EntryOutcome.NEVER, pb.ControlResponse.UNAVAILABLE), (EntryOutcome.UNKNOWN, pb.ControlResponse.OUTCOME_UNKNOWN)],
 )
-def test_only_what_never_gets_into_the_log_is_refused(outcome: EntryOutcome, error: pb.ControlResponse.Error) -> None:
+def test_request_is_rejected_only_if_its_entry_can_never_be_logged(
+    outcome: EntryOutcome, error: pb.ControlResponse.Error
+) -> None:
     made = Member()
     made.lead()
     order = made.ask(pb.ControlRequest(registerNode=registration(nodeId="d0")))
@@ -282,7 +284,7 @@ def test_only_what_never_gets_into_the_log_is_refused(outcome: EntryOutcome, err
     assert made.member.ended(order, outcome, None, made.log.now_ns).error == error
 
 
-def test_an_operation_whose_first_entry_may_still_come_is_answered_by_the_log_alone() -> None:
+def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None:
     """Its second attempt was refused by a full queue: it would be told that it changes nothing, and its first entry did."""
     made = Member()
     made.lead()
@@ -299,7 +301,7 @@ def test_an_operation_whose_first_entry_may_still_come_is_answered_by_the_log_al
     assert isinstance(made.ask(delete), Order), "the first entry is still on its way"
 
 
-def test_a_request_that_is_too_large_is_refused_and_not_logged() -> None:
+def test_request_above_the_entry_size_is_rejected_and_not_logged() -> None:
     made = Member()
     made.lead()
     order = Order(pb.ControlRequest(createStream=pb.CreateStream(name="s" * 300)))
@@ -308,7 +310,7 @@ def test_a_request_that_is_too_large_is_refused_and_not_logged() -> None:
     assert refused.error == pb.ControlResponse.INVALID
 
 
-def test_a_controller_of_the_settings_is_not_removed_as_a_node() -> None:
+def test_remove_node_of_a_configured_controller_is_rejected() -> None:
     """Nobody has changed who they are, so that no image says it."""
     one = Member()
     one.lead()
@@ -330,7 +332,7 @@ def a_view(*voters: str, learner: str = "", leaving: str = "", caught_up: bool =
     return GroupView(now, "n1", frozenset(now.members), caught_up)
 
 
-def test_a_leader_that_is_to_leave_hands_over_again_and_again_but_not_with_every_tick() -> None:
+def test_metadata_leader_that_is_removed_repeats_its_transfer_at_intervals() -> None:
     member = Member()
     member.lead()
     member.log.view_ = a_view("n1", "n2", "n3", leaving="n1")
@@ -344,7 +346,7 @@ def test_a_leader_that_is_to_leave_hands_over_again_and_again_but_not_with_every
     assert not hands_over(HAND_OVER_EVERY_NS)
 
 
-def test_the_next_step_of_a_change_is_ordered_once_until_it_has_ended() -> None:
+def test_controller_change_step_is_ordered_once_until_it_ends() -> None:
     member = Member()
     member.lead()
 

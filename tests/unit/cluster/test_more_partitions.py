@@ -33,7 +33,7 @@ def racked() -> Driver:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_added_partitions_are_placed_behind_all_others_and_those_that_are_there_stay(policy: str) -> None:
+def test_added_partitions_are_placed_after_the_existing_ones(policy: str) -> None:
     driver, whole = racked(), racked()
     for one in (driver, whole):
         one.create("before", partitions=5, placement="round-robin")
@@ -55,7 +55,7 @@ def test_added_partitions_are_placed_behind_all_others_and_those_that_are_there_
     assert len({p.leader_epoch for p in stream.partitions}) == 20
 
 
-def test_a_node_that_follows_the_feed_learns_of_them() -> None:
+def test_added_partitions_reach_nodes_through_the_feed() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     follower, feed = driver.fsm.image, FeedProducer(driver.fsm.image.index)
@@ -88,7 +88,7 @@ def test_a_node_that_follows_the_feed_learns_of_them() -> None:
         ({"manual": [pb.ReplicaList(partition=2, replicas=["a"])]}, Error.INVALID, "the same number of node ids: 2"),
     ],
 )
-def test_what_is_refused_changes_nothing_and_says_why(fields: dict[str, object], error: int, says: str) -> None:
+def test_invalid_add_partitions_changes_nothing_and_gives_the_reason(fields: dict[str, object], error: int, says: str) -> None:
     driver = Driver(("a", "b"))
     driver.create(partitions=2)
     driver.create("rest", "rest.>")
@@ -103,7 +103,7 @@ def test_what_is_refused_changes_nothing_and_says_why(fields: dict[str, object],
     assert (driver.fsm.image.streams, driver.fsm.image.counters) == (before.streams, before.counters)
 
 
-def test_partitions_are_added_by_hand_too_and_asking_twice_adds_once() -> None:
+def test_add_partitions_by_hand_repeated_adds_once() -> None:
     driver = Driver(("a", "b"))
     driver.create("hand", manual=[pb.ReplicaList(replicas=["b", "a"])])
     more = [pb.ReplicaList(partition=1, replicas=["a", "b"])]
@@ -125,7 +125,7 @@ def test_added_partitions_claim_their_subjects() -> None:
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "manual"])
-def test_a_dry_run_answers_with_the_map_and_does_nothing(policy: str) -> None:
+def test_create_stream_dry_run_returns_the_placement_and_changes_nothing(policy: str) -> None:
     driver = racked()
     driver.fence("f")
     driver.create("before", partitions=5)
@@ -151,7 +151,7 @@ def test_a_dry_run_answers_with_the_map_and_does_nothing(policy: str) -> None:
         assert more.firstPartition == 6
 
 
-def test_a_dry_run_of_what_is_refused_is_refused() -> None:
+def test_dry_run_of_an_invalid_request_is_rejected() -> None:
     driver = Driver(("a",))
     driver.create()
     assert driver.create(dryRun=True).error == Error.EXISTS
@@ -159,7 +159,7 @@ def test_a_dry_run_of_what_is_refused_is_refused() -> None:
     assert driver.create("x", placement="astrology", dryRun=True).error == Error.INVALID
 
 
-def test_a_refused_create_and_a_dry_run_leave_the_start_where_it_was() -> None:
+def test_failed_create_and_dry_run_do_not_advance_the_placement_start() -> None:
     driver = Driver(FIVE)
     driver.create("first", partitions=9, replicationFactor=3)
     driver.create("dry", partitions=4, dryRun=True)
@@ -171,7 +171,7 @@ def test_a_refused_create_and_a_dry_run_leave_the_start_where_it_was() -> None:
     assert replicas(driver, "second") == [["4", "1", "2"], ["0", "3", "4"]]
 
 
-def test_what_an_operator_says_of_a_node_holds_over_its_next_start_until_it_is_taken_back() -> None:
+def test_node_weight_and_rack_set_by_an_operator_survive_restarts_until_reset() -> None:
     driver = Driver()
     driver.register("a", rack="x", weight=2.0)
 
@@ -199,7 +199,7 @@ def test_what_an_operator_says_of_a_node_holds_over_its_next_start_until_it_is_t
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), 1e7])
-def test_a_wrong_weight_or_rack_is_refused(weight: float) -> None:
+def test_set_node_with_an_invalid_weight_or_rack_is_rejected(weight: float) -> None:
     driver = Driver(("a",))
     assert driver.ask(setNode=pb.SetNode(nodeId="a", weight=weight)).error == Error.INVALID
     assert driver.register("b", weight=weight).error == Error.INVALID
@@ -207,7 +207,7 @@ def test_a_wrong_weight_or_rack_is_refused(weight: float) -> None:
     assert driver.ask(setNode=pb.SetNode(nodeId="z", weight=1)).error == Error.NOT_FOUND
 
 
-def test_a_node_that_says_no_weight_has_one_and_one_that_says_none_has_none() -> None:
+def test_node_without_a_weight_gets_one_and_weight_zero_gets_no_replicas() -> None:
     driver = Driver(("a",))
     driver.register("b", weight=0)
     assert {node.node_id: node.weight for node in driver.fsm.image.nodes.values()} == {"a": 1.0, "b": 0.0}

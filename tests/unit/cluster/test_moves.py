@@ -41,7 +41,7 @@ def followed(held: Held, plan: MovePlan, nodes: list[NodeFacts]) -> Held:
     return now
 
 
-def test_nothing_is_moved_where_all_is_even() -> None:
+def test_plan_moves_of_a_balanced_cluster_is_empty() -> None:
     nodes = cluster("abcd")
     assert plan_moves(nodes, laid(nodes, 24)).moves == ()
     assert plan_moves(nodes, {}).moves == ()
@@ -57,7 +57,7 @@ def test_plan_moves_with_a_node_below_its_share_moves_to_that_node_alone() -> No
     assert plan.fewest == 1
 
 
-def test_who_joins_gets_its_share_and_no_move_is_wasted() -> None:
+def test_plan_moves_gives_a_new_node_its_share_with_the_fewest_moves() -> None:
     nodes = cluster("abcd")
     held = laid(nodes[:3], 4)
     plan = plan_moves(nodes, held)
@@ -67,7 +67,7 @@ def test_who_joins_gets_its_share_and_no_move_is_wasted() -> None:
     assert all(move.into == "d" and not move.leads for move in plan.moves), "who leads is moved last"
 
 
-def test_who_leaves_gives_everything_and_alone() -> None:
+def test_plan_moves_empties_a_drained_node_and_moves_nothing_else() -> None:
     nodes = cluster("abcde")
     held = laid(nodes, 20)
     plan = plan_moves(nodes, held, ["b"])
@@ -77,7 +77,7 @@ def test_who_leaves_gives_everything_and_alone() -> None:
     assert [plan.held[node] for node in "acde"] == [15] * 4
 
 
-def test_what_nobody_may_take_stays_and_is_said() -> None:
+def test_plan_moves_keeps_and_lists_replicas_that_no_node_can_take() -> None:
     nodes = cluster("abc")
     held = laid(nodes, 2)
     plan = plan_moves(nodes, held, ["c"])
@@ -85,7 +85,7 @@ def test_what_nobody_may_take_stays_and_is_said() -> None:
     assert plan.stuck == (("s", 0), ("s", 1))
 
 
-def test_a_weight_that_is_raised_and_one_that_is_nothing() -> None:
+def test_plan_moves_follows_raised_and_zero_weights() -> None:
     nodes = [*cluster("abc"), NodeFacts(node_id="d", weight=3)]
     held = laid(cluster("abcd"), 24, 1)
     plan = plan_moves(nodes, held)
@@ -96,7 +96,7 @@ def test_a_weight_that_is_raised_and_one_that_is_nothing() -> None:
     assert dict(plan_moves(nodes, held).held) == {"a": 8, "b": 8, "c": 8, "d": 0}
 
 
-def test_nodes_that_are_down_neither_give_nor_take() -> None:
+def test_plan_moves_ignores_dead_nodes() -> None:
     nodes = [*cluster("abc"), NodeFacts(node_id="d", live=False), NodeFacts(node_id="e", live=False)]
     held = laid(cluster("abcd"), 12, 2)
     plan = plan_moves(nodes, held, ["e"])
@@ -125,7 +125,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[NodeFacts], Held, list[str]]:
 
 
 @given(worlds(), st.randoms(use_true_random=False))
-def test_moves_are_possible_and_make_nothing_worse(world: tuple[list[NodeFacts], Held, list[str]], random: Any) -> None:
+def test_plan_moves_is_possible_and_makes_no_node_worse(world: tuple[list[NodeFacts], Held, list[str]], random: Any) -> None:
     nodes, held, leaving = world
     before = Counter(node for replicas in held.values() for node in replicas)
     plan = plan_moves(nodes, held, leaving)
@@ -147,9 +147,7 @@ def test_moves_are_possible_and_make_nothing_worse(world: tuple[list[NodeFacts],
 
 
 @given(st.integers(2, 9), st.integers(1, 60), st.data())
-def test_where_racks_do_not_matter_shares_are_even_and_the_moves_near_the_fewest(
-    count: int, partitions: int, data: st.DataObject
-) -> None:
+def test_plan_moves_without_racks_is_even_with_near_the_fewest_moves(count: int, partitions: int, data: st.DataObject) -> None:
     nodes = [NodeFacts(node_id=f"n{n}") for n in range(count)]
     there = data.draw(st.integers(1, count))
     factor = data.draw(st.integers(1, max(1, there // 2)))

@@ -61,13 +61,13 @@ class Planner:
 
 
 # ---- what is proposed ----------------------------------------------------------------------------------------------------
-def test_a_copy_names_its_partition_its_epoch_and_its_node() -> None:
+def test_begin_copy_names_the_partition_the_epoch_and_the_node() -> None:
     planner = Planner(image_of(a_partition(), a_partition(partition=1, epoch=9, target=("a", "b", "d"))))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=1, epoch=9, node="d")]
     assert planner.moving.counters == {"copies begun": 1}
 
 
-def test_a_copy_into_a_node_that_is_gone_is_given_up_without_a_node() -> None:
+def test_planner_aborts_a_copy_into_a_removed_or_drained_node() -> None:
     for image in (
         image_of(a_partition(joining="d", copy_epoch=6, **MOVES), leaving="cd"),
         image_of(a_partition(joining="d", copy_epoch=6, **MOVES), nodes="abc", leaving="c"),
@@ -77,7 +77,7 @@ def test_a_copy_into_a_node_that_is_gone_is_given_up_without_a_node() -> None:
         assert planner.moving.counters == {"copies given up, their node is down or drained": 1}
 
 
-def test_a_move_whose_reason_is_gone_is_cancelled_wherever_it_is() -> None:
+def test_planner_cancels_a_move_whose_reason_is_gone() -> None:
     for more in ({}, {"joining": "d", "copy_epoch": 6}):
         planner = Planner(image_of(a_partition(**MOVES, **more)))
         # nobody is drained, and c runs
@@ -92,13 +92,13 @@ def test_a_move_whose_reason_is_gone_is_cancelled_wherever_it_is() -> None:
 
 
 @pytest.mark.parametrize("gone", [{"fenced": "c"}, {"leaving": "c"}, {"nodes": "abd"}])
-def test_a_move_goes_on_while_who_goes_is_missed(gone: dict[str, Any]) -> None:
+def test_planner_continues_a_move_while_the_leaving_replica_is_missing(gone: dict[str, Any]) -> None:
     isr = ("a", "b") if "leaving" not in gone else ("a", "b", "c")
     planner = Planner(image_of(a_partition(isr=isr, **MOVES), **gone))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6, node="d")]
 
 
-def test_of_what_was_wanted_of_a_node_that_is_gone_the_planner_finds_another_and_keeps_the_rest_and_the_reason() -> None:
+def test_planner_replaces_a_removed_target_node_and_keeps_the_rest() -> None:
     for why in (MoveReason.DRAINED, MoveReason.REPLACED, MoveReason.FACTOR):
         moves = {"target": ("d", "b", "a"), "moved_for": why}
         planner = Planner(image_of(a_partition(**moves), nodes="abcde", leaving="cd"))
@@ -111,7 +111,7 @@ def test_of_what_was_wanted_of_a_node_that_is_gone_the_planner_finds_another_and
         assert planner.moving.counters == {"moves cancelled, their node is down or drained": 1}
 
 
-def test_a_drained_node_gives_its_leadership_to_who_leads_least_and_then_what_it_holds() -> None:
+def test_planner_moves_leaderships_of_a_drained_node_before_its_replicas() -> None:
     image = image_of(
         a_partition(), a_partition(partition=1), a_partition(partition=2, leader="b"),
         a_partition(partition=3, isr=("a", "b"), incomplete=("b",)), leaving="a",
@@ -126,7 +126,7 @@ def test_a_drained_node_gives_its_leadership_to_who_leads_least_and_then_what_it
     assert planner.moving.counters == {"leaderships of drained nodes moved": 2, "targets: drain": 2}
 
 
-def test_who_is_down_comes_before_who_is_drained_and_the_longest_first() -> None:
+def test_planner_replaces_dead_nodes_before_drained_ones_and_the_longest_dead_first() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r) for n, r in enumerate("abcd")]
     image = image_of(*ones, nodes="abcdef", fenced="b", leaving="a")
     planner = Planner(image, max_copies=1)
@@ -138,7 +138,7 @@ def test_who_is_down_comes_before_who_is_drained_and_the_longest_first() -> None
     assert planner.moving.counters == {"targets: drain": 2, "targets: a node is down": 2}
 
 
-def test_of_two_that_are_down_who_went_first_comes_first() -> None:
+def test_planner_replaces_the_node_first_that_went_down_first() -> None:
     ones = [a_partition(partition=n, replicas=(r, "c"), isr=("c",), leader="c") for n, r in enumerate("aabb")]
     image = image_of(*ones, nodes="abcdef", fenced="b")
     planner = Planner(image, max_copies=1)
@@ -146,13 +146,13 @@ def test_of_two_that_are_down_who_went_first_comes_first() -> None:
     assert planner.numbers(after_ns=GRACE_NS) == [("Reassign", 2), ("Reassign", 3)]
 
 
-def test_no_grace_replaces_nobody() -> None:
+def test_planner_without_a_replacement_grace_replaces_no_node() -> None:
     planner = Planner(image_of(a_partition(), fenced="c"), replacement_grace_s=0)
     assert planner.look(after_ns=GRACE_NS * 100) == []
     assert planner.moving.next_deadline_ns() is None
 
 
-def test_a_partition_that_moves_or_is_not_led_gets_no_target() -> None:
+def test_planner_sets_no_target_for_a_moving_or_leaderless_partition() -> None:
     image = image_of(
         a_partition(leader="b"), a_partition(partition=1, status=PartitionStatus.ELECTION, leader=""),
         a_partition(partition=2, leader="b", joining="d", copy_epoch=6),
@@ -161,7 +161,7 @@ def test_a_partition_that_moves_or_is_not_led_gets_no_target() -> None:
     assert Planner(image).numbers() == [("Reassign", 0)]
 
 
-def test_a_node_in_the_place_of_another_holds_no_replica_has_least_and_stands_in_no_rack_of_those_that_stay() -> None:
+def test_planner_picks_a_replacement_with_the_fewest_replicas_in_another_rack() -> None:
     def of_racks(image: ClusterImage, racks: str) -> ClusterImage:
         for node_id, rack in zip(sorted(image.nodes), racks, strict=True):
             image = node(image, node_id, rack=rack)
@@ -187,14 +187,14 @@ def test_a_node_in_the_place_of_another_holds_no_replica_has_least_and_stands_in
     assert [tuple(m.replicas) for m in found] == [("a", "e", "c")]
 
 
-def test_nothing_is_copied_into_a_node_that_does_not_run() -> None:
+def test_planner_begins_no_copy_into_a_dead_node() -> None:
     planner = Planner(image_of(a_partition(**MOVES), fenced="d", leaving="c"))
     assert planner.look() == [], "within its grace it may come back"
     assert planner.numbers(node(planner.image, "d", fenced=False)) == [("BeginCopy", 0)]
 
 
 # ---- bounds --------------------------------------------------------------------------------------------------------------
-def test_sixteen_leaderships_move_at_once_those_under_way_included() -> None:
+def test_planner_transfers_at_most_sixteen_leaderships_of_a_drained_node_at_once() -> None:
     image = image_of(*many(20), leaving="a")
     planner = Planner(image)
     assert planner.numbers() == [("ElectLeader", n) for n in range(16)], (
@@ -213,7 +213,7 @@ def test_sixteen_leaderships_move_at_once_those_under_way_included() -> None:
 LEADS: dict[str, Any] = {"leader": "b", "moved_for": MoveReason.LEADERSHIPS}
 
 
-def test_a_rebalance_of_leaderships_gives_sixteen_at_once_to_the_first_replicas() -> None:
+def test_planner_rebalances_at_most_sixteen_leaderships_at_once() -> None:
     image = image_of(*many(20, **LEADS))
     planner = Planner(image)
     first = planner.look()
@@ -238,14 +238,14 @@ def test_a_rebalance_of_leaderships_gives_sixteen_at_once_to_the_first_replicas(
     [{"isr": ("b", "c")}, {"incomplete": ("a",)}, {"status": PartitionStatus.ELECTION, "leader": ""}, {"leader": "a"},
      {"moved_for": MoveReason.REBALANCED}],
 )  # fmt: skip
-def test_a_leadership_goes_to_nobody_who_may_not_have_it_and_is_waited_for(more: dict[str, Any]) -> None:
+def test_planner_waits_until_the_preferred_replica_may_lead(more: dict[str, Any]) -> None:
     planner = Planner(image_of(a_partition(**{**LEADS, **more})))
     assert planner.look() == []
     waits = more.get("leader") != "a" and "moved_for" not in more
     assert (planner.moving.next_deadline_ns() is not None) == waits
 
 
-def test_a_leadership_for_a_node_that_is_gone_stays_where_it_is() -> None:
+def test_planner_cancels_a_leadership_move_to_a_removed_or_drained_node() -> None:
     for gone in ({"leaving": "a"}, {"nodes": "bcd"}):
         planner = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), **gone))  # type: ignore[arg-type]
         assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
@@ -254,7 +254,7 @@ def test_a_leadership_for_a_node_that_is_gone_stays_where_it_is() -> None:
     assert down.look() == [], "it may come back"
 
 
-def test_what_is_proposed_and_not_applied_yet_counts_as_a_copy() -> None:
+def test_planner_counts_proposed_copies_in_its_limit() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, epoch=n, target=("e",)) for n, r in enumerate("aabbcc")]
     image = image_of(*ones, nodes="abcde")
     planner = Planner(image, max_copies=3, max_copies_per_node=3)
@@ -269,7 +269,7 @@ def test_what_is_proposed_and_not_applied_yet_counts_as_a_copy() -> None:
 @pytest.mark.parametrize(
     ("per_node", "target", "count"), [(1, ("c",), 1), (2, ("c",), 2), (2, ("d",), 2), (3, ("c",), 3), (9, ("c",), 4)]
 )
-def test_so_many_copies_come_from_one_leader_and_go_into_one_node(per_node: int, target: tuple[str, ...], count: int) -> None:
+def test_planner_limits_copies_per_leader_and_per_target_node(per_node: int, target: tuple[str, ...], count: int) -> None:
     from_one = [a_partition(partition=n, replicas=("a",), isr=("a",), target=("bcde"[n],)) for n in range(4)]
     assert len(Planner(image_of(*from_one, nodes="abcde"), max_copies_per_node=per_node).look()) == count
     into_one = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, target=("f",)) for n, r in enumerate("abcd")]
@@ -278,7 +278,7 @@ def test_so_many_copies_come_from_one_leader_and_go_into_one_node(per_node: int,
     assert len(Planner(image_of(*under_way, nodes="abcde"), max_copies_per_node=per_node).look()) == count - 1
 
 
-def test_targets_are_made_ahead_for_twice_as_many_as_are_copied() -> None:
+def test_planner_sets_targets_for_twice_as_many_partitions_as_copies() -> None:
     image = image_of(*many(9, leader="b", isr=("b", "c")), leaving="a")
     assert len(Planner(image, max_copies=2).look()) == 4
     waits = [replace(p, **MOVES) if p.partition < 3 else p for p in image.streams["s"].partitions]
@@ -287,7 +287,7 @@ def test_targets_are_made_ahead_for_twice_as_many_as_are_copied() -> None:
 
 
 # ---- what it knows of before ---------------------------------------------------------------------------------------------
-def test_who_resigns_proposes_nothing_and_hears_nothing() -> None:
+def test_planner_proposes_nothing_after_resigning() -> None:
     image = image_of(a_partition(**MOVES), leaving="c")
     planner = Planner(image)
     planner.moving.resign()
@@ -302,7 +302,7 @@ def test_who_resigns_proposes_nothing_and_hears_nothing() -> None:
     assert planner.numbers() == [("BeginCopy", 0)], "what it asked for as another leader may be lost: it is asked again"
 
 
-def test_a_new_leadership_begins_with_nothing_of_the_one_before() -> None:
+def test_planner_starts_clean_with_a_new_leadership() -> None:
     image = image_of(*many(20), nodes="abcde", leaving="a", fenced="e")
     planner = Planner(image, max_copies=1)
     assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 16
@@ -323,7 +323,7 @@ def test_a_new_leadership_begins_with_nothing_of_the_one_before() -> None:
     assert planner.moving.next_deadline_ns() == 2 * GRACE_NS
 
 
-def test_changes_of_several_streams_between_two_looks_are_all_looked_at() -> None:
+def test_planner_looks_at_all_streams_changed_between_two_looks() -> None:
     streams = [replace(a_stream(), name=name, uid=f"u-{name}", subject=name) for name in ("x", "y")]
     image = an_image(None, "abcd").with_streams(streams)
     planner = Planner(image)
@@ -335,14 +335,14 @@ def test_changes_of_several_streams_between_two_looks_are_all_looked_at() -> Non
     assert [message.stream for message in planner.look()] == ["y", "x"], "the oldest first"
 
 
-def test_a_grace_that_is_over_is_not_waited_for_again() -> None:
+def test_planner_does_not_wait_for_an_expired_grace_again() -> None:
     planner = Planner(image_of(a_partition(), nodes="abc", fenced="c"))
     planner.look()
     planner.look(after_ns=GRACE_NS)
     assert planner.moving.next_deadline_ns() == planner.now_ns + AGAIN_AFTER_NS, "no node may take it: another one may come"
 
 
-def test_looks_are_a_quarter_of_a_second_apart_and_only_where_something_is_new() -> None:
+def test_planner_looks_every_quarter_second_only_after_a_change() -> None:
     image = image_of(a_partition())
     planner = Planner(image)
     assert planner.moving.next_deadline_ns() == 0
@@ -363,7 +363,7 @@ def test_looks_are_a_quarter_of_a_second_apart_and_only_where_something_is_new()
     assert planner.moving.next_deadline_ns() == GRACE_NS, "the grace ends before that"
 
 
-def test_while_anything_moves_or_has_to_it_is_looked_at_every_five_seconds() -> None:
+def test_planner_looks_every_five_seconds_while_a_move_is_pending() -> None:
     drops = a_partition(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"), **MOVES)
     for image in (
         image_of(a_partition(**MOVES), fenced="d", leaving="c"),
@@ -379,7 +379,7 @@ def test_while_anything_moves_or_has_to_it_is_looked_at_every_five_seconds() -> 
     assert planner.moving.next_deadline_ns() is None, "it holds nothing"
 
 
-def test_the_end_of_the_grace_is_waited_for_of_who_holds_anything() -> None:
+def test_planner_waits_for_the_end_of_the_grace_of_nodes_with_replicas() -> None:
     image = image_of(a_partition(), nodes="abcde", fenced="ce")
     planner = Planner(image)
     planner.look(after_ns=10)
@@ -397,7 +397,7 @@ def test_the_end_of_the_grace_is_waited_for_of_who_holds_anything() -> None:
     assert planner.moving.next_deadline_ns() == GRACE_NS + 10 + 3 * NS_PER_S, "it went down anew"
 
 
-def test_of_a_stream_that_has_changed_what_moves_no_more_is_forgotten_and_others_stay() -> None:
+def test_planner_forgets_moves_that_ended_in_a_changed_stream() -> None:
     image = image_of(*many(2, **MOVES), leaving="c")
     planner = Planner(image, max_copies=1)
     assert planner.numbers() == [("BeginCopy", 0)]
@@ -421,7 +421,7 @@ def test_of_a_stream_that_has_changed_what_moves_no_more_is_forgotten_and_others
         ({"joining": "d", "copy_epoch": 6, "target": ("a", "b", "e")}, [("e", 1), ("c", -1), ("d", -1)]),
     ],
 )
-def test_how_many_replicas_a_node_will_hold(more: dict[str, Any], found: list[tuple[str, int]]) -> None:
+def test_replicas_to_come_are_the_replicas_and_the_targets(more: dict[str, Any], found: list[tuple[str, int]]) -> None:
     assert list(replicas_to_come(a_partition(**more))) == found
 
 
@@ -436,14 +436,14 @@ def test_how_many_replicas_a_node_will_hold(more: dict[str, Any], found: list[tu
         ({"target": ("d", "e", "c")}, Phase.WAITS, "d", "a"),
     ],
 )
-def test_where_a_swap_is(more: dict[str, Any], phase: Phase, into: str, out: str) -> None:
+def test_movement_names_its_phase_and_both_nodes(more: dict[str, Any], phase: Phase, into: str, out: str) -> None:
     found = movement_of(a_stream(), a_partition(**more))
     assert found is not None
     assert (found.stream, found.uid, found.partition, found.phase, found.into, found.out) == ("s", "u1", 0, phase, into, out)
     assert (found.replicas, found.target) == (more.get("replicas", ("a", "b", "c")), more["target"])
 
 
-def test_a_leadership_that_is_to_move_is_shown_as_such() -> None:
+def test_movement_of_a_leadership_names_both_nodes() -> None:
     image = image_of(a_partition(**LEADS))
     (found,) = movements(image)
     assert (found.phase, found.into, found.out, found.target, found.why) == (
@@ -452,7 +452,7 @@ def test_a_leadership_that_is_to_move_is_shown_as_such() -> None:
     assert movements(image_of(a_partition(moved_for=MoveReason.LEADERSHIPS))) == []
 
 
-def test_all_that_moves_by_stream_and_partition() -> None:
+def test_movements_are_sorted_by_stream_and_partition() -> None:
     assert movement_of(a_stream(), a_partition()) is None
     streams = [replace(a_stream(*many(3, **MOVES)), name=name, uid=f"u-{name}", subject=name) for name in ("z", "b")]
     image = an_image(None, "abcd").with_streams(streams)

@@ -14,7 +14,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 
 
-def test_every_registration_is_a_new_incarnation_of_the_cluster() -> None:
+def test_registration_gives_a_new_incarnation_each_time() -> None:
     driver = Driver(("a", "b"))
     first = driver.incarnation("a")
     response = driver.restart("a", clean=True)
@@ -22,7 +22,7 @@ def test_every_registration_is_a_new_incarnation_of_the_cluster() -> None:
     assert driver.fsm.image.nodes["a"].previous_incarnation == first
 
 
-def test_a_complete_replica_stays_in_its_isrs_and_leads_on_in_a_new_leader_epoch() -> None:
+def test_restarted_complete_replica_stays_in_the_isr_and_leads_with_a_new_leader_epoch() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     led, followed = driver.partition(number=0), driver.partition(number=1)
@@ -35,7 +35,7 @@ def test_a_complete_replica_stays_in_its_isrs_and_leads_on_in_a_new_leader_epoch
 
 
 @pytest.mark.parametrize("how", [{"flushed": False}, {"emptied": True}, {"emptied": True, "clean": True}])
-def test_a_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]) -> None:
+def test_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=3)
     driver.restart("b", **how)
@@ -46,14 +46,14 @@ def test_a_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]
     assert (was_its_own.leader, was_its_own.status) == ("c", PartitionStatus.ONLINE)
 
 
-def test_a_clean_stop_is_enough_without_flushing() -> None:
+def test_replica_after_a_clean_stop_without_flush_always_is_complete() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     driver.restart("b", clean=True, flushed=False)
     assert "b" in driver.partition().isr
 
 
-def test_a_folder_of_an_older_incarnation_is_not_trusted() -> None:
+def test_data_directory_of_an_older_incarnation_is_not_trusted() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     oldest = driver.incarnation("b")
@@ -63,7 +63,7 @@ def test_a_folder_of_an_older_incarnation_is_not_trusted() -> None:
     assert "b" not in driver.partition().isr
 
 
-def test_a_process_that_died_before_it_stored_its_incarnation_is_trusted() -> None:
+def test_node_that_died_before_storing_its_incarnation_stays_in_the_isr() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     stored = driver.incarnation("b")
@@ -73,7 +73,7 @@ def test_a_process_that_died_before_it_stored_its_incarnation_is_trusted() -> No
         assert "b" in driver.partition().isr
 
 
-def test_the_only_member_that_may_have_lost_data_goes_offline_and_is_not_elected_silently() -> None:
+def test_sole_isr_member_that_may_have_lost_data_goes_offline() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     driver.change_isr(["a"])
@@ -90,7 +90,7 @@ def test_the_only_member_that_may_have_lost_data_goes_offline_and_is_not_elected
     assert driver.partition() == offline
 
 
-def test_an_unclean_leader_with_nobody_live_waits_offline_for_a_member_of_the_isr() -> None:
+def test_partition_whose_leader_lost_its_data_waits_offline_for_an_isr_member() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     driver.fence("b")
@@ -106,7 +106,7 @@ def test_an_unclean_leader_with_nobody_live_waits_offline_for_a_member_of_the_is
     assert driver.partition().leader_epoch == epoch
 
 
-def test_fencing_and_unfencing_name_the_incarnation() -> None:
+def test_fence_and_unfence_need_the_current_incarnation() -> None:
     driver = Driver(("a", "b"))
     old = driver.incarnation("a")
     driver.restart("a")
@@ -120,7 +120,7 @@ def test_fencing_and_unfencing_name_the_incarnation() -> None:
     assert not driver.restart("a").node.fenced
 
 
-def test_a_node_is_removed_only_when_it_is_stopped_and_holds_nothing() -> None:
+def test_remove_node_needs_a_stopped_node_without_replicas() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.INVALID
@@ -140,7 +140,7 @@ def now_form_the_group(driver: Driver, *voters: str) -> None:
     assert driver.ask(changeControllers=change).error == Error.OK
 
 
-def test_a_node_that_is_a_controller_is_taken_out_of_them_first() -> None:
+def test_remove_node_of_a_controller_is_rejected_with_the_command_to_use() -> None:
     driver = Driver(("a", "b"))
     now_form_the_group(driver, "a", "b")
     driver.fence("b")
@@ -152,14 +152,14 @@ def test_a_node_that_is_a_controller_is_taken_out_of_them_first() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"weight": float("nan")}, {"weight": -1.0}, {"rack": "r" * 300}, {"nodeId": "a b"}])
-def test_a_wrong_registration_is_refused(fields: dict[str, object]) -> None:
+def test_registration_with_invalid_fields_is_rejected(fields: dict[str, object]) -> None:
     driver = Driver()
     message = registration(**({"nodeId": "a"} | fields))  # type: ignore[arg-type]
     assert driver.ask(registerNode=message).error == Error.INVALID
     assert not driver.fsm.image.nodes
 
 
-def test_a_registration_that_outlived_its_process_does_not_depose_the_next_one() -> None:
+def test_registration_of_a_dead_process_does_not_replace_its_successor() -> None:
     driver = Driver(("b", "c"))
     driver.register("a", folderId="f", start=1)
     driver.register("a", folderId="f", start=3)
@@ -192,7 +192,7 @@ def cluster_with_folder() -> tuple[Driver, DirectoryIdentity]:
     return driver, history.taken()
 
 
-def test_each_next_start_on_the_folder_keeps_its_place() -> None:
+def test_data_directory_restarted_repeatedly_keeps_the_isr_place() -> None:
     driver, history = cluster_with_folder()
     for number in range(102, 150):
         history = history.next(number)
@@ -203,7 +203,7 @@ def test_each_next_start_on_the_folder_keeps_its_place() -> None:
 
 @pytest.mark.parametrize("how", [{}, {"cleanStop": True}])
 @pytest.mark.parametrize("starts_since", [1, 2, 5])
-def test_a_folder_put_back_from_a_copy_is_incomplete(how: dict[str, bool], starts_since: int) -> None:
+def test_data_directory_restored_from_a_copy_is_incomplete(how: dict[str, bool], starts_since: int) -> None:
     driver, history = cluster_with_folder()
     copy, copied_incarnation = history, driver.incarnation("b")
     for number in range(starts_since):
@@ -216,7 +216,7 @@ def test_a_folder_put_back_from_a_copy_is_incomplete(how: dict[str, bool], start
     assert not in_isr(driver)
 
 
-def test_starts_that_never_registered_do_not_make_a_copy_look_right() -> None:
+def test_data_directory_copy_is_detected_despite_unregistered_starts() -> None:
     driver, history = cluster_with_folder()
     copy, copied_incarnation = history, driver.incarnation("b")
     start(driver, history.next(200), copied_incarnation)
@@ -228,7 +228,7 @@ def test_starts_that_never_registered_do_not_make_a_copy_look_right() -> None:
 
 @pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("deaths", [1, 3, MAX_EARLIER_NONCES])
-def test_a_process_that_died_while_it_registered_does_not_cost_the_place(deaths: int, registered: bool) -> None:
+def test_process_that_died_during_registration_keeps_the_isr_place(deaths: int, registered: bool) -> None:
     driver, history = cluster_with_folder()
     stored = driver.incarnation("b")
     for number in range(deaths):
@@ -239,7 +239,7 @@ def test_a_process_that_died_while_it_registered_does_not_cost_the_place(deaths:
     assert in_isr(driver)
 
 
-def test_any_number_of_deaths_before_the_group_was_reached_do_not_cost_the_place() -> None:
+def test_node_that_died_before_reaching_the_controllers_keeps_the_isr_place() -> None:
     driver, history = cluster_with_folder()
     for number in range(200, 300):
         history = history.next(number)
@@ -248,7 +248,7 @@ def test_any_number_of_deaths_before_the_group_was_reached_do_not_cost_the_place
     assert in_isr(driver)
 
 
-def test_a_process_that_asks_again_is_not_taken_for_another() -> None:
+def test_repeated_registration_of_one_process_keeps_its_incarnation() -> None:
     """The window of done operations has forgotten the first time, say."""
     driver, history = cluster_with_folder()
     history = history.next(200)
@@ -260,7 +260,7 @@ def test_a_process_that_asks_again_is_not_taken_for_another() -> None:
     assert in_isr(driver)
 
 
-def test_a_request_that_outlived_its_process_is_told_from_a_copy() -> None:
+def test_late_registration_of_a_dead_process_is_stale() -> None:
     driver, history = cluster_with_folder()
     before = driver.incarnation("b")
     died = history.next(200)
@@ -269,7 +269,7 @@ def test_a_request_that_outlived_its_process_is_told_from_a_copy() -> None:
     assert in_isr(driver)
 
 
-def test_a_folder_that_another_version_registered_is_judged_by_its_starts() -> None:
+def test_data_directory_registered_without_nonces_is_judged_by_its_start_count() -> None:
     """An image and a ``node`` file from before there were nonces."""
     driver = Driver(("a", "c"))
     driver.register("b", folderId="f", start=7)
@@ -281,7 +281,7 @@ def test_a_folder_that_another_version_registered_is_judged_by_its_starts() -> N
     assert not in_isr(driver), "no nonce, where one was registered"
 
 
-def test_the_folder_before_the_emptied_one_is_not_trusted() -> None:
+def test_data_directory_used_before_an_emptied_one_is_not_trusted() -> None:
     driver, history = cluster_with_folder()
     before = driver.incarnation("b")
     start(driver, DirectoryIdentity("g").next(400), 0)
@@ -290,13 +290,13 @@ def test_the_folder_before_the_emptied_one_is_not_trusted() -> None:
     assert not in_isr(driver)
 
 
-def test_more_nonces_than_a_folder_keeps_are_refused() -> None:
+def test_registration_with_too_many_nonces_is_rejected() -> None:
     driver = Driver()
     request = registration(nodeId="a", earlierNonces=range(1, MAX_EARLIER_NONCES + 2))
     assert driver.ask(registerNode=request).error == Error.INVALID
 
 
-def test_nonces_survive_a_snapshot_and_old_images_have_none() -> None:
+def test_node_nonces_survive_a_snapshot() -> None:
     driver, history = cluster_with_folder()
     start(driver, history.next(200), driver.incarnation("b"))
     found = image_from_bytes(image_to_bytes(driver.fsm.image)).nodes
@@ -305,7 +305,7 @@ def test_nonces_survive_a_snapshot_and_old_images_have_none() -> None:
 
 
 # ---- ghosts ------------------------------------------------------------------------------------------------------------------
-def test_ghosts_neither_pile_up_nor_keep_a_real_node_out() -> None:
+def test_registrations_beyond_the_node_limit_are_rejected_and_known_nodes_kept() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     answers = [driver.register(f"ghost{number}") for number in range(1100)]

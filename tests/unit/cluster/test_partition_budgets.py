@@ -18,7 +18,7 @@ def counts(driver: Driver) -> dict[str, int]:
     return dict(driver.fsm.image.replica_counts)
 
 
-def test_a_stream_that_no_node_has_room_for_is_refused_and_nothing_is_placed() -> None:
+def test_create_stream_beyond_every_partition_budget_is_rejected() -> None:
     driver = cluster(n1=10, n2=10, n3=10)
     assert driver.create("a", partitions=10, replicationFactor=3).error == Error.OK
     refused = driver.create("b", partitions=1, replicationFactor=1)
@@ -31,7 +31,7 @@ def test_a_stream_that_no_node_has_room_for_is_refused_and_nothing_is_placed() -
     assert driver.create("b").error == Error.OK
 
 
-def test_a_full_node_is_gone_round() -> None:
+def test_create_stream_skips_a_node_at_its_partition_budget() -> None:
     driver = cluster(n1=2, n2=0, n3=0)
     for number in range(8):
         assert driver.create(f"s{number}", partitions=3, replicationFactor=1).error == Error.OK
@@ -39,12 +39,12 @@ def test_a_full_node_is_gone_round() -> None:
     assert sum(counts(driver).values()) == 24
 
 
-def test_a_node_of_an_older_version_takes_what_it_is_given() -> None:
+def test_node_without_a_partition_budget_takes_any_replicas() -> None:
     driver = cluster(n1=0)
     assert driver.create("a", partitions=500).error == Error.OK
 
 
-def test_a_node_that_comes_back_with_less_is_told_and_gets_no_more() -> None:
+def test_node_that_lowers_its_partition_budget_gets_no_more_replicas() -> None:
     driver = cluster(n1=100)
     driver.create("a", partitions=50)
     answer = driver.register("n1", previousIncarnation=driver.incarnation("n1"), flushedAlways=True, partitionBudget=20)
@@ -52,7 +52,7 @@ def test_a_node_that_comes_back_with_less_is_told_and_gets_no_more() -> None:
     assert driver.create("b").error == Error.NOT_ENOUGH_NODES
 
 
-def test_the_counts_are_those_of_a_snapshot() -> None:
+def test_replica_counts_survive_a_snapshot() -> None:
     driver = cluster(n1=100, n2=100, n3=100)
     driver.create("a", partitions=7, replicationFactor=2)
     driver.create("b", partitions=3, replicationFactor=3)

@@ -42,7 +42,7 @@ def wake(driver: Driver, number: int = 0, **other: Any) -> pb.ControlResponse:
     return driver.ask(wakePartition=pb.WakePartition(**(asked | other)))
 
 
-def test_all_partitions_or_those_that_are_named_are_paused_and_every_replica_hears_of_it() -> None:
+def test_pause_partitions_applies_to_the_named_partitions_or_all() -> None:
     driver = a_stream()
     before = driver.fsm.image
     assert pause(driver, pb.UNTIL_RESUMED, 1).error == Error.OK
@@ -55,7 +55,7 @@ def test_all_partitions_or_those_that_are_named_are_paused_and_every_replica_hea
 
 
 @pytest.mark.parametrize("until", [pb.UNTIL_RESUMED, pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY, pb.NOT_PAUSED])
-def test_what_is_so_already_stays_as_it_is(until: int) -> None:
+def test_pause_of_a_paused_partition_changes_nothing(until: int) -> None:
     driver = a_stream()
     pause(driver, until)
     before = driver.fsm.image.streams["orders"]
@@ -63,7 +63,7 @@ def test_what_is_so_already_stays_as_it_is(until: int) -> None:
     assert driver.fsm.image.streams["orders"].partitions == before.partitions
 
 
-def test_what_is_resumed_is_taken_again_when_its_leader_says_so() -> None:
+def test_resumed_partition_accepts_publishes_when_its_leader_confirms() -> None:
     driver = a_stream()
     pause(driver, pb.UNTIL_RESUMED, 0, 2)
     assert pause(driver, pb.NOT_PAUSED).error == Error.OK
@@ -78,7 +78,7 @@ def test_what_is_resumed_is_taken_again_when_its_leader_says_so() -> None:
     assert pauses(driver)[0] == (Pause.UNTIL_RESUMED, 2), "paused anew before its leader knew that it was resumed"
 
 
-def test_a_publish_wakes_its_partition_or_all_that_are_paused_so() -> None:
+def test_wake_partition_resumes_one_partition_or_all() -> None:
     driver = a_stream(4)
     pause(driver, pb.UNTIL_PUBLISH)
     assert wake(driver, 1).error == Error.OK
@@ -93,7 +93,7 @@ def test_a_publish_wakes_its_partition_or_all_that_are_paused_so() -> None:
 @pytest.mark.parametrize(
     "other", [{"leader": "z"}, {"leaderEpoch": 99}, {"pause": pb.UNTIL_RESUMED}, {"pause": pb.ENDING}, {"pauses": 7}]
 )
-def test_a_leader_that_knows_another_pause_wakes_nothing(other: dict[str, Any]) -> None:
+def test_wake_partition_with_another_pause_number_is_stale(other: dict[str, Any]) -> None:
     """Else one that asks twice, because an answer was lost, would say that it takes publishes before it knows that it may."""
     driver = a_stream()
     pause(driver, pb.UNTIL_PUBLISH)
@@ -103,7 +103,7 @@ def test_a_leader_that_knows_another_pause_wakes_nothing(other: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("until", [pb.UNTIL_RESUMED, pb.NOT_PAUSED])
-def test_what_an_operator_has_paused_no_leader_wakes(until: int) -> None:
+def test_wake_partition_paused_by_an_operator_is_rejected(until: int) -> None:
     driver = a_stream()
     pause(driver, until)
     before = driver.fsm.image.streams
@@ -117,7 +117,7 @@ def test_what_an_operator_has_paused_no_leader_wakes(until: int) -> None:
      ((0, 3), pb.UNTIL_RESUMED, {}, Error.NOT_FOUND), ((), pb.ENDING, {}, Error.INVALID), ((), 99, {}, Error.INVALID),
      ((), pb.UNTIL_RESUMED, {"configVersion": 5}, Error.STALE)],
 )  # fmt: skip
-def test_a_pause_of_what_is_not_there_is_refused_and_changes_nothing(
+def test_pause_of_a_missing_partition_changes_nothing(
     partitions: tuple[int, ...], until: int, more: dict[str, Any], error: int
 ) -> None:
     driver = a_stream()
@@ -128,7 +128,7 @@ def test_a_pause_of_what_is_not_there_is_refused_and_changes_nothing(
     assert pause(driver, configVersion=0).error == Error.OK
 
 
-def test_a_stream_that_waits_for_nodes_and_a_partition_that_is_not_there() -> None:
+def test_pause_of_an_unplaced_stream_is_rejected() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=3)
     if not state_is_placed(driver):
@@ -143,7 +143,7 @@ def state_is_placed(driver: Driver) -> bool:
     return bool(driver.fsm.image.streams["orders"].partitions)
 
 
-def test_it_survives_elections_restarts_and_snapshots() -> None:
+def test_pause_survives_elections_restarts_and_snapshots() -> None:
     cluster = Cluster("abc")
     pause(cluster, pb.UNTIL_RESUMED)
     cluster.fence("a")
@@ -162,7 +162,7 @@ def test_it_survives_elections_restarts_and_snapshots() -> None:
     assert (wake(cluster).error, cluster.partition().pause) == (Error.OK, Pause.NOT_PAUSED)
 
 
-def test_many_wake_in_one_entry() -> None:
+def test_wake_partition_batch_resumes_many_in_one_entry() -> None:
     driver = a_stream(40)
     pause(driver, pb.UNTIL_PUBLISH_TO_ANY)
     stream = driver.fsm.image.streams["orders"]

@@ -61,22 +61,22 @@ def by_name(case: dict[str, Any]) -> str:
 
 # ---- the vectors -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", VECTORS["round_robin"], ids=by_name)
-def test_round_robin_vectors(case: dict[str, Any]) -> None:
+def test_placement_round_robin_vectors(case: dict[str, Any]) -> None:
     assert of_case(case, "round-robin") == of_case(case, "") == case["expected"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack"], ids=by_name)
-def test_rack_vectors(case: dict[str, Any]) -> None:
+def test_placement_rack_vectors(case: dict[str, Any]) -> None:
     assert of_case(case, "rack") == case["expected"]
     assert [int(node.node_id) for node in row_of(ordered(in_racks(case["racks"])))] == case["sequence"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack_strict"], ids=by_name)
-def test_rack_strict_vectors(case: dict[str, Any]) -> None:
+def test_placement_rack_strict_vectors(case: dict[str, Any]) -> None:
     assert of_case(case, "rack-strict") == case["expected"]
 
 
-def test_rendezvous_vectors() -> None:
+def test_placement_rendezvous_vectors() -> None:
     vectors = VECTORS["rendezvous"]
     nodes = [NodeFacts(node_id=name, weight=weight) for name, weight in vectors["weights"].items()]
     wanted = Wanted(policy="rendezvous", stream="orders", partitions=len(vectors["expected"]), replication_factor=4)
@@ -91,7 +91,7 @@ def by_hand(entries: Any, nodes: list[NodeFacts], **more: Any) -> list[Replicas]
 
 
 @pytest.mark.parametrize("case", VECTORS["manual"], ids=lambda case: str(case["map"]))
-def test_manual_vectors(case: dict[str, Any]) -> None:
+def test_placement_manual_vectors(case: dict[str, Any]) -> None:
     nodes = facts(VECTORS["manual_known_nodes"])
     entries = [(entry["id"], entry["replicas"]) for entry in case["map"]]
     if case["result"] == "ok":
@@ -104,7 +104,7 @@ def test_manual_vectors(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["invalid"], ids=by_name)
-def test_invalid_vectors(case: dict[str, Any]) -> None:
+def test_placement_invalid_vectors_are_rejected(case: dict[str, Any]) -> None:
     with pytest.raises(PlacementError) as raised:
         of_case(case, "rack" if "racks" in case else "")
     if "racks" in case:
@@ -116,12 +116,12 @@ def test_invalid_vectors(case: dict[str, Any]) -> None:
 
 
 # ---- decided where the published sources leave it open -----------------------------------------------------------------
-def test_an_unknown_policy_names_the_known_ones() -> None:
+def test_placement_with_an_unknown_policy_lists_the_policies() -> None:
     with pytest.raises(PlacementError, match="round-robin, rack, rack-strict, rendezvous, least-loaded, manual"):
         placed(facts("a"), "best", 1, 1)
 
 
-def test_nodes_are_ordered_as_numbers_only_if_all_are() -> None:
+def test_placement_sorts_nodes_as_numbers_only_if_all_are_numbers() -> None:
     assert in_order(["10", "9", "1"]) == ["1", "9", "10"]
     assert in_order(["10", "9", "x"]) == ["10", "9", "x"]
     assert in_order(["n10", "n9"]) == ["n10", "n9"]
@@ -129,7 +129,7 @@ def test_nodes_are_ordered_as_numbers_only_if_all_are() -> None:
 
 @pytest.mark.parametrize("policy", COMPUTED)
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_too_few_nodes_say_how_many_are_missing(policy: str, count: int) -> None:
+def test_placement_with_too_few_nodes_tells_how_many_are_missing(policy: str, count: int) -> None:
     """Before anything else is found fault with: a stream that waits for nodes may wait for their racks as well."""
     with pytest.raises(NotEnoughNodesError, match=f"not enough nodes: {3 - count} more needed") as raised:
         placed(in_racks({"x": range(count)}), policy, 1, 3)
@@ -137,21 +137,21 @@ def test_too_few_nodes_say_how_many_are_missing(policy: str, count: int) -> None
 
 
 @pytest.mark.parametrize("policy", COMPUTED)
-def test_nodes_that_are_not_live_are_not_chosen(policy: str) -> None:
+def test_placement_skips_nodes_that_are_not_live(policy: str) -> None:
     nodes = [*in_racks({"x": [1], "y": [2]}), *in_racks({"x": [3], "": [4]}, live=False)]
     assert {node for replicas in placed(nodes, policy, 9, 2) for node in replicas} == {"1", "2"}
     with pytest.raises(NotEnoughNodesError, match="1 more needed"):
         placed(nodes, policy, 1, 3)
 
 
-def test_rack_strict_with_more_replicas_than_racks_names_both_numbers() -> None:
+def test_placement_rack_strict_with_too_few_racks_names_both_numbers() -> None:
     with pytest.raises(PlacementError, match="3 replicas need as many racks, there are 2"):
         placed(in_racks({"x": [1, 2], "y": [3, 4]}), "rack-strict", 1, 3)
     with pytest.raises(PlacementError, match="1 replicas need as many racks, there are 0"):
         placed(facts("abc"), "rack-strict", 1, 1)
 
 
-def test_rack_without_racks_is_round_robin_and_says_so() -> None:
+def test_placement_rack_without_racks_equals_round_robin_with_a_note() -> None:
     wanted = Wanted(policy="rack", partitions=30, replication_factor=3, start=7)
     found = place(facts(range(5)), wanted)
     assert found.notes == (NO_RACKS,)
@@ -161,13 +161,13 @@ def test_rack_without_racks_is_round_robin_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rack", "rack-strict"])
-def test_racks_on_some_nodes_only_are_refused_with_the_others_names(policy: str) -> None:
+def test_placement_with_racks_on_some_nodes_only_names_the_other_nodes(policy: str) -> None:
     with pytest.raises(PlacementError, match="no rack on 2, 10: set one"):
         placed(in_racks({"": [10, 2], "x": [3, 1]}), policy, 1, 1)
 
 
 @pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
-def test_weights(policy: str) -> None:
+def test_placement_follows_the_node_weights(policy: str) -> None:
     def weighing(**weights: float) -> list[NodeFacts]:
         return [NodeFacts(node_id=name, weight=weight) for name, weight in weights.items()]
 
@@ -183,7 +183,7 @@ def test_weights(policy: str) -> None:
     assert placed(weighing(a=-1.0, b=1.0), "round-robin", 2, 1) == [("a",), ("b",)]
 
 
-def test_least_loaded_fills_who_has_least_and_leads_least() -> None:
+def test_placement_least_loaded_prefers_the_fewest_replicas_then_leaders() -> None:
     nodes = [
         NodeFacts(node_id="a", replicas=5, leaders=1),
         NodeFacts(node_id="b", replicas=2, leaders=2),
@@ -195,7 +195,7 @@ def test_least_loaded_fills_who_has_least_and_leads_least() -> None:
     assert placed(nodes, "least-loaded", 3, 1) == [("d",), ("c",), ("d",)]  # 10 / 5 is as few as b's 2, and d leads fewer
 
 
-def test_a_start_of_any_size() -> None:
+def test_placement_accepts_a_start_of_any_size() -> None:
     for policy in ("round-robin", "rack", "rack-strict"):
         nodes = in_racks({"x": range(3), "y": range(3, 6), "z": range(6, 9)})
         period = 9 * 7
@@ -206,13 +206,13 @@ def test_a_start_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
-def test_policies_without_a_start_leave_it(policy: str) -> None:
+def test_placement_policies_without_a_start_keep_the_start(policy: str) -> None:
     wanted = Wanted(policy=policy, stream="s", partitions=20, replication_factor=1, start=5)
     assert place(facts("abc"), wanted).next_start == 5
     assert placed(facts("abc"), policy, 20, 1, 5) == placed(facts("abc"), policy, 20, 1, 6)
 
 
-def test_rendezvous_puts_replicas_on_different_racks_first() -> None:
+def test_placement_rendezvous_prefers_different_racks() -> None:
     nodes = in_racks({"x": ["a", "b"], "y": ["c", "d"], "": ["e"]})
     rack_of = {node.node_id: node.rack for node in nodes}
     for replicas in placed(nodes, "rendezvous", 50, 3):
@@ -221,7 +221,7 @@ def test_rendezvous_puts_replicas_on_different_racks_first() -> None:
         assert {rack_of[node] for node in replicas[:3]} == {"x", "y", ""}
 
 
-def test_what_is_added_to_a_stream_goes_on() -> None:
+def test_placement_of_added_partitions_continues_the_first_placement() -> None:
     for policy in COMPUTED:
         nodes = in_racks({"x": range(3), "y": range(3, 6), "z": range(6, 9)})
         whole = placed(nodes, policy, 40, 3, 9)
@@ -230,7 +230,7 @@ def test_what_is_added_to_a_stream_goes_on() -> None:
             assert placed(nodes, policy, 10, 3, 39, first=30) == whole[30:]
 
 
-def test_manual_names_every_defect_with_its_entry() -> None:
+def test_placement_manual_names_every_wrong_entry() -> None:
     nodes = [*facts("abc"), NodeFacts(node_id="down", live=False), NodeFacts(node_id="full", budget=3, replicas=2)]
     entries = [(1, ["a", "b"]), (3, ["a", "a"]), (4, ["x", "down"]), (4, ["a"]), (5, ["full", "b"]), (6, ["b", "full"])]
     with pytest.raises(ManualError) as raised:
@@ -250,7 +250,7 @@ def test_manual_names_every_defect_with_its_entry() -> None:
         by_hand([(0, ["a"])], nodes, first=7)
 
 
-def test_ties_of_rendezvous_are_broken_alike_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_rendezvous_breaks_ties_equally_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Logarithms of other machines are off by other bits, here by far more: what comes of it is the same."""
     nodes = facts(range(40))
     near = np.arange(40, dtype=np.uint64) * np.uint64(2**20) // np.uint64(7) + np.uint64(2**63)
@@ -270,7 +270,7 @@ def test_ties_of_rendezvous_are_broken_alike_on_every_machine(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("hashed", [0, 1, 2**53, 2**63 - 1, 2**63, 2**64 - 2**11, 2**64 - 2, 2**64 - 1])
-def test_scores_of_all_hashes(hashed: int) -> None:
+def test_placement_rendezvous_fast_scores_equal_the_exact_scores(hashed: int) -> None:
     globals_ = vars(policies)
     (rough,) = globals_["_scores"](np.array([hashed], np.uint64), np.array([2.5]))
     assert float(rough) == pytest.approx(float(globals_["_exact_score"](hashed, 2.5)), rel=1e-12)
@@ -288,7 +288,7 @@ def layouts(draw: st.DrawFn, *, same_size: bool = False) -> dict[str, list[int]]
 
 
 @given(layouts(), st.sampled_from(COMPUTED), st.integers(1, 40), st.integers(0, 10**20), st.data())
-def test_replicas_are_distinct_and_any_order_gives_the_same_map(
+def test_placement_replicas_are_distinct_and_independent_of_the_node_order(
     racks: dict[str, list[int]], policy: str, partitions: int, start: int, data: st.DataObject
 ) -> None:
     nodes = in_racks(racks)
@@ -299,7 +299,9 @@ def test_replicas_are_distinct_and_any_order_gives_the_same_map(
 
 
 @given(layouts(), st.integers(0, 10**6), st.data())
-def test_rack_leads_and_follows_equally_often_over_a_turn(racks: dict[str, list[int]], start: int, data: st.DataObject) -> None:
+def test_placement_rack_leads_and_follows_equally_over_a_turn(
+    racks: dict[str, list[int]], start: int, data: st.DataObject
+) -> None:
     nodes = in_racks(racks)
     factor = data.draw(st.integers(1, len(nodes)))
     found = placed(nodes, "rack", len(nodes), factor, start)
@@ -309,7 +311,7 @@ def test_rack_leads_and_follows_equally_often_over_a_turn(racks: dict[str, list[
 
 
 @given(layouts(same_size=True), st.integers(1, 60), st.integers(0, 10**6), st.data())
-def test_windows_are_on_distinct_racks_where_racks_are_equal(
+def test_placement_rack_uses_distinct_racks_if_racks_have_equal_size(
     racks: dict[str, list[int]], partitions: int, start: int, data: st.DataObject
 ) -> None:
     nodes = in_racks(racks)
@@ -321,7 +323,7 @@ def test_windows_are_on_distinct_racks_where_racks_are_equal(
 
 
 @given(layouts(), st.integers(1, 40), st.integers(0, 10**6), st.data())
-def test_rack_strict_is_on_distinct_racks_always(
+def test_placement_rack_strict_always_uses_distinct_racks(
     racks: dict[str, list[int]], partitions: int, start: int, data: st.DataObject
 ) -> None:
     nodes = in_racks(racks)
@@ -333,7 +335,7 @@ def test_rack_strict_is_on_distinct_racks_always(
 
 
 @given(st.integers(1, 12), st.integers(1, 60), st.integers(0, 10**6), st.data())
-def test_leaders_of_round_robin_are_balanced(count: int, partitions: int, start: int, data: st.DataObject) -> None:
+def test_placement_round_robin_balances_leaders(count: int, partitions: int, start: int, data: st.DataObject) -> None:
     factor = data.draw(st.integers(1, count))
     leaders = Counter({str(node): 0 for node in range(count)})
     leaders.update(replicas[0] for replicas in placed(facts(range(count)), "round-robin", partitions, factor, start))
@@ -341,7 +343,7 @@ def test_leaders_of_round_robin_are_balanced(count: int, partitions: int, start:
 
 
 @given(st.integers(1, 9), st.data())
-def test_over_one_period_every_node_leads_and_follows_equally_often(count: int, data: st.DataObject) -> None:
+def test_placement_round_robin_balances_leaders_and_followers_over_a_period(count: int, data: st.DataObject) -> None:
     factor = data.draw(st.integers(1, count))
     period = count * (count - factor + 1)
     found = placed(facts(range(count)), "round-robin", period, factor, data.draw(st.integers(0, 40)))
@@ -349,13 +351,15 @@ def test_over_one_period_every_node_leads_and_follows_equally_often(count: int, 
     assert len(set(Counter(node for r in found for node in r[1:]).values())) <= 1
 
 
-def test_whoever_dies_all_others_take_over() -> None:
+def test_placement_spreads_the_leaderships_of_a_dead_node_over_all_others() -> None:
     found = placed(facts("abcd"), "", 12, 2)
     assert {(r[0], r[1]) for r in found} == set(itertools.permutations("abcd", 2))
 
 
 @given(layouts(), st.booleans(), st.data())
-def test_rendezvous_moves_nothing_between_survivors(racks: dict[str, list[int]], spread: bool, data: st.DataObject) -> None:
+def test_placement_rendezvous_moves_nothing_between_remaining_nodes(
+    racks: dict[str, list[int]], spread: bool, data: st.DataObject
+) -> None:
     weights = {n: data.draw(st.sampled_from([0.5, 1.0, 2.0, 7.0]), label="weight") for ids in racks.values() for n in ids}
     nodes = [
         NodeFacts(node_id=str(n), rack=rack if spread else "", weight=weights[n]) for rack, ids in racks.items() for n in ids
@@ -373,7 +377,7 @@ def test_rendezvous_moves_nothing_between_survivors(racks: dict[str, list[int]],
 
 
 @given(st.sampled_from(COMPUTED), st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 30), st.data())
-def test_no_node_is_given_more_than_it_takes(policy: str, rooms: list[int], partitions: int, data: st.DataObject) -> None:
+def test_placement_never_exceeds_a_node_budget(policy: str, rooms: list[int], partitions: int, data: st.DataObject) -> None:
     racks = [f"r{data.draw(st.integers(0, 3))}" for _ in rooms]
     nodes = [
         NodeFacts(node_id=str(n), rack=racks[n], replicas=n, budget=n + room if n + room else 1) for n, room in enumerate(rooms)
@@ -388,7 +392,7 @@ def test_no_node_is_given_more_than_it_takes(policy: str, rooms: list[int], part
 
 
 @given(st.integers(1, 9), st.integers(1, 80), st.data())
-def test_least_loaded_balances_replicas_and_leaders(count: int, partitions: int, data: st.DataObject) -> None:
+def test_placement_least_loaded_balances_replicas_and_leaders(count: int, partitions: int, data: st.DataObject) -> None:
     factor = data.draw(st.integers(1, count))
     nodes = facts(range(count))
     found = placed(nodes, "least-loaded", partitions, factor)
@@ -397,7 +401,7 @@ def test_least_loaded_balances_replicas_and_leaders(count: int, partitions: int,
         assert max(counts) - min(counts) <= most_apart
 
 
-def test_least_loaded_evens_leaders_out() -> None:
+def test_placement_least_loaded_evens_out_leaders() -> None:
     """Counts that went three apart before leaderships were looked at once more."""
     apart = 0
     for count in range(2, 10):
@@ -410,6 +414,6 @@ def test_least_loaded_evens_leaders_out() -> None:
 
 @pytest.mark.parametrize("policy", [round_robin, rack, rack_strict, least_loaded])
 @pytest.mark.parametrize(("partitions", "pauses"), [(PER_STEP - 1, 0), (PER_STEP, 1), (3 * PER_STEP + 1, 3)])
-def test_every_policy_pauses_after_each_step(policy: Any, partitions: int, pauses: int) -> None:
+def test_placement_yields_after_each_step_with_every_policy(policy: Any, partitions: int, pauses: int) -> None:
     nodes = [NodeFacts(node_id=n, rack=n) for n in "abc"]
     assert sum(1 for _ in policy(nodes, Wanted(partitions=partitions, replication_factor=2))) == pauses

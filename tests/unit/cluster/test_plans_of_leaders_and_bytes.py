@@ -23,7 +23,7 @@ def held_by(*replicas: str) -> Held:
     return {("s", number): tuple(nodes) for number, nodes in enumerate(replicas)}
 
 
-def test_the_worked_example_of_leaderships() -> None:
+def test_plan_leaderships_follows_the_worked_example() -> None:
     held = held_by("ab", "ab", "ab", "ab", "bc")
     plan = plan_leaderships(cluster("abc"), held)
     assert (dict(plan.led), plan.fewest) == ({"a": 2, "b": 2, "c": 1}, 2)
@@ -31,7 +31,7 @@ def test_the_worked_example_of_leaderships() -> None:
     assert plan.targets(held)["s", 4] == ("c", "b")
 
 
-def test_nobody_who_has_its_share_of_the_bytes_is_given_more() -> None:
+def test_plan_sizes_gives_no_bytes_to_a_node_at_its_share() -> None:
     """Not even where who lacks some can take nothing: c holds as many partitions as it can open."""
     nodes = [*cluster("ab"), NodeFacts(node_id="c", budget=1)]
     held = held_by(*"aaaaaabbbc")
@@ -42,18 +42,18 @@ def test_nobody_who_has_its_share_of_the_bytes_is_given_more() -> None:
     assert (free.moved_bytes, free.held_bytes) == (90, {"a": 90, "b": 90, "c": 90})
 
 
-def test_who_leads_too_little_is_given_one_though_nobody_leads_too_much() -> None:
+def test_plan_leaderships_gives_one_to_a_node_below_its_share() -> None:
     plan = plan_leaderships(cluster("abc"), held_by("ac", "ac", "bc", "bc"))
     assert (sorted(plan.led.values()), plan.led["c"], plan.fewest) == ([1, 1, 2], 1, 1)
     assert [transfer.into for transfer in plan.transfers] == ["c"]
 
 
-def test_leaderships_that_are_even_stay() -> None:
+def test_plan_leaderships_keeps_an_even_distribution() -> None:
     assert plan_leaderships(cluster("abc"), held_by("abc", "bca", "cab")).transfers == ()
     assert plan_leaderships([], {}).transfers == ()
 
 
-def test_who_leaves_or_is_down_leads_nothing_and_weights_count() -> None:
+def test_plan_leaderships_respects_draining_dead_nodes_and_weights() -> None:
     nodes = [
         NodeFacts(node_id="a", leaving=True),
         NodeFacts(node_id="b", weight=3),
@@ -66,7 +66,7 @@ def test_who_leaves_or_is_down_leads_nothing_and_weights_count() -> None:
 
 
 @given(st.data())
-def test_leaderships_end_even_where_they_can(data: st.DataObject) -> None:
+def test_plan_leaderships_ends_even_if_possible(data: st.DataObject) -> None:
     ids = "abcdef"[: data.draw(st.integers(1, 6))]
     nodes = [
         NodeFacts(node_id=n, weight=data.draw(st.sampled_from([1.0, 1.0, 2.0])), live=data.draw(st.integers(0, 9)) > 0)
@@ -91,7 +91,7 @@ def test_leaderships_end_even_where_they_can(data: st.DataObject) -> None:
         assert len(plan.transfers) == plan.fewest
 
 
-def test_the_worked_example_of_bytes() -> None:
+def test_plan_sizes_follows_the_worked_example() -> None:
     held = held_by("a", "a", "a", "b")
     plan = plan_sizes(cluster("ab"), held, dict(zip(held, (10 * GB, 6 * GB, 2 * GB, 4 * GB), strict=True)))
     assert [(move.partition, move.out, move.into) for move in plan.moves] == [(1, "a", "b")]
@@ -100,7 +100,7 @@ def test_the_worked_example_of_bytes() -> None:
     assert 6 * GB < plan.fewest_bytes < 7 * GB
 
 
-def test_what_has_no_size_stays_and_small_differences_are_not_worth_a_copy() -> None:
+def test_plan_sizes_ignores_unknown_sizes_and_small_differences() -> None:
     held = held_by("a", "a", "a", "b", "b", "b")
     even = dict.fromkeys(held, 100)
     assert plan_sizes(cluster("ab"), held, even | {("s", 0): 101}).moves == ()
@@ -110,7 +110,7 @@ def test_what_has_no_size_stays_and_small_differences_are_not_worth_a_copy() -> 
     assert {move.into for move in moves} == {"c"}
 
 
-def test_nobody_gives_within_the_tolerance() -> None:
+def test_plan_sizes_moves_nothing_within_the_tolerance() -> None:
     """100 each: 2 more, or fewer, are not worth a copy."""
     for above in (2, 3):
         held = held_by(*["a"] * (100 + above), *["b"] * (100 - above))
@@ -119,7 +119,7 @@ def test_nobody_gives_within_the_tolerance() -> None:
         assert dict(plan.held_bytes) == ({"a": 102, "b": 98})
 
 
-def test_of_equal_replicas_those_that_do_not_lead_go_first() -> None:
+def test_plan_sizes_moves_followers_before_leaders() -> None:
     held = held_by("ab", "ba", "ab", "ba")
     plan = plan_sizes(cluster("abc"), held, dict.fromkeys(held, 30))
     assert [(move.out, move.into, move.leads) for move in plan.moves] == [("a", "c", False), ("b", "c", False)]
@@ -127,7 +127,7 @@ def test_of_equal_replicas_those_that_do_not_lead_go_first() -> None:
 
 
 @given(st.data())
-def test_bytes_never_end_further_apart(data: st.DataObject) -> None:
+def test_plan_sizes_never_increases_the_difference(data: st.DataObject) -> None:
     ids = "abcde"
     nodes = [
         NodeFacts(

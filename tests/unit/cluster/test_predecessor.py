@@ -14,29 +14,29 @@ def judged(*signs: Sign, every_s: float = 0.5, wait_s: float = 5.0, silences: in
     return [inquiry.heard(sign, round(number * every_s * S)) for number, sign in enumerate(signs)]
 
 
-def test_a_process_that_was_killed_is_not_waited_for() -> None:
+def test_predecessor_that_was_killed_is_not_waited_for() -> None:
     assert judged(Sign.ABSENT) == [Verdict.GO_ON]
 
 
-def test_one_that_stops_is_waited_for() -> None:
+def test_predecessor_that_stops_is_waited_for() -> None:
     assert judged(Sign.PRESENT, Sign.PRESENT, Sign.ABSENT) == [Verdict.ASK, Verdict.ASK, Verdict.GO_ON]
 
 
-def test_one_that_stays_ends_the_newcomer_and_not_before_the_time_is_over() -> None:
+def test_predecessor_that_stays_makes_the_new_process_give_up() -> None:
     assert judged(*[Sign.PRESENT] * 11) == [Verdict.ASK] * 10 + [Verdict.GIVE_UP]
 
 
-def test_silence_is_no_proof_until_it_has_lasted() -> None:
+def test_predecessor_silence_counts_only_after_repeated_questions() -> None:
     assert judged(Sign.SILENT, Sign.SILENT, Sign.SILENT) == [Verdict.ASK, Verdict.ASK, Verdict.GO_ON]
     assert judged(Sign.SILENT, silences=1) == [Verdict.GO_ON]
 
 
-def test_an_answer_begins_the_silence_anew() -> None:
+def test_predecessor_answer_restarts_the_count_of_silences() -> None:
     signs = (Sign.SILENT, Sign.SILENT, Sign.PRESENT, Sign.SILENT, Sign.SILENT)
     assert judged(*signs) == [Verdict.ASK] * 5
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_a_bus_that_can_not_be_asked_says_nothing(count: int) -> None:
+def test_predecessor_behind_an_unreachable_bus_is_asked_again(count: int) -> None:
     assert judged(*[Sign.UNASKED] * count) == [Verdict.ASK] * count
     assert judged(*[Sign.UNASKED] * count, Sign.ABSENT)[-1] is Verdict.GO_ON

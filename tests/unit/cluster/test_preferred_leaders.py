@@ -19,7 +19,7 @@ def moved(cluster: Cluster, node: str) -> None:
     assert cluster.partition().leader == node
 
 
-def test_misplaced_is_what_another_leads_and_the_preferred_one_could() -> None:
+def test_misplaced_leaderships_are_those_whose_preferred_leader_could_lead() -> None:
     cluster = Cluster()
     assert misplaced(cluster.fsm.image) == []
     moved(cluster, "b")
@@ -28,7 +28,7 @@ def test_misplaced_is_what_another_leads_and_the_preferred_one_could() -> None:
     assert misplaced(cluster.fsm.image) == []
 
 
-def test_leaderships_go_back_at_the_second_look_and_never_when_switched_off() -> None:
+def test_preferred_leaders_move_at_the_second_look_and_never_if_disabled() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     on, off = PreferredLeaders(10.0), PreferredLeaders(0.0)
@@ -44,7 +44,7 @@ def test_leaderships_go_back_at_the_second_look_and_never_when_switched_off() ->
     assert on.due(image, 10**6 * NS_PER_S) == []
 
 
-def test_nothing_moves_while_an_election_is_under_way() -> None:
+def test_preferred_leaders_move_nothing_during_an_election() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     leaders = PreferredLeaders(10.0)
@@ -55,7 +55,7 @@ def test_nothing_moves_while_an_election_is_under_way() -> None:
     assert leaders.due(cluster.fsm.image, 20 * NS_PER_S) == []
 
 
-def test_how_often_changes_while_it_leads() -> None:
+def test_preferred_leaders_interval_can_change_while_leading() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     image, leaders = cluster.fsm.image, PreferredLeaders(0.0)

@@ -39,7 +39,7 @@ def report(driver: Driver, node: str, number: int, incarnation: int = 0) -> pb.C
     return driver.ask(reportPurged=said)
 
 
-def test_it_is_kept_until_every_holder_is_done_and_every_replica_hears_of_it() -> None:
+def test_purge_is_kept_until_every_replica_has_reported() -> None:
     driver = cluster()
     before = driver.fsm.image
     answer = ask(driver, keys=[b"k", b"k"], subjects=["y.>", "x"])
@@ -61,7 +61,7 @@ def test_it_is_kept_until_every_holder_is_done_and_every_replica_hears_of_it() -
     assert now(driver).epoch == epoch, "nothing is under way"
 
 
-def test_the_same_again_changes_nothing_and_a_larger_one_takes_its_place() -> None:
+def test_purge_repeated_changes_nothing_and_a_larger_one_replaces_it() -> None:
     driver = cluster()
     ask(driver, 41)
     first = now(driver)
@@ -83,7 +83,7 @@ def test_the_same_again_changes_nothing_and_a_larger_one_takes_its_place() -> No
      ({"subjects": []}, Error.INVALID), ({"subjects": ["a..b"]}, Error.INVALID), ({"keys": [b"k" * 1025]}, Error.INVALID),
      ({"keys": [b"k"] * 400}, Error.OK), ({"keys": [b"%d" % n for n in range(300)]}, Error.INVALID)],
 )  # fmt: skip
-def test_another_stream_or_an_impossible_wish_is_refused(more: dict[str, Any], error: int) -> None:
+def test_purge_of_another_stream_or_an_impossible_range_is_rejected(more: dict[str, Any], error: int) -> None:
     driver = cluster()
     before = driver.fsm.image.streams
     answer = ask(driver, **more)
@@ -93,7 +93,7 @@ def test_another_stream_or_an_impossible_wish_is_refused(more: dict[str, Any], e
         assert answer.detail
 
 
-def test_so_many_and_so_large_ones_wait_and_no_more() -> None:
+def test_purges_are_bounded_in_number_and_size() -> None:
     driver = cluster()
     for number in range(MAX_PURGES):
         assert ask(driver, subjects=[f"x{number}"]).error == Error.OK
@@ -110,7 +110,7 @@ def test_so_many_and_so_large_ones_wait_and_no_more() -> None:
     assert f"at most {MAX_PURGE_BYTES} bytes" in alone.detail
 
 
-def test_who_is_of_another_incarnation_or_not_in_the_isr_is_not_heard() -> None:
+def test_purge_report_of_another_incarnation_or_outside_the_isr_is_ignored() -> None:
     driver = cluster()
     ask(driver)
     state = now(driver)
@@ -130,7 +130,7 @@ def a_state(**more: Any) -> PartitionState:
     return PartitionState(partition=0, leader="a", leader_epoch=1, epoch=1, **about)
 
 
-def test_what_all_are_done_with_goes_and_what_one_said_who_left_the_isr() -> None:
+def test_purges_done_by_all_are_removed_with_reports_of_former_members() -> None:
     both = (PurgedBy("a", 7), PurgedBy("b", 3))
     assert [p.number for p in settled(a_state(purged=both)).purges] == [7]
     assert settled(a_state(purged=both)).purged == both
@@ -142,7 +142,7 @@ def test_what_all_are_done_with_goes_and_what_one_said_who_left_the_isr() -> Non
     assert settled(a_state(purges=(), purged=both)).purged == ()
 
 
-def test_what_a_node_reports_is_all_through_a_number_and_news() -> None:
+def test_purge_report_sends_only_new_progress() -> None:
     state = a_state()
     assert [to_report(state, "a", done) for done in ((), {3}, {7}, {3, 7}, {3, 99})] == [0, 3, 0, 7, 3]
     assert to_report(a_state(purged=(PurgedBy("a", 3),)), "a", {3}) == 0
@@ -154,7 +154,7 @@ def test_what_a_node_reports_is_all_through_a_number_and_news() -> None:
     assert purge_report(key, state, "a", 5, {7}) is None
 
 
-def test_a_larger_wish_counts_its_room_without_the_one_it_replaces() -> None:
+def test_purge_that_replaces_another_does_not_count_its_size_twice() -> None:
     state = a_state(purges=(Purge(number=1, keys=(b"k" * MAX_PURGE_BYTES,), end_offset=5),))
     larger = Purge(number=2, keys=(b"k" * MAX_PURGE_BYTES,), end_offset=6)
     found = asked(state, larger)
@@ -163,7 +163,7 @@ def test_a_larger_wish_counts_its_room_without_the_one_it_replaces() -> None:
     assert asked(state, Purge(number=2, keys=(b"x",), end_offset=6)) is None
 
 
-def test_only_an_unclean_election_forgets_it_since_offsets_are_given_anew() -> None:
+def test_purge_is_forgotten_only_by_an_unclean_election() -> None:
     group = Cluster("abc", minIsr=1)
     wish = group.about(endOffset=41, subjects=["x"])
     assert group.ask(purgeRecords=pb.PurgeRecords(**wish)).error == Error.OK

@@ -6,7 +6,7 @@ from cluster_driver import Error
 from election_driver import CANDIDATE_FOUND, ELECTION, OFFLINE, ONLINE, Cluster
 
 
-def test_a_quorum_election_needs_the_positions_of_a_majority_told_in_it() -> None:
+def test_quorum_election_needs_positions_reported_during_the_election() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.report("b", (1, 5))
     cluster.report("c", (1, 6))
@@ -17,7 +17,7 @@ def test_a_quorum_election_needs_the_positions_of_a_majority_told_in_it() -> Non
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_a_quorum_election_without_a_majority_is_offline_not_a_guess() -> None:
+def test_quorum_election_without_a_majority_leaves_the_partition_offline() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.fence("a")
     cluster.report("b")
@@ -34,7 +34,7 @@ def test_a_quorum_election_without_a_majority_is_offline_not_a_guess() -> None:
     assert again.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_the_last_leader_of_a_quorum_leads_again_without_a_majority() -> None:
+def test_quorum_leader_may_lead_again_without_a_majority() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.fence("b")
     cluster.fence("c")
@@ -47,7 +47,7 @@ def test_the_last_leader_of_a_quorum_leads_again_without_a_majority() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_in_a_quorum_a_complete_replica_outside_the_isr_counts_and_an_emptied_one_does_not() -> None:
+def test_quorum_counts_a_complete_replica_outside_the_isr_but_not_an_emptied_one() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.change_isr(["a", "b"])
     cluster.restart("a", emptied=True)
@@ -63,7 +63,7 @@ def test_in_a_quorum_a_complete_replica_outside_the_isr_counts_and_an_emptied_on
     assert cluster.partition().incomplete == ()
 
 
-def test_a_quorum_that_has_lost_its_majority_waits_for_a_command() -> None:
+def test_quorum_without_a_majority_needs_an_unclean_election() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.restart("a", emptied=True)
     cluster.restart("c", emptied=True)

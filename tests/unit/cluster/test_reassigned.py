@@ -40,7 +40,7 @@ def held(driver: Driver, node: str) -> int:
     return driver.fsm.image.replica_counts.get(node, 0)
 
 
-def test_one_swap_from_the_wish_to_the_end(driver: Driver) -> None:
+def test_reassign_swaps_one_replica_from_request_to_eviction(driver: Driver) -> None:
     assert to(driver, "d", "b", "a").error == Error.OK
     assert (driver.partition().wants_next, driver.partition().leaving) == ("d", "")
     assert copy(driver, "d").error == Error.OK
@@ -61,7 +61,7 @@ def test_one_swap_from_the_wish_to_the_end(driver: Driver) -> None:
     assert not list(driver.fsm.image.partitions_of("c"))
 
 
-def test_two_swaps_come_one_after_the_other(driver: Driver) -> None:
+def test_reassign_of_two_replicas_swaps_one_after_the_other(driver: Driver) -> None:
     to(driver, "d", "e", "a")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
@@ -74,7 +74,7 @@ def test_two_swaps_come_one_after_the_other(driver: Driver) -> None:
     assert (driver.partition().replicas, driver.partition().target) == (("d", "e", "a"), ())
 
 
-def test_who_is_outside_the_isr_goes_first_and_the_leader_last(driver: Driver) -> None:
+def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driver: Driver) -> None:
     driver.change_isr(["a", "c"])
     to(driver, "d")
     assert driver.partition().leaving == "b"
@@ -88,20 +88,20 @@ def test_who_is_outside_the_isr_goes_first_and_the_leader_last(driver: Driver) -
     assert join(driver, "d", evicted="a").error == Error.INVALID, "the leader does not evict itself"
 
 
-def test_another_order_of_the_same_replicas_is_taken_at_once(driver: Driver) -> None:
+def test_reassign_of_the_same_replicas_in_another_order_applies_at_once(driver: Driver) -> None:
     to(driver, "c", "a", "b")
     assert (driver.partition().replicas, driver.partition().isr) == (("c", "a", "b"), ("c", "a", "b"))
     assert (driver.partition().target, driver.partition().leader) == ((), "a")
 
 
-def test_the_same_wish_again_changes_nothing(driver: Driver) -> None:
+def test_reassign_repeated_changes_nothing(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     before = driver.partition()
     assert to(driver, "d", "b", "a").error == Error.OK
     assert driver.partition() == before
 
 
-def test_cancelled_before_the_learner_has_joined_it_is_as_it_was(driver: Driver) -> None:
+def test_reassign_cancelled_before_the_learner_joined_restores_the_partition(driver: Driver) -> None:
     before = driver.partition()
     to(driver, "d", "b", "a")
     copy(driver, "d")
@@ -110,7 +110,7 @@ def test_cancelled_before_the_learner_has_joined_it_is_as_it_was(driver: Driver)
     assert held(driver, "d") == 0
 
 
-def test_cancelled_after_it_has_joined_this_swap_is_finished_and_no_other_begun(driver: Driver) -> None:
+def test_reassign_cancelled_after_the_learner_joined_finishes_only_this_swap(driver: Driver) -> None:
     to(driver, "d", "e", "a")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
@@ -120,7 +120,7 @@ def test_cancelled_after_it_has_joined_this_swap_is_finished_and_no_other_begun(
     assert (driver.partition().replicas, driver.partition().target) == (("d", "a", "b"), ())
 
 
-def test_another_wish_drops_a_learner_that_is_not_in_it(driver: Driver) -> None:
+def test_reassign_to_other_replicas_drops_a_learner_not_among_them(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     copy(driver, "d")
     to(driver, "a", "b", "e")
@@ -130,7 +130,7 @@ def test_another_wish_drops_a_learner_that_is_not_in_it(driver: Driver) -> None:
     assert driver.partition().joining == "e"
 
 
-def test_a_copy_is_given_up_and_begun_again(driver: Driver) -> None:
+def test_begin_copy_can_be_aborted_and_repeated(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     copy(driver, "d")
     assert copy(driver, "").error == Error.OK
@@ -142,7 +142,7 @@ def test_a_copy_is_given_up_and_begun_again(driver: Driver) -> None:
     assert copy(driver, "d").error == Error.FENCED
 
 
-def test_more_and_fewer_replicas(driver: Driver) -> None:
+def test_reassign_adds_or_removes_replicas(driver: Driver) -> None:
     to(driver, "a", "b", "c", "d")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
@@ -159,7 +159,7 @@ def test_more_and_fewer_replicas(driver: Driver) -> None:
     assert (driver.partition().replicas, driver.partition().target) == (("a", "b"), ())
 
 
-def test_nobody_else_is_evicted(driver: Driver) -> None:
+def test_change_isr_evicts_only_the_replica_to_remove(driver: Driver) -> None:
     assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "nothing is to move"
     to(driver, "d", "b", "a")
     assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "d has not joined"
@@ -174,7 +174,7 @@ def test_nobody_else_is_evicted(driver: Driver) -> None:
     ("replicas", "said"),
     [((), "0 replicas"), (("a", "a", "b"), "a: a node holds one"), (("a", "b", "z"), "no node 'z'"), (("a", "b", "e"), "live")],
 )
-def test_wishes_that_can_not_be(driver: Driver, replicas: tuple[str, ...], said: str) -> None:
+def test_reassign_to_impossible_replicas_is_rejected(driver: Driver, replicas: tuple[str, ...], said: str) -> None:
     driver.fence("e")
     answer = to(driver, *replicas)
     assert answer.error == Error.INVALID
@@ -182,7 +182,7 @@ def test_wishes_that_can_not_be(driver: Driver, replicas: tuple[str, ...], said:
     assert driver.partition().target == ()
 
 
-def test_a_node_that_was_wanted_before_it_went_down_may_still_be_named(driver: Driver) -> None:
+def test_reassign_may_keep_a_wanted_node_that_went_down(driver: Driver) -> None:
     to(driver, "d", "e", "a")
     driver.fence("e")
     assert to(driver, "b", "e", "a").error == Error.OK
@@ -191,7 +191,7 @@ def test_a_node_that_was_wanted_before_it_went_down_may_still_be_named(driver: D
     assert "not live" in to(driver, "b", "e", "a").detail
 
 
-def test_a_node_that_leaves_and_one_that_is_full_are_given_nothing(driver: Driver) -> None:
+def test_reassign_to_a_draining_or_full_node_is_rejected(driver: Driver) -> None:
     driver.ask(setNode=pb.SetNode(nodeId="d", leaving=True))
     assert driver.fsm.image.nodes["d"].leaving
     assert "is leaving" in to(driver, "a", "b", "d").detail
@@ -204,7 +204,7 @@ def test_a_node_that_leaves_and_one_that_is_full_are_given_nothing(driver: Drive
     assert to(driver, "a", "b", "d").error == Error.OK
 
 
-def test_a_single_replica_moves_without_two_being_needed() -> None:
+def test_reassign_of_a_single_replica_works_with_min_isr_two() -> None:
     config = StreamConfig()
     moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
     assert moving.min_isr(config) == 1
@@ -214,21 +214,21 @@ def test_a_single_replica_moves_without_two_being_needed() -> None:
     assert replace(moving, replicas=("a", "b"), target=()).min_isr(config) == 2
 
 
-def test_who_was_complete_is_so_only_while_nothing_can_be_committed(driver: Driver) -> None:
+def test_complete_replica_stays_so_only_while_nothing_can_be_committed(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
     assert settled(stream, short).complete == ("b",)
     assert settled(stream, replace(short, target=("a",))).complete == ()
 
 
-def test_a_learner_s_node_is_not_removed(driver: Driver) -> None:
+def test_remove_node_of_a_learner_is_rejected(driver: Driver) -> None:
     to(driver, "a", "b", "d")
     copy(driver, "d")
     driver.fence("d")
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="d")).error == Error.INVALID
 
 
-def test_the_state_survives_a_snapshot(driver: Driver) -> None:
+def test_reassign_state_survives_a_snapshot(driver: Driver) -> None:
     to(driver, "a", "b", "d")
     copy(driver, "d")
     driver.ask(setNode=pb.SetNode(nodeId="e", leaving=True))
@@ -238,7 +238,7 @@ def test_the_state_survives_a_snapshot(driver: Driver) -> None:
     assert restored.fsm.image.replica_counts["d"] == 1
 
 
-def test_operators_reassign_many_in_a_batch_and_nothing_else_comes_with_it() -> None:
+def test_reassign_batch_of_an_operator_rejects_other_requests() -> None:
     wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
     assert refusal(RequestAcl.ADMIN, "ann", wish) == ""
@@ -255,7 +255,7 @@ def test_operators_reassign_many_in_a_batch_and_nothing_else_comes_with_it() -> 
         del batch.batch.requests[1]
 
 
-def test_a_wish_that_was_made_on_another_state_is_stale(driver: Driver) -> None:
+def test_reassign_made_on_an_older_state_is_stale(driver: Driver) -> None:
     epoch = driver.partition().epoch
     wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], epoch=epoch)
     assert driver.ask(reassign=wish).error == Error.OK
@@ -271,7 +271,7 @@ def test_a_wish_that_was_made_on_another_state_is_stale(driver: Driver) -> None:
         ({"stream": "orders", "uid": "u9"}, "orders/0 of stream u9"),
     ],
 )
-def test_what_is_not_there_moves_nowhere(driver: Driver, place: dict[str, Any], of: str) -> None:
+def test_reassign_of_a_missing_partition_is_not_found(driver: Driver, place: dict[str, Any], of: str) -> None:
     for asked in (
         pb.ControlRequest(reassign=pb.Reassign(replicas=["d"], **place)),
         pb.ControlRequest(beginCopy=pb.BeginCopy(node="d", **place)),
@@ -281,7 +281,7 @@ def test_what_is_not_there_moves_nowhere(driver: Driver, place: dict[str, Any], 
         assert (answer.error, answer.detail) == (Error.NOT_FOUND, f"there is no partition {of}")
 
 
-def test_where_a_partition_stays_when_it_is_to_move_no_more() -> None:
+def test_where_a_partition_stays_after_a_cancelled_move_keeps_joined_replicas() -> None:
     waits = PartitionState(
         partition=0, replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("a", "d"), joining="d",
         copy_epoch=1,
@@ -292,7 +292,7 @@ def test_where_a_partition_stays_when_it_is_to_move_no_more() -> None:
     assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
 
 
-def test_a_rebalance_of_order_alone_is_one_of_leaderships_and_is_kept_until_the_first_replica_leads(driver: Driver) -> None:
+def test_rebalance_that_only_reorders_replicas_moves_the_leadership(driver: Driver) -> None:
     def asked(*replicas: str, reason: pb.MoveReason = pb.REBALANCED) -> PartitionState:
         wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=reason)
         assert driver.ask(reassign=wish).error == Error.OK
@@ -331,7 +331,7 @@ def promoted(driver: Driver) -> PartitionState:
     return driver.partition()
 
 
-def test_a_leadership_that_is_wanted_elsewhere_ends_there_or_by_a_command(driver: Driver) -> None:
+def test_wanted_leadership_ends_with_the_transfer_or_an_election_command(driver: Driver) -> None:
     driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
 
     def asked(*replicas: str) -> PartitionState:
@@ -362,7 +362,7 @@ def test_a_leadership_that_is_wanted_elsewhere_ends_there_or_by_a_command(driver
     assert (kept.leader, kept.moved_for) == ("b", MoveReason.BY_HAND)
 
 
-def test_a_leadership_goes_on_to_who_is_wanted_after_an_election_that_another_has_won(driver: Driver) -> None:
+def test_wanted_leadership_survives_an_election_won_by_another_replica(driver: Driver) -> None:
     driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
     wish = pb.Reassign(stream="orders", partition=0, replicas=["c", "a", "b"], movedFor=pb.REBALANCED)
     assert driver.ask(reassign=wish).error == Error.OK
@@ -373,7 +373,7 @@ def test_a_leadership_goes_on_to_who_is_wanted_after_an_election_that_another_ha
     assert (won.leader, won.wants_leader, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
 
 
-def test_who_is_evicted_counts_nowhere_any_more() -> None:
+def test_evicted_replica_is_removed_from_every_partition_field() -> None:
     abc = ("a", "b", "c")
     whole = PartitionState(
         partition=0, replicas=abc, isr=abc, leader="a", leader_epoch=1, epoch=1, incomplete=abc, complete=abc, passed_over=abc,
@@ -383,7 +383,7 @@ def test_who_is_evicted_counts_nowhere_any_more() -> None:
     assert evicted(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
 
 
-def test_a_settled_partition_has_its_members_in_replica_order(driver: Driver) -> None:
+def test_settled_partition_lists_its_members_in_replica_order(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     mixed = PartitionState(
         partition=0, replicas=("a", "b", "c"), isr=("c", "a"), leader="a", leader_epoch=1, epoch=1, incomplete=("c", "b", "x"),
@@ -396,7 +396,7 @@ def test_a_settled_partition_has_its_members_in_replica_order(driver: Driver) ->
     assert (short.isr, short.complete, short.moved_for) == (("a",), ("b", "c"), MoveReason.DRAINED)
 
 
-def test_a_reason_that_nobody_knows_is_none(driver: Driver) -> None:
+def test_reassign_with_an_unknown_reason_counts_as_by_hand(driver: Driver) -> None:
     wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], movedFor=99)  # type: ignore[arg-type]
     assert driver.ask(reassign=wish).error == Error.OK
     assert driver.partition().moved_for is MoveReason.BY_HAND

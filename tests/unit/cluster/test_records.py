@@ -63,11 +63,11 @@ RECORDS: list[Record] = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_it_comes_back(record: Record) -> None:
+def test_record_survives_encoding(record: Record) -> None:
     assert record_from_pb(pb.Record.FromString(record_to_pb(record).SerializeToString())) == record
 
 
-def test_each_kind_is_there_and_a_kind_that_is_not_known_is_an_error() -> None:
+def test_record_kinds_are_complete_and_an_unknown_kind_raises() -> None:
     kinds = {record_to_pb(record).WhichOneof("record") for record in RECORDS}
     assert kinds == {field.name for field in pb.Record.DESCRIPTOR.oneofs_by_name["record"].fields}
     with pytest.raises(ProtocolError, match="of a kind that this version does not know"):
@@ -75,7 +75,7 @@ def test_each_kind_is_there_and_a_kind_that_is_not_known_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_one_that_says_more_than_is_understood_is_an_error(record: Record) -> None:
+def test_record_with_unknown_fields_is_rejected(record: Record) -> None:
     message = record_to_pb(record)
     kind = message.WhichOneof("record")
     assert kind is not None
@@ -85,7 +85,7 @@ def test_one_that_says_more_than_is_understood_is_an_error(record: Record) -> No
         record_from_pb(message)
 
 
-def test_what_each_does_to_an_image() -> None:
+def test_records_change_the_image_as_defined() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
     (
@@ -154,12 +154,12 @@ def test_what_each_does_to_an_image() -> None:
         ("C3", PartitionStateChanged("s", "u1", a_partition(epoch=7, isr=("b",)))),
     ],
 )
-def test_what_can_not_follow_is_an_error(code: str, record: Record) -> None:
+def test_record_that_does_not_fit_the_image_raises(code: str, record: Record) -> None:
     with pytest.raises(InvariantError) as error:
         replay(an_image(a_stream()), record)
     assert str(error.value).split()[1] == code
 
 
-def test_session_times_of_a_new_group_can_not_change() -> None:
+def test_session_times_record_of_a_new_cluster_cannot_be_a_change() -> None:
     with pytest.raises(InvariantError, match="M5"):
         replay(ClusterImage(), SessionTimesSet(SessionTimes(2000, 900)))

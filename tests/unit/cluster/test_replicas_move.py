@@ -30,14 +30,14 @@ def reassign(moved: Moved, *replicas: str, partition: int = 0, reason: pb.MoveRe
     assert moved.driver.ask(reassign=wish).error == pb.ControlResponse.OK
 
 
-def test_nothing_is_asked_where_nothing_is_to_move() -> None:
+def test_planner_with_nothing_to_move_proposes_nothing() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     assert [moved.look() for _ in range(3)] == [[], [], []]
     assert moved.moving.next_deadline_ns() is None
 
 
-def test_a_drained_node_loses_its_leaderships_first_then_everything_and_nothing_else_moves() -> None:
+def test_drained_node_loses_leaderships_first_then_replicas_and_others_keep_theirs() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=20, replicationFactor=3)
     before = {p.partition: p.replicas for _, p in moved.partitions()}
@@ -56,7 +56,7 @@ def test_a_drained_node_loses_its_leaderships_first_then_everything_and_nothing_
     assert moved.look() == []
 
 
-def test_a_drained_leader_alone_hands_over_to_its_copy() -> None:
+def test_drained_single_leader_transfers_to_its_copy() -> None:
     moved = Moved("ab")
     moved.driver.create(replicationFactor=1)
     drain(moved, "a")
@@ -65,7 +65,7 @@ def test_a_drained_leader_alone_hands_over_to_its_copy() -> None:
     assert (partition.replicas, partition.leader) == (("b",), "b")
 
 
-def test_a_node_that_is_down_is_replaced_after_the_grace_and_not_before() -> None:
+def test_dead_node_is_replaced_after_the_grace() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=10, replicationFactor=3)
     moved.down("c")
@@ -80,7 +80,7 @@ def test_a_node_that_is_down_is_replaced_after_the_grace_and_not_before() -> Non
     assert moved.driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
 
 
-def test_a_new_metadata_leader_counts_the_grace_anew_and_goes_on_with_what_was_begun() -> None:
+def test_new_metadata_leader_restarts_the_grace_and_continues_begun_moves() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -100,7 +100,7 @@ def test_a_new_metadata_leader_counts_the_grace_anew_and_goes_on_with_what_was_b
     assert moved.held("c") == held - begun, "what has a target goes on, the rest waits for the grace"
 
 
-def test_a_node_that_comes_back_within_the_grace_keeps_everything() -> None:
+def test_node_back_within_the_grace_keeps_its_replicas() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     held = moved.held("c")
@@ -114,7 +114,7 @@ def test_a_node_that_comes_back_within_the_grace_keeps_everything() -> None:
     assert (moved.step(), moved.held("c")) == ([], held)
 
 
-def test_one_that_comes_back_in_the_middle_keeps_what_nobody_has_joined_for() -> None:
+def test_node_back_during_its_replacement_keeps_replicas_not_yet_replaced() -> None:
     moved = Moved("abcd", max_copies=2)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -134,7 +134,7 @@ def test_one_that_comes_back_in_the_middle_keeps_what_nobody_has_joined_for() ->
     assert all("c" in p.isr for _, p in moved.partitions() if "c" in p.replicas)
 
 
-def test_a_drain_that_is_taken_back_ends_what_has_not_begun() -> None:
+def test_cancelled_drain_stops_moves_that_have_not_begun() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     drain(moved, "b")
@@ -144,7 +144,7 @@ def test_a_drain_that_is_taken_back_ends_what_has_not_begun() -> None:
     assert moved.held("b") in (2, 3)
 
 
-def test_a_copy_into_a_node_that_dies_is_given_up_and_another_one_is_picked() -> None:
+def test_copy_into_a_node_that_dies_is_aborted_and_another_node_chosen() -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.copies = False
@@ -171,7 +171,7 @@ def _of_three(nodes: str = "abcde") -> Moved:
 
 
 @pytest.mark.parametrize("reason", [pb.BY_HAND, pb.REBALANCED, pb.FACTOR])
-def test_a_replica_that_has_joined_and_dies_for_good_gives_its_place_back(reason: pb.MoveReason) -> None:
+def test_replica_that_joined_and_died_is_dropped_for_the_old_one(reason: pb.MoveReason) -> None:
     """Seeds 4, 8 and 9 of ``tests.simulation.whole``: nobody may go while the newcomer is missing, and nobody was chosen instead."""
     moved = _of_three()
     reassign(moved, "a", "b", "d", reason=reason)
@@ -185,7 +185,7 @@ def test_a_replica_that_has_joined_and_dies_for_good_gives_its_place_back(reason
     assert moved.driver.partition().replicas == ("a", "b", "c")
 
 
-def test_who_is_kept_when_there_are_to_be_fewer_and_dies_for_good_gives_its_place_to_who_was_to_go() -> None:
+def test_replica_kept_by_a_smaller_factor_that_dies_is_replaced_by_the_leaving_one() -> None:
     moved = _of_three()
     moved.down("b")
     reassign(moved, "a", "b", reason=pb.FACTOR)
@@ -195,7 +195,7 @@ def test_who_is_kept_when_there_are_to_be_fewer_and_dies_for_good_gives_its_plac
     assert moved.driver.partition().replicas == ("a", "c")
 
 
-def test_where_nobody_who_was_to_go_can_stay_another_one_comes() -> None:
+def test_replacement_that_dies_is_replaced_by_another_node() -> None:
     moved = _of_three()
     drain(moved, "c")
     moved.until(lambda: len(moved.driver.partition().isr) == 4, 20)
@@ -208,7 +208,7 @@ def test_where_nobody_who_was_to_go_can_stay_another_one_comes() -> None:
 
 
 @pytest.mark.parametrize("copying", [True, False])
-def test_who_is_back_while_another_one_is_drained_keeps_its_place(copying: bool) -> None:
+def test_node_back_while_another_is_drained_keeps_its_place(copying: bool) -> None:
     """One copy is made and not two; the one that is under way goes on."""
     moved = Moved("abcdef")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
@@ -233,9 +233,7 @@ def test_who_is_back_while_another_one_is_drained_keeps_its_place(copying: bool)
 
 
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
-def test_what_an_operator_had_chosen_is_cancelled_and_what_was_chosen_for_him_is_chosen_anew(
-    reason: pb.MoveReason, goes_on: bool
-) -> None:
+def test_target_on_a_drained_node_is_cancelled_or_chosen_again_by_reason(reason: pb.MoveReason, goes_on: bool) -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "c", "d", reason=reason)
@@ -244,7 +242,7 @@ def test_what_an_operator_had_chosen_is_cancelled_and_what_was_chosen_for_him_is
     assert moved.driver.partition().replicas == (("a", "b", "c", "e") if goes_on else ("a", "b", "c"))
 
 
-def test_copies_have_bounds_and_the_oldest_come_first() -> None:
+def test_planner_limits_copies_and_begins_the_oldest_first() -> None:
     moved = Moved("abcdef", max_copies=3, max_copies_per_node=2)
     moved.driver.create(partitions=12, replicationFactor=1)
     for number in reversed(range(12)):
@@ -262,7 +260,7 @@ def test_copies_have_bounds_and_the_oldest_come_first() -> None:
     assert moved.most_copies == 3
 
 
-def test_a_partition_that_is_not_whole_waits() -> None:
+def test_partition_with_a_reduced_isr_waits_with_its_copy() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.driver.change_isr(["a", "b"])
@@ -276,7 +274,7 @@ def test_a_partition_that_is_not_whole_waits() -> None:
     assert moved.look() == ["beginCopy"], "c is there, and is to go"
 
 
-def test_a_partition_in_an_election_waits() -> None:
+def test_planner_waits_for_a_partition_in_an_election() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "d")
@@ -287,7 +285,7 @@ def test_a_partition_in_an_election_waits() -> None:
     assert moved.look() == ["beginCopy"]
 
 
-def test_racks_are_kept_and_rack_strict_waits() -> None:
+def test_planner_keeps_racks_and_waits_with_rack_strict() -> None:
     moved = Moved("abcdef", racks="xxyyzz")
     moved.driver.create(partitions=6, replicationFactor=3, placement="rack-strict")
     moved.driver.create("loose", partitions=6, replicationFactor=3, placement="rack")
@@ -304,7 +302,7 @@ def test_racks_are_kept_and_rack_strict_waits() -> None:
     assert all({rack[n] for n in p.replicas} == {"x", "y", "z"} for stream, p in moved.partitions() if stream.name == "orders")
 
 
-def test_who_is_drained_though_nobody_may_take_it_keeps_it() -> None:
+def test_drained_node_keeps_replicas_that_no_node_can_take() -> None:
     moved = Moved("abc")
     moved.driver.create(partitions=2, replicationFactor=3)
     drain(moved, "c")
@@ -315,7 +313,7 @@ def test_who_is_drained_though_nobody_may_take_it_keeps_it() -> None:
     moved.until(lambda: not moved.held("c"))
 
 
-def test_what_was_lost_on_its_way_is_asked_again_and_not_before() -> None:
+def test_planner_repeats_a_lost_proposal_after_a_delay() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "d")
@@ -327,7 +325,7 @@ def test_what_was_lost_on_its_way_is_asked_again_and_not_before() -> None:
     assert len(moved.moving.due(AGAIN_AFTER_NS + NS_PER_S)) == 1
 
 
-def test_a_stream_that_is_deleted_in_the_middle_is_forgotten() -> None:
+def test_planner_forgets_a_deleted_stream() -> None:
     moved = Moved("abcd", max_copies=2)
     moved.copies = False
     moved.driver.create(partitions=8, replicationFactor=2)
@@ -340,7 +338,7 @@ def test_a_stream_that_is_deleted_in_the_middle_is_forgotten() -> None:
     assert moved.moving.next_deadline_ns() is None
 
 
-def test_what_people_are_shown() -> None:
+def test_movements_show_the_phases_of_a_drain() -> None:
     moved = Moved("abcd")
     moved.copies = False
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
@@ -359,7 +357,7 @@ def test_what_people_are_shown() -> None:
 
 @settings(max_examples=40, phases=[Phase_.generate])
 @given(st.data())
-def test_whatever_happens_meanwhile_it_ends_with_whole_partitions_on_nodes_that_stay(data: st.DataObject) -> None:
+def test_planner_ends_with_complete_partitions_on_remaining_nodes_after_any_faults(data: st.DataObject) -> None:
     moved = Moved("abcdef", max_copies=data.draw(st.integers(1, 8)), max_copies_per_node=data.draw(st.integers(1, 4)))
     moved.driver.create(partitions=data.draw(st.integers(1, 9)), replicationFactor=data.draw(st.integers(2, 3)))
     away: set[str] = set()

@@ -20,7 +20,7 @@ def change(incarnations: dict[str, int]) -> pb.ControlRequest:
     return request
 
 
-def test_a_map_of_a_request_is_looked_into() -> None:
+def test_request_bounds_apply_to_map_fields() -> None:
     assert fit(change({"n1": 3, "n2": 7}), 100) == ""
     assert "longer than" in fit(change({"n1": 3, "x" * (MAX_TEXT_BYTES + 1): 1}), 2000)
     assert "items" in fit(change({f"n{number}": 1 for number in range(MAX_LIST_LENGTH + 1)}), 2000)

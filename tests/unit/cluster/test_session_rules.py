@@ -16,7 +16,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, an_image
 
 
-def test_a_window_of_operations_is_bounded_and_no_clock_empties_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_window_is_bounded_and_survives_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.metadata.idempotency_cache.MAX_SIZE_BYTES", 5000)
     window = IdempotencyCache()
     for number in range(40):
@@ -33,11 +33,11 @@ def test_a_window_of_operations_is_bounded_and_no_clock_empties_it(monkeypatch: 
     ("asked", "payload", "size"),
     [(0, 1 << 20, 128 << 10), (1 << 30, 1 << 21, MAX_PAGE_BYTES), (1 << 30, 100_000, 50_000), (1, 1 << 20, 512)],
 )
-def test_pages_fit_a_message(asked: int, payload: int, size: int) -> None:
+def test_describe_pages_fit_a_message(asked: int, payload: int, size: int) -> None:
     assert page_bytes(asked, payload) == size
 
 
-def test_a_lease_is_shorter_than_a_session_and_ends_are_asked_for_now_and_then() -> None:
+def test_node_sessions_fence_after_a_session_and_look_for_late_nodes_repeatedly() -> None:
     config = ReplicationConfig()
     sessions = NodeSessions(config)
     sessions.lead(an_image(fenced="c"), 0)
@@ -53,7 +53,7 @@ def test_a_lease_is_shorter_than_a_session_and_ends_are_asked_for_now_and_then()
     assert 2 <= len(found) <= 8, "again and again, but not with every tick"
 
 
-def test_a_node_that_is_gone_keeps_its_lease() -> None:
+def test_node_gone_from_the_bus_keeps_its_lease() -> None:
     config = ReplicationConfig()
     sessions = NodeSessions(config)
     sessions.lead(an_image(), 0)
@@ -68,7 +68,7 @@ def test_a_node_that_is_gone_keeps_its_lease() -> None:
     assert 10 * S + lease_ns <= ended[0] <= 10 * S + round(config.session_s * S)
 
 
-def test_a_folder_remembers_the_process_that_registered_last() -> None:
+def test_data_directory_remembers_the_process_registered_last() -> None:
     starts = DirectoryIdentity("f").next(100).taken()
     for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
         starts = starts.next(nonce)
@@ -92,6 +92,6 @@ def test_a_folder_remembers_the_process_that_registered_last() -> None:
         ({"folderId": ""}, ProcessRelation.FOLLOWS),
     ],
 )
-def test_registration_relates_to_the_process_before_it(request_: dict[str, Any], how: ProcessRelation) -> None:
+def test_registration_relates_to_the_previous_process(request_: dict[str, Any], how: ProcessRelation) -> None:
     known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
     assert descent(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

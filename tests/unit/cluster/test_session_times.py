@@ -65,7 +65,7 @@ def times_of(driver: Driver) -> SessionTimes:
 
 # ---- what can be ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("times", [(100, 50), (3_600_000, 3_599_999), (2000, 900)])
-def test_times_within_their_bounds(times: tuple[int, int]) -> None:
+def test_session_times_within_their_bounds_are_accepted(times: tuple[int, int]) -> None:
     assert SessionTimes(*times).is_settled
 
 
@@ -80,7 +80,7 @@ def test_times_within_their_bounds(times: tuple[int, int]) -> None:
         ((0, 0), "outside"),
     ],
 )
-def test_times_that_can_not_be(times: tuple[int, int], says: str) -> None:
+def test_session_times_outside_their_bounds_are_rejected(times: tuple[int, int], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SessionTimes(*times)
     with pytest.raises(ConfigError):
@@ -96,7 +96,7 @@ def test_times_that_can_not_be(times: tuple[int, int], says: str) -> None:
     assert born.fsm.image.feature_level == NO_LEVEL
 
 
-def test_settings_are_held_to_the_same() -> None:
+def test_session_times_in_the_settings_have_the_same_bounds() -> None:
     assert ReplicationConfig(session_s=5.0, lease_s=3.0).session_times == SessionTimes(5000, 3000)
     with pytest.raises(ConfigError, match=r"a session of 0\.09 s"):
         ReplicationConfig(heartbeat_interval_s=0.01, lease_s=0.05, session_s=0.09)
@@ -105,7 +105,7 @@ def test_settings_are_held_to_the_same() -> None:
 
 
 # ---- what is decided ------------------------------------------------------------------------------------------------------------
-def test_the_times_of_the_leaders_settings_come_with_the_level_and_hold_in_snapshots() -> None:
+def test_session_times_of_the_first_leader_are_stored_with_the_feature_level() -> None:
     driver = a_driver("a")
     assert times_of(driver) == OWN
     set_times(driver, 5000, 3000)
@@ -113,7 +113,7 @@ def test_the_times_of_the_leaders_settings_come_with_the_level_and_hold_in_snaps
         assert image.session_times == SessionTimes(5000, 3000, 2000, 900, 1)
 
 
-def test_a_change_keeps_those_before_until_it_is_settled_and_is_made_of_what_was_seen() -> None:
+def test_session_times_change_keeps_the_old_times_until_settled() -> None:
     driver = a_driver("a")
     answer = set_times(driver, 5000, 3000)
     assert (answer.error, answer.sessionTimes.sessionBeforeMs, answer.sessionTimes.change) == (Error.OK, 2000, 1)
@@ -135,7 +135,7 @@ def test_a_change_keeps_those_before_until_it_is_settled_and_is_made_of_what_was
     assert (old.error, times_of(driver).is_settled) == (Error.STALE, False), "that was about the change before"
 
 
-def test_nodes_and_their_worker_processes_are_told() -> None:
+def test_session_times_reach_nodes_workers_and_clients() -> None:
     driver = a_driver("a")
     before = driver.fsm.image
     set_times(driver, 5000, 3000)
@@ -159,7 +159,7 @@ def test_nodes_and_their_worker_processes_are_told() -> None:
     assert record_from_pb(begun.records[-1]).times == OWN  # type: ignore[union-attr]
 
 
-def test_replicas_are_told_the_longest_lease_that_may_run() -> None:
+def test_replicas_use_the_longest_lease_that_may_still_run() -> None:
     driver = a_driver("a")
     driver.create(replicationFactor=1)
 
@@ -200,14 +200,14 @@ def ends_ns(sessions: NodeSessions, node: str, from_ns: int, every_ns: int = 50 
     raise AssertionError("never")
 
 
-def test_leases_and_sessions_go_by_the_image_whatever_the_settings_say() -> None:
+def test_node_sessions_use_the_image_times_and_not_the_settings() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     assert beat(sessions, driver, "a", START) == 900
     assert ends_ns(sessions, "a", START) == 2000 * MS
 
 
-def test_the_answer_to_a_heartbeat_says_the_lease() -> None:
+def test_heartbeat_answer_has_the_lease_of_the_cluster() -> None:
     driver = a_driver("a")
     duties = ActiveController(ReplicationConfig())
     duties.lead(driver.fsm.image, START, 1)
@@ -220,7 +220,7 @@ def test_the_answer_to_a_heartbeat_says_the_lease() -> None:
     assert (fresh.error, fresh.leaseMs) == (Error.UNAVAILABLE, 0)
 
 
-def test_what_is_granted_goes_with_what_the_session_is_ended_by() -> None:
+def test_granted_lease_matches_the_session_that_ends_it() -> None:
     """The image may be newer than what the sessions go by: an answer must say what its session waits for."""
     driver = a_driver("a", "b")
     sessions = leading(driver)
@@ -231,7 +231,7 @@ def test_what_is_granted_goes_with_what_the_session_is_ended_by() -> None:
     assert ends_ns(sessions, "a", START) == 9000 * MS
 
 
-def test_a_shorter_session_does_not_end_a_longer_lease() -> None:
+def test_shorter_session_does_not_end_a_longer_lease() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -242,7 +242,7 @@ def test_a_shorter_session_does_not_end_a_longer_lease() -> None:
     assert ends_ns(sessions, "a", START) == 2000 * MS, "the answer before has granted 900 ms from START on"
 
 
-def test_who_is_gone_keeps_the_longest_lease_that_it_was_granted() -> None:
+def test_node_gone_keeps_the_longest_lease_granted() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -254,7 +254,7 @@ def test_who_is_gone_keeps_the_longest_lease_that_it_was_granted() -> None:
     assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
 
 
-def test_who_is_gone_may_hold_a_lease_of_the_metadata_leader_before() -> None:
+def test_node_gone_may_hold_a_lease_of_the_previous_metadata_leader() -> None:
     driver = a_driver("a", "b")
     set_times(driver, 300, 200)
     sessions = leading(driver)
@@ -263,7 +263,7 @@ def test_who_is_gone_may_hold_a_lease_of_the_metadata_leader_before() -> None:
     assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
 
 
-def test_a_metadata_leader_that_begins_counts_with_those_before_until_they_are_settled() -> None:
+def test_new_metadata_leader_uses_the_old_session_until_settled() -> None:
     driver = a_driver("a", "b")
     set_times(driver, 300, 200)
     sessions = leading(driver)
@@ -284,7 +284,7 @@ def settled_after_ms(sessions: NodeSessions, from_ms: int) -> list[int]:
     return found
 
 
-def test_a_change_is_settled_by_who_has_led_with_it_for_the_longest_session() -> None:
+def test_session_times_are_settled_after_leading_for_the_longest_session() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -309,7 +309,7 @@ def test_a_change_is_settled_by_who_has_led_with_it_for_the_longest_session() ->
     assert not any(isinstance(due, pb.SettleSessionTimes) for due in again), "it is under way"
 
 
-def test_a_start_that_takes_long_is_waited_for_by_the_longest_session() -> None:
+def test_metadata_leader_after_a_slow_start_waits_for_the_longest_session() -> None:
     driver = a_driver("a", "b")
     set_times(driver, 300, 200)
     sessions = leading(driver)
@@ -328,13 +328,13 @@ def test_election_without_reports_waits_for_the_session_of_the_cluster() -> None
     assert timers.next_deadline_ns() == START + (2 + 1) * 1000 * MS
 
 
-def test_a_node_beats_often_enough_for_the_lease() -> None:
+def test_node_heartbeat_interval_is_short_enough_for_the_lease() -> None:
     assert heartbeat_every_s(0.25, None) == 0.25
     assert heartbeat_every_s(0.25, OWN) == 0.25
     assert heartbeat_every_s(5.0, OWN) == pytest.approx(0.3)
 
 
-def test_who_beats_at_the_pace_of_the_lease_is_not_late_before() -> None:
+def test_node_that_beats_at_the_lease_pace_is_not_overdue() -> None:
     driver = a_driver("a")
     sessions = leading(driver, own=ReplicationConfig(heartbeat_interval_s=10.0, session_s=60.0, lease_s=50.0))
     beat(sessions, driver, "a", START)

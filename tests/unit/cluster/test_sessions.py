@@ -30,13 +30,11 @@ def beat(sessions: NodeSessions, driver: Driver, node: str, now: int) -> bool:
     return sessions.heartbeat(node, driver.incarnation(node), now, now).granted
 
 
-def test_the_heartbeat_of_a_registered_node_is_a_lease(driver: Driver, sessions: NodeSessions) -> None:
+def test_heartbeat_of_a_registered_node_grants_a_lease(driver: Driver, sessions: NodeSessions) -> None:
     assert sessions.heartbeat("a", driver.incarnation("a"), START, START).granted
 
 
-def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it(
-    driver: Driver, sessions: NodeSessions
-) -> None:
+def test_silent_node_is_fenced_after_a_session_and_the_proposal_repeated(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "a", START + 1000 * MS)
     assert sessions.due(START + SESSION - 1) == []
     assert sessions.due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]
@@ -51,7 +49,7 @@ def test_silence_for_a_session_is_fenced_once_per_retry_until_the_image_shows_it
     assert [p.nodeId for p in sessions.due(again + SESSION)] == ["a"]
 
 
-def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driver, sessions: NodeSessions) -> None:
+def test_fenced_node_gets_no_lease_and_is_unfenced_by_heartbeats(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     sessions.image_changed(driver.fsm.image, START)
     assert sessions.due(START + 10 * SESSION) == [pb.FenceNode(nodeId="a", incarnation=driver.incarnation("a"))]
@@ -64,7 +62,9 @@ def test_heartbeats_of_a_fenced_node_get_no_lease_but_bring_it_back(driver: Driv
     assert beat(sessions, driver, "b", now)
 
 
-def test_once_fencing_is_proposed_there_is_no_lease_until_the_image_shows_it(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_proposed_for_fencing_gets_no_lease_until_the_image_shows_the_result(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     now = START + SESSION
     assert [p.nodeId for p in sessions.due(now)] == ["a", "b"]
     assert not beat(sessions, driver, "b", now + 1)
@@ -79,7 +79,7 @@ def test_once_fencing_is_proposed_there_is_no_lease_until_the_image_shows_it(dri
     assert beat(sessions, driver, "b", now + 1005 * MS)
 
 
-def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions: NodeSessions) -> None:
+def test_heartbeat_of_another_incarnation_or_an_unknown_node_gets_no_lease(driver: Driver, sessions: NodeSessions) -> None:
     old = driver.incarnation("a")
     driver.restart("a")
     sessions.image_changed(driver.fsm.image, START + SESSION)
@@ -88,12 +88,12 @@ def test_other_incarnations_and_strangers_get_no_lease(driver: Driver, sessions:
     assert "a" not in [p.nodeId for p in sessions.due(START + 2 * SESSION - 1)], "a new incarnation begins a session"
 
 
-def test_a_leader_without_a_recent_majority_grants_nothing(driver: Driver, sessions: NodeSessions) -> None:
+def test_metadata_leader_without_a_recent_majority_grants_no_leases(driver: Driver, sessions: NodeSessions) -> None:
     refused = sessions.heartbeat("a", driver.incarnation("a"), START + 401 * MS, START)
     assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
 
 
-def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(driver: Driver, sessions: NodeSessions) -> None:
+def test_new_metadata_leader_restarts_all_sessions_and_the_old_one_is_silent(driver: Driver, sessions: NodeSessions) -> None:
     later = START + 100 * SESSION
     sessions.resign()
     assert sessions.due(later) == []
@@ -105,7 +105,7 @@ def test_a_new_metadata_leader_restarts_all_sessions_and_an_old_one_is_silent(dr
     assert [p.nodeId for p in sessions.due(later + SESSION)] == ["a", "b"]
 
 
-def test_where_all_start_at_once_nobody_is_fenced_before_somebody_is_heard_and_the_others_had_as_long(driver: Driver) -> None:
+def test_sessions_after_a_full_restart_fence_no_node_before_one_is_heard(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.gone("a")
@@ -121,7 +121,7 @@ def test_where_all_start_at_once_nobody_is_fenced_before_somebody_is_heard_and_t
     assert [p.nodeId for p in sessions.due(first + 6000 * MS)] == ["b"]
 
 
-def test_after_a_quick_start_sessions_are_as_ever(driver: Driver) -> None:
+def test_sessions_after_a_quick_start_have_their_normal_length(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.gone("b")  # its process has ended; the next one may be on its way, as a's was
@@ -130,7 +130,7 @@ def test_after_a_quick_start_sessions_are_as_ever(driver: Driver) -> None:
     assert [p.nodeId for p in sessions.due(START + SESSION)] == ["b"]
 
 
-def test_where_nobody_comes_they_are_all_fenced_in_the_end(driver: Driver) -> None:
+def test_sessions_without_any_heartbeat_fence_all_nodes_in_the_end(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START - SESSION)
     beat(sessions, driver, "a", START - SESSION)
@@ -141,16 +141,14 @@ def test_where_nobody_comes_they_are_all_fenced_in_the_end(driver: Driver) -> No
     assert [p.nodeId for p in sessions.due(START + 15_000 * MS)] == ["a", "b"]
 
 
-def test_a_removed_node_is_forgotten(driver: Driver, sessions: NodeSessions) -> None:
+def test_session_of_a_removed_node_is_forgotten(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
     sessions.image_changed(driver.fsm.image, START)
     assert [p.nodeId for p in sessions.due(START + SESSION)] == ["a"]
 
 
-def test_a_node_that_said_itself_that_it_stops_is_not_brought_back_by_its_last_heartbeat(
-    driver: Driver, sessions: NodeSessions
-) -> None:
+def test_node_that_announced_its_stop_is_not_unfenced_by_a_late_heartbeat(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START + 10 * MS)
     driver.fence("b")  # by DrainNode's sender, a moment after its last heartbeat
     sessions.image_changed(driver.fsm.image, START + 20 * MS)
@@ -159,7 +157,7 @@ def test_a_node_that_said_itself_that_it_stops_is_not_brought_back_by_its_last_h
     assert [type(p) for p in sessions.due(START + 50 * MS)] == [pb.UnfenceNode]
 
 
-def test_who_is_gone_from_the_bus_is_fenced_when_its_lease_is_over(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_gone_from_the_bus_is_fenced_when_its_lease_ends(driver: Driver, sessions: NodeSessions) -> None:
     heard = START + 1000 * MS
     beat(sessions, driver, "a", heard)
     beat(sessions, driver, "b", heard)
@@ -172,7 +170,7 @@ def test_who_is_gone_from_the_bus_is_fenced_when_its_lease_is_over(driver: Drive
     assert sessions.overdue(heard + 1600 * MS) == ["a"], "b is being fenced"
 
 
-def test_a_heartbeat_makes_the_session_whole_again(driver: Driver, sessions: NodeSessions) -> None:
+def test_heartbeat_after_a_gone_report_restores_the_full_session(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START)
     sessions.gone("b")
     beat(sessions, driver, "b", START + 700 * MS)
@@ -180,9 +178,7 @@ def test_a_heartbeat_makes_the_session_whole_again(driver: Driver, sessions: Nod
     assert sessions.due(START + 700 * MS + SESSION - 1) == []
 
 
-def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_granted(
-    driver: Driver, sessions: NodeSessions
-) -> None:
+def test_node_gone_keeps_a_lease_the_previous_metadata_leader_may_have_granted(driver: Driver, sessions: NodeSessions) -> None:
     sessions.gone("b")
     beat(sessions, driver, "a", START + 100 * MS)
     assert sessions.due(START + 918 * MS - 1) == []
@@ -190,7 +186,7 @@ def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_gran
     sessions.gone("stranger")
 
 
-def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.runs("stranger", START)
     assert sessions.runs("a", START), "it has registered, and nobody has said that it is gone"
     beat(sessions, driver, "a", START + 100 * MS)
@@ -207,14 +203,14 @@ def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Dri
     assert not sessions.runs("a", START + 5601 * MS)
 
 
-def test_a_place_that_is_wanted_is_asked_for_at_once(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_whose_place_is_wanted_is_looked_for_at_once(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.keeps_its_place("stranger", START)
     assert sessions.keeps_its_place("a", START)
     assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
     assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
 
 
-def test_whose_session_ended_keeps_its_place_until_the_bus_says_that_nobody_is_there(
+def test_node_with_an_ended_session_keeps_its_place_until_the_bus_confirms_its_absence(
     driver: Driver, sessions: NodeSessions
 ) -> None:
     """A flood on a starved machine: every session ended, and a stranger's registrations took running nodes out."""
@@ -234,7 +230,7 @@ def test_whose_session_ended_keeps_its_place_until_the_bus_says_that_nobody_is_t
     assert "a" not in sessions.overdue(ended + 4501 * MS), "the bus has said so"
 
 
-def test_a_new_metadata_leader_takes_nobody_for_gone_by_itself(driver: Driver, sessions: NodeSessions) -> None:
+def test_new_metadata_leader_takes_no_node_for_gone(driver: Driver, sessions: NodeSessions) -> None:
     sessions.lead(driver.fsm.image, START + 9000 * MS)
     assert sessions.runs("b", START + 9000 * MS)
     sessions.gone("b")

@@ -38,7 +38,7 @@ FIRST, LAST = (CountersMoved(Counters(number, 1, 1, 1, 1)) for number in (1, 2))
         ([NODE, FIRST, LAST], (NODE, LAST)),
     ],
 )
-def test_a_batch_moves_the_counters_once_and_last(records: list[Record], wanted: tuple[Record, ...]) -> None:
+def test_batch_moves_the_counters_once_at_its_end(records: list[Record], wanted: tuple[Record, ...]) -> None:
     assert _one_count(records) == wanted
 
 
@@ -49,7 +49,7 @@ def accused(accusations: Accusations, witness: str = "b") -> pb.ReportLeader:
     return report
 
 
-def test_who_leads_no_more_asks_and_proposes_nothing_of_before() -> None:
+def test_accusations_after_resigning_ask_and_propose_nothing() -> None:
     for ends in ("asked nobody yet", "proven"):
         accusations = Accusations()
         accusations.lead(7)
@@ -67,7 +67,7 @@ def test_who_leads_no_more_asks_and_proposes_nothing_of_before() -> None:
         assert [question.node for question in accusations.questions()] == ["a", "b"]
 
 
-def test_a_case_is_one_of_its_partition_and_epoch_and_ends_at_its_time() -> None:
+def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> None:
     accusations = Accusations()
     accusations.lead(7)
     accused(accusations)
@@ -88,7 +88,7 @@ def test_a_case_is_one_of_its_partition_and_epoch_and_ends_at_its_time() -> None
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------------------
-def test_what_is_repeated_of_a_request_has_a_bound() -> None:
+def test_rejection_detail_is_shortened() -> None:
     fits = "é" * MAX_DETAIL_LENGTH
     decision = refuse(pb.ControlResponse.INVALID, fits)
     assert (decision.records, decision.response) == ((), pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=fits))
@@ -97,7 +97,7 @@ def test_what_is_repeated_of_a_request_has_a_bound() -> None:
     assert codec.partition_from_pb(longer.response.partition) == a_partition()
 
 
-def test_an_answer_that_fits_is_left_as_it_is_and_another_says_where_it_goes_on() -> None:
+def test_control_answer_with_a_large_stream_is_cut_and_names_the_next_partition() -> None:
     whole = pb.ControlResponse(stream=codec.stream_to_pb(a_stream(*(a_partition(partition=n) for n in range(9)))))
     answer = pb.ControlResponse()
     answer.CopyFrom(whole)
@@ -114,7 +114,7 @@ def test_an_answer_that_fits_is_left_as_it_is_and_another_says_where_it_goes_on(
     assert other == pb.ControlResponse(detail="x" * 100)
 
 
-def test_leaderships_are_looked_at_once_in_their_interval() -> None:
+def test_preferred_leaders_look_once_per_interval() -> None:
     image = an_image(a_stream(a_partition(leader="b", last_leader="b")))
     leaders = PreferredLeaders(10.0)
     leaders.lead(0)
@@ -124,7 +124,7 @@ def test_leaderships_are_looked_at_once_in_their_interval() -> None:
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_operations_are_for_controllers_alone() -> None:
+def test_image_operations_are_encoded_only_for_controllers() -> None:
     producer = FeedProducer()
     producer.applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
     (entry,) = producer.take()
@@ -134,7 +134,7 @@ def test_operations_are_for_controllers_alone() -> None:
 
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------------------
-def test_an_image_has_the_same_bytes_whatever_the_order_in_which_it_came_to_be() -> None:
+def test_image_bytes_do_not_depend_on_the_order_of_changes() -> None:
     streams = [replace(a_stream(), name=f"s{number}", uid=f"u{number}", subject=f"x.{number}") for number in range(5)]
     first, second = (an_image().with_streams(order) for order in (streams, streams[::-1]))
     nodes = Map(dict(reversed(list(first.nodes.items()))))

@@ -10,7 +10,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
-def test_a_stream_is_online_with_its_first_replica_as_leader_and_all_replicas_in_the_isr() -> None:
+def test_create_stream_is_online_with_the_first_replica_as_leader() -> None:
     driver = Driver(("a", "b", "c"))
     response = driver.create(partitions=3)
     assert response.error == Error.OK
@@ -26,21 +26,19 @@ def test_a_stream_is_online_with_its_first_replica_as_leader_and_all_replicas_in
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [(("a",), 1), (("a", "b"), 2), (("a", "b", "c", "d"), 3)])
-def test_replication_factor_zero_means_three_or_as_many_as_live_and_the_answer_says_so(
-    nodes: tuple[str, ...], expected: int
-) -> None:
+def test_create_stream_with_factor_zero_uses_three_or_the_live_nodes(nodes: tuple[str, ...], expected: int) -> None:
     response = Driver(nodes).create()
     assert len(response.stream.partitions[0].replicas) == expected
     assert f"replication factor {expected}" in response.detail
 
 
-def test_fenced_nodes_get_no_replica() -> None:
+def test_create_stream_places_no_replica_on_a_fenced_node() -> None:
     driver = Driver(("a", "b", "c"))
     driver.fence("b")
     assert list(driver.create().stream.partitions[0].replicas) == ["a", "c"]
 
 
-def test_the_start_index_of_round_robin_is_chained() -> None:
+def test_create_stream_advances_the_round_robin_start() -> None:
     driver = Driver(("0", "1", "2", "3", "4"))
     driver.create("first", partitions=9, replicationFactor=3)
     second = driver.create("second", partitions=2, replicationFactor=3)
@@ -68,7 +66,7 @@ def test_the_start_index_of_round_robin_is_chained() -> None:
         ({"config": pb.StreamConfig(retentionAgeS=float("nan"))}, "retention_age_s"),
     ],
 )
-def test_a_wrong_request_is_invalid_says_why_and_takes_nothing(fields: dict[str, object], says: str) -> None:
+def test_create_stream_with_a_wrong_request_is_invalid_and_changes_nothing(fields: dict[str, object], says: str) -> None:
     driver = Driver(("a", "b", "c"))
     before = driver.fsm.image.counters
     response = driver.create(**fields)  # type: ignore[arg-type]
@@ -78,7 +76,7 @@ def test_a_wrong_request_is_invalid_says_why_and_takes_nothing(fields: dict[str,
     assert not driver.fsm.image.streams
 
 
-def test_a_name_is_taken_once() -> None:
+def test_create_stream_with_an_existing_name_is_rejected() -> None:
     driver = Driver(("a",))
     assert driver.create("one", "shop.>").error == Error.OK
     taken = driver.create("one", "elsewhere")
@@ -86,7 +84,7 @@ def test_a_name_is_taken_once() -> None:
     assert taken.stream.subject == "shop.>"
 
 
-def test_a_retry_with_the_same_operation_id_is_answered_as_before_and_creates_nothing() -> None:
+def test_create_stream_retry_with_the_same_operation_id_creates_nothing() -> None:
     driver = Driver(("a", "b", "c"))
     first = driver.create(partitions=2)
     again = driver.ask(first.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders", partitions=2))
@@ -95,7 +93,7 @@ def test_a_retry_with_the_same_operation_id_is_answered_as_before_and_creates_no
     assert driver.fsm.image.counters.next_stream_uid == 2
 
 
-def test_a_retry_sees_the_stream_as_it_is_now_and_a_deleted_one_without_partitions() -> None:
+def test_create_stream_retry_returns_the_current_or_deleted_stream() -> None:
     driver = Driver(("a", "b", "c"))
     first = driver.create()
     driver.change_isr(["a", "b"])
@@ -109,7 +107,7 @@ def test_a_retry_sees_the_stream_as_it_is_now_and_a_deleted_one_without_partitio
     assert not gone.stream.partitions
 
 
-def test_delete_names_the_unique_id_and_a_new_stream_has_another() -> None:
+def test_delete_stream_needs_the_uid_and_a_new_stream_gets_another() -> None:
     driver = Driver(("a",))
     uid = driver.create().stream.uid
     assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid="000009-0")).error == Error.NOT_FOUND
@@ -122,7 +120,7 @@ def test_delete_names_the_unique_id_and_a_new_stream_has_another() -> None:
     assert driver.ask(deleteStream=pb.DeleteStream(name="orders")).detail == second
 
 
-def test_the_configuration_is_kept_and_what_is_unset_is_the_default() -> None:
+def test_create_stream_keeps_given_settings_and_defaults_the_rest() -> None:
     driver = Driver(("a",))
     asked = pb.StreamConfig(ackPolicy="leader", flush="interval:20", retentionRecords=5, failoverStandby=True, dedupWindowS=0)
     driver.create(config=asked)

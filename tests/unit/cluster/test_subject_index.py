@@ -47,7 +47,7 @@ def _streams() -> st.SearchStrategy[tuple[str, int]]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_streams(), min_size=1, max_size=6), _streams())
-def test_what_overlaps_is_found_and_nothing_else(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
+def test_subject_index_finds_exactly_the_overlapping_streams(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
     index = SubjectIndex()
     for number, (subject, partitions) in enumerate(held):
         index = index.with_stream(f"s{number}", subject, partitions)
@@ -78,7 +78,7 @@ def create(driver: Driver, name: str, subject: str, partitions: int = 1, ack: st
         ("shop.orders.*", 1, "shop.orders", 2),
     ],
 )
-def test_a_second_stream_that_would_answer_on_a_subject_is_refused(held: str, partitions: int, wanted: str, count: int) -> None:
+def test_stream_with_an_overlapping_subject_is_rejected(held: str, partitions: int, wanted: str, count: int) -> None:
     driver = Driver(("a",))
     assert create(driver, "one", held, partitions).error == Error.OK
     before = driver.fsm.image
@@ -104,13 +104,13 @@ def test_a_second_stream_that_would_answer_on_a_subject_is_refused(held: str, pa
         ("a.b", 1, "b.a", 1),
     ],
 )
-def test_streams_on_subjects_of_their_own_are_made(held: str, partitions: int, wanted: str, count: int) -> None:
+def test_streams_with_disjoint_subjects_are_created(held: str, partitions: int, wanted: str, count: int) -> None:
     driver = Driver(("a",))
     assert create(driver, "one", held, partitions).error == Error.OK
     assert create(driver, "two", wanted, count).error == Error.OK
 
 
-def test_beside_a_stream_that_never_answers_one_that_does_is_made_and_a_deleted_one_is_in_nobodys_way() -> None:
+def test_stream_without_acks_and_a_deleted_stream_do_not_block_a_subject() -> None:
     driver = Driver(("a",))
     assert create(driver, "audit", "shop.>", ack="none").error == Error.OK
     assert create(driver, "all", "shop.>").error == Error.OK
@@ -122,21 +122,21 @@ def test_beside_a_stream_that_never_answers_one_that_does_is_made_and_a_deleted_
     check_image(image)
 
 
-def test_the_name_comes_before_the_subject() -> None:
+def test_create_stream_checks_the_name_before_the_subject() -> None:
     driver = Driver(("a",))
     create(driver, "one", "shop.>")
     assert create(driver, "one", "shop.>").error == Error.EXISTS
 
 
 @pytest.mark.parametrize("name", ["control", "feed", "inbox", "info", "notify", "raft", "service", "status"])
-def test_words_of_the_protocol_are_no_names(name: str) -> None:
+def test_stream_name_with_protocol_words_is_rejected(name: str) -> None:
     assert "protocol's own" in create(Driver(("a",)), name, "shop").detail
 
 
 @pytest.mark.parametrize(
     "subject", ["liftpy.>", "liftpy", "_INBOX.>", "_INBOX_bob.x", "_INBOX", "$SYS.>", "$JS.API", ">", "*.x"]
 )
-def test_subjects_of_the_protocol_are_no_data_subjects(subject: str) -> None:
+def test_stream_subject_of_the_protocol_is_rejected(subject: str) -> None:
     assert "overlap" in create(Driver(("a",)), "one", subject).detail
 
 
@@ -155,11 +155,11 @@ def test_subjects_of_the_protocol_are_no_data_subjects(subject: str) -> None:
         ("shop.>", 1, False),
     ],
 )
-def test_an_inbox_prefix_is_no_place_for_a_stream(subject: str, partitions: int, under: bool) -> None:
+def test_stream_subject_under_an_inbox_prefix_is_rejected(subject: str, partitions: int, under: bool) -> None:
     assert begins_under(subject, partitions, "acme.inbox.") is under
 
 
-def test_a_search_does_not_look_at_every_stream() -> None:
+def test_subject_index_search_visits_few_streams() -> None:
     index = SubjectIndex()
     for number in range(20_000):
         index = index.with_stream(f"s{number}", f"data.s{number}", 3)

@@ -50,14 +50,14 @@ SUBJECTS = [
 
 
 @pytest.mark.parametrize("one", SUBJECTS)
-def test_two_streams_overlap_where_a_message_reaches_both(one: tuple[str, int]) -> None:
+def test_subjects_overlap_if_one_message_matches_both(one: tuple[str, int]) -> None:
     index = SubjectIndex().with_stream("one", *one)
     for other in SUBJECTS:
         assert bool(index.overlapping(*other)) is bool(listens(*one) & listens(*other)), other
     assert index.without_stream("one", one[0]) == SubjectIndex()
 
 
-def test_a_trail_is_of_one_image() -> None:
+def test_dirty_streams_are_comparable_within_one_image() -> None:
     trail = DirtyStreams()
     later = trail.step("x").step("y")
     assert later.since(trail) == {"x", "y"}
@@ -65,7 +65,7 @@ def test_a_trail_is_of_one_image() -> None:
     assert trail.since(later) is None
 
 
-def test_wishes_are_all_sent_answered_and_bounded() -> None:
+def test_partition_requests_are_sent_answered_and_bounded() -> None:
     wishes, told = RequestBatcher(), list[Any]()
     for number in range(3 * SENT_TOGETHER):
         key = PartitionKey("s", "u", number)
@@ -95,18 +95,18 @@ def test_wishes_are_all_sent_answered_and_bounded() -> None:
         ({"leader": "b", "incomplete": ("a",)}, "", 0),
     ],
 )
-def test_a_preferred_leader_is_there_and_has_all(more: dict[str, Any], fenced: str, count: int) -> None:
+def test_misplaced_leadership_needs_a_live_in_sync_preferred_leader(more: dict[str, Any], fenced: str, count: int) -> None:
     assert len(misplaced(an_image(a_stream(a_partition(**more)), fenced=fenced))) == count
 
 
 @pytest.mark.parametrize(
     ("uid", "number", "there"), [("u1", 0, True), ("", 0, True), ("u2", 0, False), ("u1", 1, False), ("u1", -1, False)]
 )
-def test_a_partition_is_found_by_its_stream_and_number(uid: str, number: int, there: bool) -> None:
+def test_image_finds_a_partition_by_stream_and_number(uid: str, number: int, there: bool) -> None:
     assert (an_image(a_stream()).find("s", uid, number) is not None) is there
 
 
-def test_counts_follow_streams_and_records_come_back() -> None:
+def test_image_counts_follow_streams_and_records_survive_encoding() -> None:
     image = an_image()
     after = replay(image, StreamCreated(a_stream()))
     assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}

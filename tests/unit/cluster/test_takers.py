@@ -17,7 +17,7 @@ def cluster(ids: str, **more: Any) -> list[NodeFacts]:
     return [NodeFacts(node_id=node, **more) for node in ids]
 
 
-def test_the_worked_example() -> None:
+def test_takers_follow_the_worked_example() -> None:
     nodes = [NodeFacts(node_id=n, rack=r) for n, r in zip("abcde", "xyzxz", strict=True)]
     held = {"d": 3, "e": 5}
     assert Takers(nodes, held).take("ab", "c") == "e"
@@ -25,25 +25,25 @@ def test_the_worked_example() -> None:
     assert Takers(nodes[:4], held).take("ab", "c", strictly=True) is None
 
 
-def test_what_was_given_out_counts_for_the_next_one() -> None:
+def test_takers_count_replicas_already_assigned() -> None:
     takers = Takers(cluster("abc"), {"a": 2, "b": 1})
     assert [takers.take(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("more", [{"live": False}, {"leaving": True}, {"weight": 0.0}, {"budget": 2}])
-def test_who_may_take_nothing(more: dict[str, Any]) -> None:
+def test_takers_skip_full_draining_or_dead_nodes(more: dict[str, Any]) -> None:
     takers = Takers([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
     assert takers.take(()) == "b"
     assert takers.take("b") is None
     assert takers.take((), "b") is None
 
 
-def test_weights_count() -> None:
+def test_takers_follow_the_node_weights() -> None:
     takers = Takers([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
     assert Counter(takers.take(()) for _ in range(40)) == {"a": 30, "b": 10}
 
 
-def test_who_goes_first() -> None:
+def test_takers_choose_the_replica_to_drop() -> None:
     takers = Takers(
         [NodeFacts(node_id=n, rack=r) for n, r in zip("abcd", "xyxz", strict=True)], {"a": 1, "b": 9, "c": 1, "d": 5}
     )
@@ -54,14 +54,14 @@ def test_who_goes_first() -> None:
     assert takers.give_up(("a", "b"), "a", "a") == "b", "never the leader"
 
 
-def test_a_node_that_gave_one_up_is_a_taker_again() -> None:
+def test_takers_accept_a_node_that_dropped_a_replica() -> None:
     takers = Takers(cluster("ab", budget=2), {"a": 2, "b": 2})
     assert takers.take(()) is None
     takers.give_up(("a", "b"), "b", "ab")
     assert takers.take(()) == "a"
 
 
-def test_another_factor() -> None:
+def test_takers_resize_a_replica_list_to_another_factor() -> None:
     nodes = cluster("abcde")
     assert resized(("a", "b", "c"), 5, Takers(nodes, {}), "a", "abc", "") == ("a", "b", "c", "d", "e")
     assert resized(("a", "b", "c"), 6, Takers(nodes, {}), "a", "abc", "") is None
@@ -72,7 +72,7 @@ def test_another_factor() -> None:
 
 
 @given(st.data())
-def test_it_is_always_who_has_least_of_those_with_the_most_racks(data: st.DataObject) -> None:
+def test_takers_pick_the_least_loaded_node_on_a_new_rack(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 9))
     nodes = [
         NodeFacts(

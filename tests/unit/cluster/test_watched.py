@@ -42,7 +42,7 @@ class Watched:
         return self.watch.offline, self.watch.electing, {kind: count for kind, count in self.watch.elections.items() if count}
 
 
-def test_a_leader_that_dies_is_one_clean_election_and_its_time_is_measured() -> None:
+def test_controller_metrics_count_a_dead_leader_as_one_clean_election() -> None:
     watched = Watched()
     assert watched.show(ONLINE) == (0, 0, {})
     assert watched.show(ELECTION) == (0, 1, {})
@@ -52,7 +52,7 @@ def test_a_leader_that_dies_is_one_clean_election_and_its_time_is_measured() -> 
     assert watched.show(replace(DONE, isr=("b", "c", "a"), epoch=5)) == (0, 0, {"clean": 1}), "an ISR change is none"
 
 
-def test_a_leader_that_hands_over_is_a_transfer_and_no_fail_over() -> None:
+def test_controller_metrics_count_a_transfer_without_failover_time() -> None:
     watched = Watched()
     watched.show(ONLINE)
     watched.show(ELECTION)
@@ -60,7 +60,7 @@ def test_a_leader_that_hands_over_is_a_transfer_and_no_fail_over() -> None:
     assert not sum(watched.watch.failovers.counts)
 
 
-def test_an_unclean_election_is_told_once() -> None:
+def test_controller_metrics_count_an_unclean_election_once() -> None:
     watched = Watched()
     watched.show(ONLINE)
     assert watched.show(OFFLINE) == (1, 0, {})
@@ -72,7 +72,7 @@ def test_an_unclean_election_is_told_once() -> None:
     assert watched.show(again) == (0, 0, {"unclean": 1, "clean": 1})
 
 
-def test_what_is_there_at_first_is_counted_as_it_is_and_what_goes_counts_no_more() -> None:
+def test_controller_metrics_count_existing_partitions_and_forget_removed_ones() -> None:
     watched = Watched()
     assert watched.show(OFFLINE, replace(ELECTION, partition=1)) == (1, 1, {})
     assert watched.show() == (0, 0, {})
@@ -80,7 +80,7 @@ def test_what_is_there_at_first_is_counted_as_it_is_and_what_goes_counts_no_more
     assert watched.show(DONE) == (0, 0, {"clean": 1}), "images may be skipped"
 
 
-def test_a_node_that_comes_back_with_another_folder_has_lost_its_own() -> None:
+def test_controller_metrics_count_a_lost_data_directory() -> None:
     watch = ControllerMetrics()
     lost = []
     for number, (node, folder) in enumerate(
@@ -94,7 +94,7 @@ def test_a_node_that_comes_back_with_another_folder_has_lost_its_own() -> None:
     assert lost == [0, 0, 0, 1, 1, 1, 2], "not at first sight, and not who says it for the first time"
 
 
-def test_watch_keeps_partitions_that_wait_for_an_operator_until_they_do_not() -> None:
+def test_controller_metrics_keep_partitions_that_need_an_unclean_election() -> None:
     watched = Watched()
     watched.show(ONLINE)
     watched.show(replace(OFFLINE, isr=("b",)))

@@ -48,7 +48,7 @@ def answers_to(batch: pb.ControlRequest | None, *errors: tuple[int, pb.ControlRe
     return pb.ControlResponse(batch=pb.BatchAnswers(answers=[pb.BatchedAnswer(number=n, error=e) for n, e in errors]))
 
 
-def test_batches_wishes_and_those_that_came_too_late_are_counted() -> None:
+def test_partition_requests_count_batches_sent_and_superseded() -> None:
     asked = Asked()
     wishes = asked.wishes
     assert wishes.take() is None
@@ -63,7 +63,7 @@ def test_batches_wishes_and_those_that_came_too_late_are_counted() -> None:
     assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
 
 
-def test_thousands_leave_in_few_batches_one_at_a_time() -> None:
+def test_partition_requests_of_thousands_leave_in_few_batches_one_at_a_time() -> None:
     asked = Asked()
     for number in range(3000):
         asked.put(number, promotion(number))
@@ -81,7 +81,7 @@ def test_thousands_leave_in_few_batches_one_at_a_time() -> None:
     assert len(asked.answers) == 3000
 
 
-def test_the_newest_takes_the_place_of_the_one_that_waits() -> None:
+def test_newest_partition_request_replaces_the_waiting_one() -> None:
     asked = Asked()
     for _ in range(50):
         for number in range(10):
@@ -96,7 +96,7 @@ def test_the_newest_takes_the_place_of_the_one_that_waits() -> None:
     assert {error for _, error in asked.answers} == {pb.ControlResponse.STALE}
 
 
-def test_what_comes_while_a_batch_is_out_waits_for_its_answer() -> None:
+def test_partition_request_during_a_batch_waits_for_its_answer() -> None:
     asked = Asked()
     asked.put(1, promotion(1))
     first = asked.wishes.take()
@@ -110,7 +110,7 @@ def test_what_comes_while_a_batch_is_out_waits_for_its_answer() -> None:
     assert numbers(asked.wishes.take()) == [1, 2]
 
 
-def test_leaders_come_before_the_isr() -> None:
+def test_partition_requests_of_leaders_come_before_isr_changes() -> None:
     asked = Asked()
     asked.put(1, isr(1))
     asked.put(2, promotion(2))
@@ -119,7 +119,7 @@ def test_leaders_come_before_the_isr() -> None:
     assert [item.request.WhichOneof("request") for item in batch.batch.requests] == ["reportPromotion", "changeIsr"]
 
 
-def test_each_hears_its_own_answer_and_who_has_none_asks_again() -> None:
+def test_partition_requests_get_their_own_answer_or_an_unknown_outcome() -> None:
     asked = Asked()
     for number in range(4):
         asked.put(number, isr(number))
@@ -130,7 +130,7 @@ def test_each_hears_its_own_answer_and_who_has_none_asks_again() -> None:
 
 
 @pytest.mark.parametrize("error", [pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN])
-def test_no_metadata_leader_leaves_every_outcome_unknown(error: pb.ControlResponse.Error) -> None:
+def test_partition_requests_without_a_metadata_leader_have_unknown_outcomes(error: pb.ControlResponse.Error) -> None:
     asked = Asked()
     for number in range(2):
         asked.put(number, isr(number))
@@ -139,7 +139,7 @@ def test_no_metadata_leader_leaves_every_outcome_unknown(error: pb.ControlRespon
     assert asked.answers == [(0, None), (1, None)]
 
 
-def test_a_batch_that_is_refused_as_a_whole_was_not_done() -> None:
+def test_partition_request_batch_rejected_as_a_whole_answers_invalid() -> None:
     asked = Asked()
     for number in range(2):
         asked.put(number, isr(number))
@@ -148,7 +148,7 @@ def test_a_batch_that_is_refused_as_a_whole_was_not_done() -> None:
     assert asked.answers == [(0, pb.ControlResponse.INVALID), (1, pb.ControlResponse.INVALID)]
 
 
-def test_large_wishes_are_bounded_by_their_bytes() -> None:
+def test_partition_request_batches_are_bounded_in_bytes() -> None:
     asked = Asked()
     for number in range(30):
         asked.put(number, promotion(number, candidate="x" * 5000))
@@ -157,7 +157,7 @@ def test_large_wishes_are_bounded_by_their_bytes() -> None:
     assert MAX_BATCH_BYTES // 2 < batch.ByteSize() <= MAX_BATCH_BYTES + 1024
 
 
-def test_nothing_leaves_after_the_stop() -> None:
+def test_partition_requests_are_dropped_on_stop() -> None:
     asked = Asked()
     for request in (promotion(1), isr(1)):
         asked.put(1, request)

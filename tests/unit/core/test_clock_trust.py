@@ -42,7 +42,7 @@ class Bench:
         return not self.trust.why
 
 
-def test_the_worked_example() -> None:
+def test_clock_trust_documented_example() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -61,7 +61,7 @@ def test_the_worked_example() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-YEAR, -61, 61, YEAR])
-def test_of_two_that_differ_neither_is_believed(jump_s: float) -> None:
+def test_clock_trust_of_two_differing_clocks_trusts_neither(jump_s: float) -> None:
     b = Bench("b")
     b.hear("b")
     assert b.trusted()
@@ -72,7 +72,7 @@ def test_of_two_that_differ_neither_is_believed(jump_s: float) -> None:
     assert b.trusted(), "both jumped, and agree"
 
 
-def test_a_difference_within_the_bound_is_none() -> None:
+def test_clock_trust_accepts_a_difference_within_the_bound() -> None:
     b = Bench("b", "c")
     b.off["a"] = BOUND_NS / NS_PER_S
     b.hear("b", "c")
@@ -81,7 +81,7 @@ def test_a_difference_within_the_bound_is_none() -> None:
     assert not b.trusted()
 
 
-def test_after_a_start_nothing_is_believed_until_a_majority_agrees() -> None:
+def test_clock_trust_after_a_start_needs_an_agreeing_majority() -> None:
     b = Bench("b", "c", "d", "e")
     assert not b.trusted()
     assert not b.trust.is_wrong
@@ -91,7 +91,7 @@ def test_after_a_start_nothing_is_believed_until_a_majority_agrees() -> None:
     assert b.trusted()
 
 
-def test_while_nobody_answers_it_goes_with_the_monotonic_clock() -> None:
+def test_clock_trust_without_answers_follows_the_monotonic_clock() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -108,7 +108,7 @@ def test_while_nobody_answers_it_goes_with_the_monotonic_clock() -> None:
     assert b.trusted()
 
 
-def test_one_who_disagrees_counts_more_than_silence() -> None:
+def test_clock_trust_disagreement_counts_more_than_silence() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -118,7 +118,7 @@ def test_one_who_disagrees_counts_more_than_silence() -> None:
     assert not b.trusted(), "c is not heard any more"
 
 
-def test_a_host_that_slept_goes_on_at_once_one_that_was_frozen_when_others_agree() -> None:
+def test_clock_trust_survives_suspend_but_waits_after_a_freeze() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -131,7 +131,7 @@ def test_a_host_that_slept_goes_on_at_once_one_that_was_frozen_when_others_agree
     assert b.trusted()
 
 
-def test_alone_it_is_believed_until_it_jumps_and_again_after_a_time() -> None:
+def test_clock_trust_of_a_single_node_returns_some_time_after_a_jump() -> None:
     b = Bench()
     assert b.trusted()
     for _ in range(100):
@@ -153,7 +153,7 @@ def test_alone_it_is_believed_until_it_jumps_and_again_after_a_time() -> None:
     assert b.trusted(), "it is back where it was"
 
 
-def test_a_start_among_nodes_that_are_all_down_waits() -> None:
+def test_clock_trust_start_with_all_other_nodes_down_waits() -> None:
     b = Bench("b", "c")
     b.nodes |= {"b": False, "c": False}
     assert not b.trusted()
@@ -166,7 +166,7 @@ def test_a_start_among_nodes_that_are_all_down_waits() -> None:
     assert not b.trusted(), "nobody has agreed yet, and now there is somebody to ask"
 
 
-def test_nodes_that_went_down_later_leave_it_trusted() -> None:
+def test_clock_trust_continues_when_other_nodes_go_down() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -177,7 +177,7 @@ def test_nodes_that_went_down_later_leave_it_trusted() -> None:
     assert b.trusted(), "it has not moved since a majority agreed"
 
 
-def test_what_it_took_alone_is_no_agreement() -> None:
+def test_clock_trust_gained_alone_is_no_agreement() -> None:
     b = Bench("b")
     b.hear("b")
     assert b.trusted()
@@ -189,7 +189,7 @@ def test_what_it_took_alone_is_no_agreement() -> None:
     assert not b.trusted()
 
 
-def test_older_versions_have_no_say() -> None:
+def test_clock_trust_ignores_nodes_of_older_versions() -> None:
     b = Bench("b", "c")
     now_ns = round(b.now * NS_PER_S)
     b.trust.told("b", None, now_ns, now_ns)
@@ -201,7 +201,7 @@ def test_older_versions_have_no_say() -> None:
     assert not b.trusted()
 
 
-def test_late_answers_and_those_of_nodes_that_are_gone_do_not_count() -> None:
+def test_clock_trust_ignores_late_answers_and_removed_nodes() -> None:
     b = Bench("b", "c")
     now_ns = round(b.now * NS_PER_S)
     b.trust.told("b", b.wall_ns("b"), now_ns - SLOW_NS - 1, now_ns)
@@ -218,7 +218,7 @@ def test_late_answers_and_those_of_nodes_that_are_gone_do_not_count() -> None:
     assert b.trusted(), "who left says nothing, and nobody else has disagreed"
 
 
-def test_whom_it_asks_is_bounded_and_each_is_asked_by_as_many() -> None:
+def test_clock_trust_peers_are_bounded_and_evenly_asked() -> None:
     names = [f"n{number:02}" for number in range(20)]
     nodes = dict.fromkeys(names, True)
     asked = [name for one in names for name in ClockTrust(one).peers(nodes)]
@@ -232,18 +232,18 @@ def test_whom_it_asks_is_bounded_and_each_is_asked_by_as_many() -> None:
 @pytest.mark.parametrize(
     "said", [b"yes", b"", b"yes ", b"no 5", b"yes -5", b"yes 5x", b"yes 5 5", b"yes " + b"9" * 21, b'{"node": 1}']
 )
-def test_an_answer_without_a_time(said: bytes) -> None:
+def test_presence_answer_without_a_time_is_none(said: bytes) -> None:
     assert decode_presence(said) is None
 
 
-def test_an_answer_with_a_time() -> None:
+def test_presence_answer_with_a_time_round_trips() -> None:
     assert encode_presence(1_764_166_012_345_678_901) == b"yes 1764166012345678901"
     assert decode_presence(b"yes 1764166012345678901") == 1_764_166_012_345_678_901
 
 
 # ---- stamps -----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("off_s", [-YEAR, -61, 64, YEAR])
-def test_records_are_stamped_with_the_time_of_others_where_a_majority_agrees(off_s: float) -> None:
+def test_clock_trust_stamps_with_the_time_of_an_agreeing_majority(off_s: float) -> None:
     b = Bench("b", "c")
     b.off |= {"b": 2.0, "c": 3.0}
     assert b.stamp_s() == 0, "nobody has told"
@@ -261,7 +261,7 @@ def test_records_are_stamped_with_the_time_of_others_where_a_majority_agrees(off
     assert b.stamp_s() == 0
 
 
-def test_where_others_are_no_majority_or_differ_it_stamps_by_its_own() -> None:
+def test_clock_trust_without_majority_stamps_with_its_own_time() -> None:
     b = Bench("b", "c")
     b.off["a"] = YEAR
     b.hear("b")

@@ -24,7 +24,7 @@ def a_node_dies() -> list[dict[str, Any]]:
     return told
 
 
-def test_a_node_that_dies_is_two_lines() -> None:
+def test_event_groups_of_a_dead_node_are_two_lines() -> None:
     told = a_node_dies()
     groups = grouped(reversed(told))
     assert [(group[0]["kind"], len(group)) for group in groups] == [("isr_changed", 12), ("election", 6), ("stream_created", 1)]
@@ -35,7 +35,7 @@ def test_a_node_that_dies_is_two_lines() -> None:
         assert [one["time_ns"] for one in group] == sorted((one["time_ns"] for one in group), reverse=True)
 
 
-def test_who_comes_back_and_who_leaves_meanwhile() -> None:
+def test_event_groups_name_replicas_that_return_and_leave() -> None:
     back = [event(1, "isr_changed", number, was="n1", now="n1 n2") for number in range(2)]
     both = [event(1, "isr_changed", number, was="n1 n3", now="n1 n2") for number in range(2)]
     assert [group_in_words(group) for group in grouped([*back, *both])] == [
@@ -48,7 +48,7 @@ def test_who_comes_back_and_who_leaves_meanwhile() -> None:
     assert [group_in_words(group) for group in grouped(first)] == ["2 partitions of s: none -> n1 (2)"]
 
 
-def test_what_is_seconds_apart_or_means_something_else_stays_apart() -> None:
+def test_event_groups_keep_distant_and_different_events_apart() -> None:
     late = TOGETHER_NS / NS_PER_S
     flapping = [event(20 - late * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]
     assert [len(group) for group in grouped(flapping)] == [3], "one behind the other"
@@ -60,7 +60,7 @@ def test_what_is_seconds_apart_or_means_something_else_stays_apart() -> None:
     assert [len(group) for group in grouped(leaders)] == [1, 1]
 
 
-def test_what_matters_by_itself_stays_alone_and_odd_events_end_nothing() -> None:
+def test_event_groups_keep_important_events_alone_and_survive_odd_events() -> None:
     alone = [
         event(1, kind, number, was="n1", now="n2") for kind in ("unclean_election", "replicas_changed") for number in range(2)
     ]

@@ -90,7 +90,7 @@ AGAIN: Figures = {
     "liftpy.client.consumer": {"_HEDGE_S": (0.1, 0.5), "_EXISTS_S": (1, 5), "_MOST_HEDGES": (3, 8)},
     "liftpy.nats.cancellation": {"_TRY_AGAIN_S": (0.05, 0.5), "_TRIES": (20, 100)},
     "liftpy.client.in_flight": {"FIRST_WAIT_S": (0.02, 0.2), "LONGEST_WAIT_S": (0.5, 2)},
-    "liftpy.client.publisher": {"_FIRST_ATTEMPT_S": (1, 5), "_OF_THE_WINDOW": (0.5, 0.9)},
+    "liftpy.client.publisher": {"FIRST_ATTEMPT_S": (1, 5), "_OF_THE_WINDOW": (0.5, 0.9)},
     "liftpy.client.service_queries": {"_ATTEMPT_S": (2.1, 6)},
     "liftpy.client.retrying": {"FIRST_WAIT_S": (0.01, 0.05), "LONGEST_WAIT_S": (0.25, 1)},
     "liftpy.nats.transport": {"REQUEST_TIMEOUT_S": (1, 5)},
@@ -200,7 +200,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("module", sorted({module for module, *_ in ALL}))
-def test_a_figure_is_what_its_reason_allows(module: str) -> None:
+def test_constant_is_within_its_documented_range(module: str) -> None:
     found = importlib.import_module(module)
     rows = [(name, least, most) for of, name, least, most in ALL if of == module]
     assert [(name, value) for name, least, most in rows if not least <= (value := getattr(found, name)) <= most] == []
@@ -258,14 +258,14 @@ LESS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("less", "more", "why"), LESS)
-def test_one_is_less_than_the_other(less: str, more: str, why: str) -> None:
+def test_constant_is_less_than_its_related_constant(less: str, more: str, why: str) -> None:
     one, other = (
         getattr(importlib.import_module(module), name) for module, name in (which.split(":") for which in (less, more))
     )
     assert one < other, why
 
 
-def test_no_range_lets_a_factor_of_ten_pass() -> None:
+def test_constant_ranges_are_narrower_than_a_factor_of_ten() -> None:
     loose = []
     for module, name, least, most in ALL:
         value = getattr(importlib.import_module(module), name)

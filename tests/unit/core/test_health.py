@@ -35,17 +35,19 @@ def failing(checks: list[Check]) -> list[str]:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said_where_it_belongs(signs: dict[str, Any], not_live: list[str], not_ready: list[str]) -> None:
+def test_health_problem_fails_the_check_that_it_belongs_to(
+    signs: dict[str, Any], not_live: list[str], not_ready: list[str]
+) -> None:
     seen = Signs(**{**WELL, **signs})
     assert (failing(live(seen)), failing(ready(seen))) == (not_live, not_ready)
 
 
-def test_each_line_says_how_it_is_and_why() -> None:
+def test_health_report_has_a_line_per_check_with_the_reason() -> None:
     lines = told(ready(Signs(**{**WELL, "nats": False})))
     assert lines.splitlines()[:2] == ["[+] registered", "[-] nats: not connected"]
 
 
-def test_a_node_is_synced_once_all_of_it_has_been_and_for_good() -> None:
+def test_health_synced_stays_true_after_all_partitions_were_in_sync() -> None:
     synced = Synced()
     assert not synced.look([(A, True)], opened=False).ok
     assert "1 of 2 have not caught up yet, s/1" in synced.look([(A, True), (B, False)], opened=True).why
@@ -54,5 +56,5 @@ def test_a_node_is_synced_once_all_of_it_has_been_and_for_good() -> None:
     assert synced.look([(A, False), (B, False)], opened=True).ok, "a later lag takes nothing out of service"
 
 
-def test_a_node_that_holds_nothing_is_synced() -> None:
+def test_health_synced_is_true_without_partitions() -> None:
     assert Synced().look([], opened=True).ok

@@ -14,7 +14,7 @@ from liftpy.errors import ConfigError, InvalidNameError, InvariantError
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
-def test_names_that_would_leave_their_folder_or_subject_are_refused(name: str) -> None:
+def test_names_that_would_leave_their_folder_or_subject_are_rejected(name: str) -> None:
     with pytest.raises(InvalidNameError, match="stream name"):
         check_name(name, "stream name")
     with pytest.raises(InvalidNameError):
@@ -22,24 +22,24 @@ def test_names_that_would_leave_their_folder_or_subject_are_refused(name: str) -
 
 
 @pytest.mark.parametrize("name", ["orders", "A-1_b", "x" * 64])
-def test_names_of_one_token_pass(name: str) -> None:
+def test_names_of_a_single_token_are_accepted(name: str) -> None:
     assert check_name(name, "stream name") == name
 
 
 @pytest.mark.parametrize("subject", ["orders", "orders.eu.>", "orders.*.new", "ordrés.x"])
-def test_subjects_that_pass(subject: str) -> None:
+def test_data_subject_that_is_valid_is_accepted(subject: str) -> None:
     assert check_data_subject(subject, "liftpy") == subject
 
 
 @pytest.mark.parametrize(
     "subject", ["", ".", "a..b", "a.", ">", "*.x", "liftpy.x", "_INBOX.x", "$JS.API", "a b", "a.>.b", "a*", "x" * 256]
 )
-def test_subjects_that_are_malformed_or_not_the_users_are_refused(subject: str) -> None:
+def test_data_subject_that_is_malformed_or_reserved_is_rejected(subject: str) -> None:
     with pytest.raises(InvalidNameError):
         check_data_subject(subject, "liftpy")
 
 
-def test_the_subjects_of_the_protocol() -> None:
+def test_subjects_are_those_of_the_protocol() -> None:
     subjects = Subjects("ns")
     assert subjects.replicate("s", 0) == "ns.s.0.replicate"
     assert subjects.offset("s", 1) == "ns.s.1.offset"
@@ -50,23 +50,23 @@ def test_the_subjects_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("text", ["always", "none", "interval:250"])
-def test_flush_policies_are_read_and_written(text: str) -> None:
+def test_flush_policy_survives_parsing_and_formatting(text: str) -> None:
     assert str(FlushPolicy.parse(text)) == text
 
 
-def test_the_interval_is_in_seconds() -> None:
+def test_flush_policy_interval_is_parsed_to_seconds() -> None:
     assert FlushPolicy.parse("interval:250") == FlushPolicy(FlushMode.INTERVAL, 0.25)
 
 
 @pytest.mark.parametrize(
     "text", ["", "sometimes", "interval", "interval:0", "interval:x", "interval:60001", "always:1", "interval:²"]
 )
-def test_other_flush_policies_are_refused(text: str) -> None:
+def test_flush_policy_with_unknown_text_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="flush policy"):
         FlushPolicy.parse(text)
 
 
-def test_settings_out_of_bounds_are_refused_by_name() -> None:
+def test_config_with_contradicting_settings_is_rejected_by_name() -> None:
     with pytest.raises(ConfigError, match="segment_bytes"):
         StreamConfig(segment_bytes=1)
     with pytest.raises(ConfigError, match="max_idle_wait_s must be below max_leader_timeout_s"):
@@ -106,7 +106,7 @@ _BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[floa
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
-def test_each_setting_has_these_bounds_and_is_refused_beyond_them(kind: Any, name: str) -> None:
+def test_config_setting_beyond_its_bounds_is_rejected(kind: Any, name: str) -> None:
     low, high = _BOUNDS[kind][name]
     step = 1 if isinstance(getattr(kind(), name), int) else 0.0005
     for bound, beyond in ((low, -step), (high, 1024 * step)):
@@ -117,11 +117,11 @@ def test_each_setting_has_these_bounds_and_is_refused_beyond_them(kind: Any, nam
 
 
 @pytest.mark.parametrize(("configured", "replicas", "effective"), [(0, 3, 2), (0, 1, 1), (3, 3, 3), (3, 2, 2), (1, 3, 1)])
-def test_min_isr(configured: int, replicas: int, effective: int) -> None:
+def test_effective_min_isr_is_limited_by_the_replicas(configured: int, replicas: int, effective: int) -> None:
     assert StreamConfig(min_isr=configured).effective_min_isr(replicas) == effective
 
 
-def test_a_broken_invariant_names_itself() -> None:
+def test_invariant_check_names_the_broken_invariant() -> None:
     check(True, "D7")
     with pytest.raises(InvariantError, match="D7 does not hold: hw 5"):
         check(False, "D7", "hw", 5)

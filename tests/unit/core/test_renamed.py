@@ -50,7 +50,7 @@ print([f"{package.__name__}.{name}" for package, name, value in before if getatt
     assert done.stdout == "[]\n"
 
 
-def test_import_of_a_merged_module_from_its_old_package_works() -> None:
+def test_import_of_a_merged_module_from_its_old_package_gives_the_new_modules() -> None:
     program = (
         "from liftpy.group import shown, limits; from liftpy.wire._pb import group_pb2; print(shown.__name__, limits.__name__)"
     )
@@ -58,14 +58,14 @@ def test_import_of_a_merged_module_from_its_old_package_works() -> None:
     assert done.stdout.split() == ["liftpy.core.groups.coordinator", "liftpy.core.groups.commands"]
 
 
-def test_renamed_settings_exist_by_their_new_names_only() -> None:
+def test_renamed_settings_exist_only_by_their_new_names() -> None:
     known = {f.name for one in (NodeSettings, ReplicationConfig, StreamConfig, ServiceSettings) for f in fields(one)}
     assert set(SETTINGS.values()) <= known
     assert not set(SETTINGS) & known
 
 
 @pytest.mark.parametrize("old", SETTINGS)
-def test_keyword_argument_with_an_old_name_works_and_warns(old: str) -> None:
+def test_keyword_argument_with_an_old_name_is_accepted_with_a_warning(old: str) -> None:
     new = SETTINGS[old]
     owner = next(one for one in (StreamConfig, ReplicationConfig, ServiceSettings, NodeSettings) if new in names_of(one))
     needed = {ServiceSettings: {"service": "a", "stream": "s", "node": "n1"}, NodeSettings: {"node_id": "n1"}}.get(owner, {})

@@ -40,7 +40,7 @@ class Bus:
         return True
 
 
-async def test_request_guard_with_a_failing_task_rejects_counts_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_guard_with_a_failing_task_rejects_counts_and_logs(caplog: pytest.LogCaptureFixture) -> None:
     counters: Counter[str] = Counter()
     rejected: list[bytes] = []
     fatal: list[Exception] = []
@@ -62,7 +62,7 @@ async def test_request_guard_with_a_failing_task_rejects_counts_and_stops_nothin
     assert sum("kind=odd" in record.getMessage() for record in caplog.records) == 1, "one line a second, however many come"
 
 
-async def test_request_guard_whose_rejection_fails_goes_on() -> None:
+async def test_request_guard_whose_rejection_fails_counts_and_continues() -> None:
     def reject(reply: bytes, error: Exception) -> None:
         raise ValueError("no rejection either")
 
@@ -81,7 +81,7 @@ def status(tmp_path: Path) -> tuple[Bus, StatusDesk, Counter[str]]:
 
 @pytest.mark.parametrize("subject", ["ns.control.level.n1", "ns.control.settings.n1", "ns.status.n1"])
 @pytest.mark.parametrize("reply", [b"orders", b"ns.control.admin", b"_INBOXX.a", b"", b"_INBOX.>"])
-async def test_status_desk_answers_nobody_outside_the_inboxes(subject: str, reply: bytes, status: Any) -> None:
+async def test_status_desk_sends_no_answer_outside_the_inboxes(subject: str, reply: bytes, status: Any) -> None:
     bus, _, counters = status
     for payload in (b'{"level": "info", "for_s": 1}', b'{"reload": true}', b"", b'{"history": {"step": 1}}'):
         bus.listening[subject](subject.encode(), reply, payload, b"")
@@ -90,7 +90,7 @@ async def test_status_desk_answers_nobody_outside_the_inboxes(subject: str, repl
     assert counters["refused: reply subject"] == 4
 
 
-async def test_status_desk_with_a_failing_reload_rejects_and_goes_on(status: Any) -> None:
+async def test_status_desk_with_a_failing_reload_rejects_and_continues(status: Any) -> None:
     bus, desk, counters = status
 
     async def on_reload() -> dict[str, Any]:
@@ -112,7 +112,7 @@ async def test_status_desk_with_a_failing_reload_rejects_and_goes_on(status: Any
     assert counters["refused: failed request, status"] == 1
 
 
-async def test_control_desk_with_a_failing_decision_rejects_and_goes_on() -> None:
+async def test_control_desk_with_a_failing_decision_rejects_and_continues() -> None:
     published: list[tuple[str, bytes]] = []
     callbacks: dict[str, Any] = {}
 

@@ -8,7 +8,7 @@ from liftpy.core.base.worker_assignment import MOST_WORKERS, WHOLE, WorkerShare,
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, MOST_WORKERS])
-def test_every_partition_is_one_processs_and_a_stream_is_spread_evenly(count: int) -> None:
+def test_worker_shares_assign_each_partition_once_and_evenly(count: int) -> None:
     shares = [WorkerShare(number, count) for number in range(count)]
     for stream in ("orders", "a", "with-dash_9"):
         held = [[share.number for share in shares if share.holds(stream, partition)] for partition in range(3 * count)]
@@ -21,18 +21,18 @@ def test_every_partition_is_one_processs_and_a_stream_is_spread_evenly(count: in
             )
 
 
-def test_streams_of_one_partition_are_spread_too() -> None:
+def test_worker_shares_spread_streams_of_a_single_partition() -> None:
     numbers = {share_of(f"stream{n}", 0, 4) for n in range(64)}
     assert numbers == {0, 1, 2, 3}
 
 
-def test_the_share_of_a_partition_never_changes() -> None:
+def test_worker_share_of_a_partition_is_stable() -> None:
     """Two processes of one node agree without a word, and so do two versions of it."""
     assert [share_of("orders", n, 2) for n in range(4)] == [0, 1, 0, 1]
     assert [share_of("orders", n, 5) for n in range(4)] == [2, 3, 4, 0]
 
 
-def test_a_node_of_one_process_holds_everything_and_strange_folders_are_looked_at_once() -> None:
+def test_worker_share_of_a_single_process_holds_everything() -> None:
     assert WHOLE.holds("x", 4)
     assert WHOLE.holds_folder("lost+found/0")
     for name in ("strange/0", "orders-00000a-1a/x", "orders-00000a-1a"):
@@ -40,6 +40,6 @@ def test_a_node_of_one_process_holds_everything_and_strange_folders_are_looked_a
 
 
 @pytest.mark.parametrize(("number", "of"), [(0, 0), (1, 1), (-1, 2), (0, MOST_WORKERS + 1)])
-def test_there_is_no_such_share(number: int, of: int) -> None:
+def test_worker_share_with_invalid_number_is_rejected(number: int, of: int) -> None:
     with pytest.raises(ValueError, match="share"):
         WorkerShare(number, of)

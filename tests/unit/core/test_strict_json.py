@@ -33,36 +33,36 @@ def cases(name: str, values: list[Any]) -> pytest.MarkDecorator:
 
 
 @cases("text", ["", "NaN", "-Infinity", "1e999", DEEP, '{"a":' * 50_000, LONG, "\udcff", b"\xff\xfe"])
-def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+def test_load_json_of_invalid_json_raises_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         load_json(text)
 
 
-def test_what_is_json_is_taken() -> None:
+def test_load_json_of_valid_json_returns_its_value() -> None:
     assert load_json('{"a": [1, 1.5, null, true, "x"]}') == {"a": [1, 1.5, None, True, "x"]}
 
 
 @cases("value", [True, 1.0, "1", -1, 11, None, 10**5000])
-def test_what_is_no_whole_number_is_refused(value: Any) -> None:
+def test_whole_number_rejects_other_values(value: Any) -> None:
     with pytest.raises(ValueError):
         whole_number(value, 0, 10)
 
 
 @cases("partition", ["1e999", "Infinity", DEEP, LONG, '"1"', "1.5", "true"])
-def test_a_question_for_the_status_that_is_none_asks_for_the_first_page(partition: str) -> None:
+def test_status_question_with_invalid_partition_asks_for_the_first_page(partition: str) -> None:
     """It ended the handler with an error that was logged with a traceback, for each such frame."""
     assert _asked_after(f'{{"after": ["orders", {partition}]}}'.encode()) == ("", -1)
 
 
 @cases("number", ["1e999", "-1", DEEP, LONG, "true", "null"])
-def test_a_server_that_says_no_number_is_not_believed(number: str) -> None:
+def test_server_pending_answer_without_numbers_is_ignored(number: str) -> None:
     said = f'{{"data": {{"server_id": "S", "connections": [{{"cid": 7, "pending_bytes": {number}, "out_msgs": 2}}]}}}}'
     assert _told(said.encode(), 1, "S", 7) is None
     assert _told(b'{"data": []}', 1, "S", 7) is None
 
 
 @cases("body", [DEEP, "7", "[]", '{"format": 1, "node_id": 5}', '{"format": 1, "node_id": "n1", "incarnation": "7"}'])
-def test_a_node_file_that_says_something_else_is_damage(tmp_path: Path, body: str) -> None:
+def test_node_file_with_invalid_content_is_corruption(tmp_path: Path, body: str) -> None:
     folder = DataFolder(tmp_path)
     (tmp_path / "node").write_bytes(f"{crc32c.crc32c(body.encode()):08x}\n{body}".encode())
     with pytest.raises(CorruptionError):
@@ -70,7 +70,7 @@ def test_a_node_file_that_says_something_else_is_damage(tmp_path: Path, body: st
 
 
 @cases("nonce", [DEEP, "-5", "0", '"5"', "1e3", str(1 << 64)])
-def test_a_lineage_file_that_says_something_else_is_damage(tmp_path: Path, nonce: str) -> None:
+def test_lineage_file_with_invalid_content_is_corruption(tmp_path: Path, nonce: str) -> None:
     body = f'{{"format": 1, "nonce": {nonce}, "earlier": [], "missed": [], "known": {{}}, "known_as": {{}}}}'.encode()
     (tmp_path / "lineage").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
     with pytest.raises(CorruptionError):
@@ -78,13 +78,13 @@ def test_a_lineage_file_that_says_something_else_is_damage(tmp_path: Path, nonce
 
 
 @cases("said", [{"position": "x"}, {"findings": 1.5}, {"partition": 3}, {"pass_began_s": None}, {"x": 1}, [1]])
-def test_a_scrub_begins_anew_where_its_progress_can_not_be_read(tmp_path: Path, said: Any) -> None:
+def test_scrub_with_unreadable_progress_starts_at_the_beginning(tmp_path: Path, said: Any) -> None:
     (tmp_path / "scrub").write_bytes(seal_small_file(scrub._MAGIC, json.dumps(said).encode()))
     assert scrub._load(tmp_path / "scrub") == scrub.ScrubProgress()
 
 
 @cases("text", [LONG, DEEP, f"interval:{LONG}"])
-def test_numbers_of_thousands_of_digits_are_settings_errors(text: str) -> None:
+def test_settings_with_thousands_of_digits_raise_config_error(text: str) -> None:
     for parse in (
         parse_start,
         parse_until,
@@ -98,7 +98,7 @@ def test_numbers_of_thousands_of_digits_are_settings_errors(text: str) -> None:
         assert len(str(caught.value)) < 120_000
 
 
-def test_a_snapshot_is_not_given_what_its_compressed_body_asks_for() -> None:
+def test_metadata_snapshot_with_a_huge_declared_size_allocates_nothing() -> None:
     """zstandard allocates what the frame says, not what the caller bounds: a few bytes asked for terabytes."""
     good = encode_snapshot(ClusterFsm().image)
     head, body = good[:24], bytearray(good[28:])

@@ -17,7 +17,7 @@ ELSEWHERE = {"liftpy/core/wire/envelope.py": "the wire's"}
 
 
 @pytest.mark.parametrize("name", DISK_FORMATS)
-def test_the_code_writes_and_reads_what_stands_there(name: str) -> None:
+def test_disk_format_versions_match_the_code(name: str) -> None:
     found = DISK_FORMATS[name]
     module, constant = found.code.split(":")
     newest = getattr(importlib.import_module(module), constant)
@@ -29,13 +29,13 @@ def test_the_code_writes_and_reads_what_stands_there(name: str) -> None:
     assert set(found.writes) <= {feature.level for feature in FEATURES}
 
 
-def test_a_level_with_a_way_back_writes_nothing_new() -> None:
+def test_feature_level_that_can_be_reverted_writes_no_new_format() -> None:
     for feature in FEATURES[1:]:
         brings = {name for name, found in DISK_FORMATS.items() if feature.level in found.writes}
         assert not (brings and feature.has_way_back), (feature, brings)
 
 
-def test_no_constant_of_a_version_is_left_out() -> None:
+def test_disk_format_table_has_each_version_constant() -> None:
     names = re.compile(r"^(?:_MAGIC, )?(_?(?:VERSION|FORMAT)) = (?:b\"\w+\", )?\d+$", re.MULTILINE)
     known = {found.code.split(":")[0].replace(".", "/") + ".py" for found in DISK_FORMATS.values()}
     found = {

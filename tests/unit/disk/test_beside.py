@@ -12,7 +12,7 @@ from sidecar.disk import flush_thread
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 
 
-def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
+def test_flush_thread_returns_results_and_raises_errors_from_a_single_thread() -> None:
     made, threads = FlushThread(FlushPlace()), set()
 
     def work() -> int:
@@ -31,7 +31,7 @@ def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_own(fails: bool) -> None:
+def test_flush_thread_slow_flush_is_left_behind_and_the_next_uses_a_new_thread(fails: bool) -> None:
     made, began, gate, threads = FlushThread(FlushPlace()), threading.Event(), threading.Event(), []
 
     def hangs() -> int:
@@ -56,7 +56,7 @@ def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_o
     made.close()
 
 
-def test_one_that_ends_just_when_it_is_given_up_counts_as_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_thread_flush_that_ends_at_the_timeout_counts_as_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen each other then: the result is returned, and nobody looks at the other."""
     gate = threading.Event()
 
@@ -80,7 +80,7 @@ def test_one_that_ends_just_when_it_is_given_up_counts_as_in_time(monkeypatch: p
     made.close()
 
 
-def test_a_thread_that_the_system_does_not_give_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_thread_start_failure_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     made, start = FlushThread(FlushPlace()), threading.Thread.start
 
     def no_thread(_: threading.Thread) -> None:

@@ -18,7 +18,7 @@ from sidecar.disk.files import DiskFile, FolderStorage
 KEY = PartitionKey("orders", "u1", 0)
 
 
-def test_one_process_per_folder(tmp_path: Path) -> None:
+def test_data_directory_can_be_opened_by_a_single_process(tmp_path: Path) -> None:
     """[S10]"""
     folder = DataFolder(tmp_path / "data")
     code = f"""
@@ -34,7 +34,7 @@ DataFolder(Path({str(tmp_path / "data")!r}))
     DataFolder(tmp_path / "data").close()
 
 
-def test_the_identity_names_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
+def test_node_identity_names_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     assert folder.load_identity() is None
     folder.store_identity(NodeIdentity("a", incarnation=3, clean_incarnation=2))
@@ -43,7 +43,7 @@ def test_the_identity_names_the_incarnation_that_stopped_cleanly(tmp_path: Path)
     assert NodeIdentity("a", 3, 3).stopped_cleanly
 
 
-def test_a_damaged_identity_is_refused_at_every_cut_and_bit(tmp_path: Path) -> None:
+def test_node_identity_damaged_at_any_byte_or_bit_is_rejected(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     identity = NodeIdentity("a", 3, 3)
     folder.store_identity(identity)
@@ -59,7 +59,7 @@ def test_a_damaged_identity_is_refused_at_every_cut_and_bit(tmp_path: Path) -> N
             pass
 
 
-def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
+def test_data_directory_delete_partition_leaves_no_file(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     other = PartitionKey("orders", "u1", 1)
     for key in (KEY, other):
@@ -73,12 +73,12 @@ def test_a_deleted_partition_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", ["..", "a/b", ""])
-def test_a_name_never_leaves_the_folder(tmp_path: Path, stream: str) -> None:
+def test_data_directory_rejects_names_outside_the_directory(tmp_path: Path, stream: str) -> None:
     with pytest.raises(InvalidNameError):
         DataFolder(tmp_path).partition_path(PartitionKey(stream, "u", 0))
 
 
-def test_a_full_disk_takes_the_write_back() -> None:
+def test_disk_file_append_on_a_full_disk_is_undone() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     file = DiskFile(Path("/dev/full"), create=False)
@@ -87,7 +87,7 @@ def test_a_full_disk_takes_the_write_back() -> None:
     assert file.size_bytes == 0
 
 
-def test_a_short_write_is_taken_back(tmp_path: Path) -> None:
+def test_disk_file_short_write_is_undone(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
@@ -108,21 +108,21 @@ file.append([b"d" * 100])
     assert (tmp_path / "a.log").read_bytes() == b"a" * 900 + b"d" * 100
 
 
-def test_folders_are_made_on_demand(tmp_path: Path) -> None:
+def test_folder_storage_creates_its_directories(tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path / "a" / "b" / "0")
     assert storage.names() == []
     with pytest.raises(StorageError):
         FolderStorage(Path("/proc/nowhere/0"))
 
 
-def test_the_lock_says_who_holds_the_folder_and_nothing_of_who_did(tmp_path: Path) -> None:
+def test_data_directory_lock_contains_only_the_current_process(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"99999999999999\nand more\n")
     folder = DataFolder(tmp_path)
     assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
     folder.close()
 
 
-def test_a_lock_is_signed_in_the_place_of_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_directory_lock_is_written_before_it_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that was cut first may find no space on a full disk."""
     (tmp_path / "lock").write_bytes(b"99999999999999\n")
     cuts: list[int] = []
@@ -131,7 +131,7 @@ def test_a_lock_is_signed_in_the_place_of_the_last_one(tmp_path: Path, monkeypat
     assert cuts == [len(f"{os.getpid()}\n")]
 
 
-def test_a_cut_that_failed_leaves_neither_its_copy_nor_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_file_failed_truncation_leaves_no_copy_and_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = DiskFile(tmp_path / "a.log", create=True)
     file.append([b"0123456789"])
     file.seal()

@@ -38,7 +38,7 @@ def read_all(log: Log) -> list[bytes | None]:
     return found
 
 
-def test_many_segments_need_few_descriptors(tmp_path: Path) -> None:
+def test_open_maps_many_segments_need_few_descriptors(tmp_path: Path) -> None:
     before = open_count()
     maps = OpenMaps(8)
     logs = [filled(tmp_path / name, maps) for name in ("a", "b", "c")]
@@ -56,7 +56,7 @@ def test_many_segments_need_few_descriptors(tmp_path: Path) -> None:
     reopened.close()
 
 
-def test_a_view_outlives_the_maps_bound_its_files_removal_and_the_log(tmp_path: Path) -> None:
+def test_open_maps_view_survives_eviction_deletion_and_close(tmp_path: Path) -> None:
     log = filled(tmp_path, OpenMaps(1))
     (view,) = log.read(0, 4096).chunks
     read_all(log)
@@ -65,7 +65,7 @@ def test_a_view_outlives_the_maps_bound_its_files_removal_and_the_log(tmp_path: 
     assert split_batches(view)[0].values() == [bytes(4000)]
 
 
-def test_a_name_that_is_another_files_now_is_not_read_for_the_one_that_was_sealed(tmp_path: Path) -> None:
+def test_open_maps_replaced_file_is_not_read_as_the_sealed_file(tmp_path: Path) -> None:
     maps = OpenMaps(1)
     log = filled(tmp_path, maps, 3)
     file = log.segments[0].file
@@ -80,7 +80,7 @@ def test_a_name_that_is_another_files_now_is_not_read_for_the_one_that_was_seale
         file.read(0, 100)
 
 
-def test_the_maps_make_way_where_there_are_no_descriptors_left(tmp_path: Path) -> None:
+def test_open_maps_are_released_when_no_descriptors_are_left(tmp_path: Path) -> None:
     """In a process of its own, whose limit is lowered."""
     script = f"""
 import resource, sys
@@ -100,7 +100,7 @@ print("read")
     assert done.stdout == "read\n", done.stderr
 
 
-def test_the_soft_limit_becomes_the_hard_one_and_budgets_follow_from_it() -> None:
+def test_descriptor_limit_is_raised_to_the_hard_limit_and_defines_budgets() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
@@ -116,7 +116,7 @@ def test_the_soft_limit_becomes_the_hard_one_and_budgets_follow_from_it() -> Non
     assert budget_of(20_000).partitions >= 10_000
 
 
-def test_a_system_that_does_not_tell_its_descriptors_has_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptor_count_on_a_system_without_proc_is_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def listdir(path: str) -> list[str]:
         assert path == "/proc/self/fd"
         if not told:

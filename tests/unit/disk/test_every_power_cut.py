@@ -37,14 +37,14 @@ def broken(primitive: Primitive, recorder: Recorder, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_what_was_promised_holds_wherever_the_power_goes(name: str, tmp_path: Path) -> None:
+def test_disk_primitive_keeps_its_promise_at_any_power_cut(name: str, tmp_path: Path) -> None:
     recorder = record(PRIMITIVES[name], tmp_path / "live")
     assert len(recorder.promises) > 1
     assert broken(PRIMITIVES[name], recorder, tmp_path / "left") == ""
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, p in PRIMITIVES.items() for kind in sorted(p.needs)])
-def test_a_flush_that_does_nothing_is_noticed(name: str, kind: str, tmp_path: Path) -> None:
+def test_disk_primitive_without_its_flush_is_detected(name: str, kind: str, tmp_path: Path) -> None:
     recorder = record(PRIMITIVES[name], tmp_path / "live", frozenset({kind}))
     assert broken(PRIMITIVES[name], recorder, tmp_path / "left"), f"without any flush of a {kind} nothing is missed"
 
@@ -53,7 +53,7 @@ def kinds(recorder: Recorder) -> list[str]:
     return [str(call) for call in recorder.calls]
 
 
-def test_a_small_file_is_flushed_before_it_gets_its_name_and_its_name_before_it_is_told(tmp_path: Path) -> None:
+def test_replace_file_flushes_content_before_rename_and_directory_afterwards(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     with recorder.recording():
         replace_file(tmp_path / "small", b"one")
@@ -66,7 +66,7 @@ def test_a_small_file_is_flushed_before_it_gets_its_name_and_its_name_before_it_
     ]
 
 
-def test_a_sealed_file_is_cut_by_a_copy_that_is_flushed_first(tmp_path: Path) -> None:
+def test_disk_file_truncate_of_a_sealed_file_flushes_a_copy_first(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "log", create=True)
     file.append([b"0123456789"])
     file.seal()
@@ -79,7 +79,7 @@ def test_a_sealed_file_is_cut_by_a_copy_that_is_flushed_first(tmp_path: Path) ->
     file.close()
 
 
-def test_a_file_that_is_cut_or_written_again_is_flushed(tmp_path: Path) -> None:
+def test_disk_file_truncate_and_rewrite_end_with_a_flush(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "log", create=True)
     file.append([b"0123456789"])
     for change in (lambda: file.truncate(8), lambda: file.rewrite(2), file.sync):
@@ -90,7 +90,7 @@ def test_a_file_that_is_cut_or_written_again_is_flushed(tmp_path: Path) -> None:
     file.close()
 
 
-def test_names_are_flushed_where_they_have_changed(tmp_path: Path) -> None:
+def test_folder_storage_sync_folder_flushes_changed_names(tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):
         recorder = Recorder(tmp_path)

@@ -32,14 +32,14 @@ class FakeDisk:
             raise OSError(errno.EIO, "Input/output error")
 
 
-def test_as_many_as_are_wanted_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_flushes_returns_the_wanted_number_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(monkeypatch, 0.0002)
     assert probe_flushes(tmp_path) == pytest.approx([0.0002] * PROBES)
     assert disk.flushes == PROBES + 1, "the first one of a new file does not count"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_slow_disk_is_not_tried_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_flushes_on_a_slow_disk_stops_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(monkeypatch, 0.008)
     assert probe_flushes(tmp_path) == pytest.approx([0.008] * 3)
     assert disk.now_s == pytest.approx(0.032)
@@ -49,13 +49,13 @@ def test_a_slow_disk_is_not_tried_for_long(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, PROBES])
-def test_a_flush_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+def test_probe_flushes_with_a_flush_error_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
     FakeDisk(monkeypatch, 0.0002, fails_at)
     assert probe_flushes(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_flushes_on_a_full_disk_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -66,20 +66,20 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_gone_and_a_name_that_is_taken(tmp_path: Path) -> None:
+def test_probe_flushes_without_directory_or_free_name_returns_none(tmp_path: Path) -> None:
     assert probe_flushes(tmp_path / "gone") is None
     (tmp_path / PROBE_NAME).mkdir()
     assert probe_flushes(tmp_path) is None
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_probe_flushes_does_not_follow_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"data")
     (tmp_path / PROBE_NAME).symlink_to(tmp_path / "precious")
     assert probe_flushes(tmp_path) is None
     assert (tmp_path / "precious").read_bytes() == b"data"
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_probe_flushes_removes_the_file_of_a_killed_process(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path

@@ -18,7 +18,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.runtime.timers import Timers
 
 
-def test_quantiles_are_those_of_the_last_flushes() -> None:
+def test_flush_times_quantiles_cover_the_last_flushes() -> None:
     times = FlushTimes()
     assert times.report() == {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
     for _ in range(KEPT_OF_PARTITION):
@@ -35,7 +35,7 @@ def test_quantiles_are_those_of_the_last_flushes() -> None:
     assert times.report() == {"p50_ms": 2.0, "p99_ms": 2.0, "max_ms": 2.0}, "round and round"
 
 
-def test_slow_flushes_are_warned_of_now_and_then_and_all_counted(
+def test_flush_times_slow_flushes_are_counted_and_logged_at_intervals(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -56,7 +56,7 @@ def test_slow_flushes_are_warned_of_now_and_then_and_all_counted(
     assert counters == {"slow flushes": 6}
 
 
-async def test_a_flush_counts_from_when_it_was_wanted_until_the_loop_knows() -> None:
+async def test_flush_time_counts_from_the_request_to_the_report() -> None:
     took: list[float] = []
     slow_s = 0.05
 

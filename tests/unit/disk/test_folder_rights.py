@@ -24,7 +24,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_nothing_is_writable_for_others_whatever_the_umask(tmp_path: Path) -> None:
+def test_data_directory_is_not_writable_for_others_with_any_umask(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "a" / "b" / "data")
     folder.store_identity(NodeIdentity("n1"))
     folder.partition_storage(PartitionKey("orders", "u1", 3))
@@ -35,21 +35,21 @@ def test_nothing_is_writable_for_others_whatever_the_umask(tmp_path: Path) -> No
     folder.close()
 
 
-def test_a_folder_that_is_writable_for_others_is_made_ours(tmp_path: Path) -> None:
+def test_data_directory_that_is_writable_for_others_is_restricted(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o777)
     DataFolder(tmp_path / "data").close()
     assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o755
 
 
-def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(StorageError, match="belongs to user"):
         DataFolder(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
-def test_a_lock_that_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
+def test_data_directory_lock_that_is_no_file_is_rejected(kind: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     data = tmp_path / "data"
@@ -67,7 +67,7 @@ def test_a_lock_that_is_no_file_is_refused(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_no_link_is_written_through(tmp_path: Path) -> None:
+def test_replace_file_does_not_write_through_a_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "node.tmp").symlink_to(victim)

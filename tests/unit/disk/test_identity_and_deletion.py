@@ -38,7 +38,7 @@ def write(path: Path, said: dict[str, Any]) -> None:
         {"more": 1},
     ],
 )  # fmt: skip
-def test_what_no_node_writes_is_not_believed(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_node_identity_with_impossible_values_is_rejected(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     write(tmp_path, RIGHT)
     assert folder.load_identity() == NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,)))
@@ -49,7 +49,7 @@ def test_what_no_node_writes_is_not_believed(wrong: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize("missing", sorted(RIGHT.keys() - {"incarnation", "clean_incarnation"}))
-def test_a_file_that_lacks_a_field_is_damaged(missing: str, tmp_path: Path) -> None:
+def test_node_identity_with_a_missing_field_is_rejected(missing: str, tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     write(tmp_path, {name: value for name, value in RIGHT.items() if name != missing})
     with pytest.raises(CorruptionError, match=missing):
@@ -59,7 +59,7 @@ def test_a_file_that_lacks_a_field_is_damaged(missing: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("version", [0, 2, 99])
 @pytest.mark.parametrize("fields", [RIGHT, RIGHT | {"more": 1}, {"node_id": "a", "incarnation": 3}, {}])
-def test_another_format_is_refused_and_is_no_damage(fields: dict[str, Any], version: int, tmp_path: Path) -> None:
+def test_node_identity_of_another_format_is_unknown_not_damaged(fields: dict[str, Any], version: int, tmp_path: Path) -> None:
     """Whatever fields it has: who takes it for damage is told to delete the data."""
     folder = DataFolder(tmp_path)
     write(tmp_path, fields | {"format": version})
@@ -68,12 +68,12 @@ def test_another_format_is_refused_and_is_no_damage(fields: dict[str, Any], vers
     folder.close()
 
 
-def test_only_the_last_incarnation_can_have_stopped_cleanly() -> None:
+def test_node_identity_stopped_cleanly_needs_the_last_incarnation() -> None:
     said = {(i, clean): NodeIdentity("a", i, clean).stopped_cleanly for i in range(4) for clean in range(4)}
     assert {pair for pair, cleanly in said.items() if cleanly} == {(1, 1), (2, 2), (3, 3)}
 
 
-def test_a_start_flushes_names_that_an_earlier_process_may_not_have(tmp_path: Path) -> None:
+def test_data_directory_start_flushes_existing_names(tmp_path: Path) -> None:
     (tmp_path / "data" / "streams").mkdir(parents=True)
     recorder = Recorder(tmp_path)
     with recorder.recording():
@@ -83,7 +83,7 @@ def test_a_start_flushes_names_that_an_earlier_process_may_not_have(tmp_path: Pa
 
 
 @pytest.mark.parametrize("left", ["nothing", "half", "half and whole"])
-def test_a_deletion_can_be_done_again_wherever_it_ended(left: str, tmp_path: Path) -> None:
+def test_delete_partition_can_be_repeated_after_any_interruption(left: str, tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     path = folder.partition_path(KEY)
     if left != "nothing":
@@ -102,7 +102,7 @@ def test_a_deletion_can_be_done_again_wherever_it_ended(left: str, tmp_path: Pat
     folder.close()
 
 
-def test_a_deleted_partition_is_gone_by_name_before_its_bytes_are(tmp_path: Path) -> None:
+def test_delete_partition_renames_durably_before_it_deletes(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     folder.partition_storage(KEY).create("log").append([b"x"])
     recorder = Recorder(tmp_path)
@@ -114,7 +114,7 @@ def test_a_deleted_partition_is_gone_by_name_before_its_bytes_are(tmp_path: Path
     folder.close()
 
 
-def test_an_error_of_the_system_is_one_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_partition_system_error_raises_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = DataFolder(tmp_path)
     folder.partition_storage(KEY).create("log").append([b"x"])
 
@@ -127,7 +127,7 @@ def test_an_error_of_the_system_is_one_of_ours(tmp_path: Path, monkeypatch: pyte
     folder.close()
 
 
-def test_a_start_ends_the_deletions_that_were_interrupted(tmp_path: Path) -> None:
+def test_data_directory_start_finishes_interrupted_deletions(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     other = PartitionKey("orders", "u2", 1)
     folder.finish_deletions()  # there is nothing yet
@@ -143,7 +143,9 @@ def test_a_start_ends_the_deletions_that_were_interrupted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_a_start_that_can_not_sign_the_lock_lets_it_go(short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_directory_start_that_cannot_write_the_lock_releases_it(
+    short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next start in this process would find the folder in use, and end for good."""
 
     def full(*_: Any) -> int:

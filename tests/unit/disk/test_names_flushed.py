@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[FolderStorage], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_each_change_of_the_names_is_flushed_once(change: str, flushed: list[Path], tmp_path: Path) -> None:
+def test_folder_storage_flushes_each_change_of_names_once(change: str, flushed: list[Path], tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     storage = FolderStorage(tmp_path)
     flushed.clear()
@@ -57,7 +57,7 @@ def test_each_change_of_the_names_is_flushed_once(change: str, flushed: list[Pat
     assert storage.load("small") == b"data"
 
 
-def test_a_change_during_a_flush_is_not_taken_for_flushed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_storage_change_during_a_flush_is_flushed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     seen: list[int] = []
 
@@ -73,7 +73,7 @@ def test_a_change_during_a_flush_is_not_taken_for_flushed(monkeypatch: pytest.Mo
     assert len(seen) == 2
 
 
-def test_a_flush_that_failed_is_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_storage_failed_flush_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     calls: list[bool] = []
 
@@ -98,7 +98,9 @@ def test_a_flush_that_failed_is_done_again(monkeypatch: pytest.MonkeyPatch, tmp_
         ("read", lambda storage: storage.load("folder")),
     ],
 )
-def test_an_error_names_what_was_tried_and_the_file(what: str, work: Callable[[FolderStorage], object], tmp_path: Path) -> None:
+def test_folder_storage_error_names_operation_and_file(
+    what: str, work: Callable[[FolderStorage], object], tmp_path: Path
+) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError) as caught:
         work(FolderStorage(tmp_path))
@@ -108,7 +110,7 @@ def test_an_error_names_what_was_tried_and_the_file(what: str, work: Callable[[F
 
 
 @pytest.mark.parametrize(("number", "again"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
-def test_maps_are_given_up_where_no_descriptor_is_left(
+def test_open_maps_are_dropped_when_no_descriptor_is_left(
     number: int, again: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     maps = OpenMaps()
@@ -139,7 +141,7 @@ def test_maps_are_given_up_where_no_descriptor_is_left(
     sealed.close()
 
 
-def test_a_short_write_is_completed_and_a_failed_one_taken_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disk_file_short_write_is_completed_and_a_failed_write_undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = DiskFile(tmp_path / "f", create=True)
     made.append([b"abc"])
     real = os.writev
@@ -160,7 +162,7 @@ def test_a_short_write_is_completed_and_a_failed_one_taken_back(monkeypatch: pyt
     made.close()
 
 
-def test_a_small_file_is_replaced_whole_by_however_many_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_replace_file_with_short_writes_replaces_the_whole_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, view: real(descriptor, bytes(view)[:3]))
     replace_file(tmp_path / "f", [b"0123456", b"", b"789"])
@@ -177,7 +179,7 @@ def test_a_small_file_is_replaced_whole_by_however_many_writes(monkeypatch: pyte
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"0123456789"}
 
 
-def test_replaced_file_keeps_its_bytes_when_the_new_ones_cannot_be_read_back(
+def test_replaced_file_keeps_its_bytes_when_the_new_bytes_cannot_be_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that stores something else is noticed before anything relies on it [S16]."""

@@ -34,7 +34,7 @@ def _owner(key: str, workers: int) -> int:
     return share_of("orders", int(key.rpartition("/")[2]), workers)
 
 
-def test_whatever_the_number_of_processes_each_start_finds_every_promise(tmp_path: Path) -> None:
+def test_worker_promises_are_found_after_any_change_of_the_worker_count(tmp_path: Path) -> None:
     rng, promised = random.Random(3), dict.fromkeys(KEYS, 0)
     for _ in range(40):
         folder, workers = DataFolder(tmp_path / "n1"), rng.randint(1, 4)
@@ -50,7 +50,7 @@ def test_whatever_the_number_of_processes_each_start_finds_every_promise(tmp_pat
         folder.close()
 
 
-def test_a_start_that_ends_before_the_workers_begin_loses_none(tmp_path: Path) -> None:
+def test_worker_promises_survive_a_start_that_ends_before_the_workers(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "n1")
     _start(folder, 3)[_owner(KEYS[1], 3)].store({KEYS[1]: 9})
     before = folder.open_promises
@@ -59,7 +59,9 @@ def test_a_start_that_ends_before_the_workers_begin_loses_none(tmp_path: Path) -
     folder.close()
 
 
-def test_workers_journals_stay_until_theirs_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_promise_journals_are_kept_until_the_joined_journal_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = DataFolder(tmp_path / "n1")
     _start(folder, 2)[1].store({KEYS[1]: 9})
     replace = FolderStorage.replace
@@ -76,7 +78,7 @@ def test_workers_journals_stay_until_theirs_is_on_the_disk(tmp_path: Path, monke
     folder.close()
 
 
-def test_a_lock_is_held_until_the_last_process_that_inherited_it_has_ended(
+def test_data_directory_lock_is_held_until_all_inheriting_processes_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -94,7 +96,7 @@ def test_a_lock_is_held_until_the_last_process_that_inherited_it_has_ended(
     DataFolder(path).close()
 
 
-def test_a_process_that_inherits_the_lock_takes_none(tmp_path: Path) -> None:
+def test_data_directory_with_an_inherited_lock_takes_no_lock(tmp_path: Path) -> None:
     first = DataFolder(tmp_path / "n1")
     second = DataFolder(tmp_path / "n1", lock=first.lock)
     assert second.lock == first.lock

@@ -11,7 +11,7 @@ def spread(target: dict[Place, str], names: list[str]) -> list[int]:
     return [sum(holder == name for holder in target.values()) for name in names]
 
 
-def test_the_example_of_its_docstring() -> None:
+def test_group_assignment_docstring_example() -> None:
     one = assign({"s": 4}, {"s": ["a"]}, {})
     two = assign({"s": 4}, {"s": ["a", "b"]}, one)
     three = assign({"s": 4}, {"s": ["a", "b", "c"]}, two)
@@ -21,7 +21,7 @@ def test_the_example_of_its_docstring() -> None:
     ]  # fmt: skip
 
 
-def test_many_streams_of_one_partition_are_spread() -> None:
+def test_group_assignment_spreads_many_streams_of_a_single_partition() -> None:
     counts = {f"s{number}": 1 for number in range(9)}
     one = assign(counts, {name: ["a"] for name in counts}, {})
     two = assign(counts, {name: ["a", "b"] for name in counts}, one)
@@ -29,7 +29,7 @@ def test_many_streams_of_one_partition_are_spread() -> None:
     assert sum(one[place] != two[place] for place in one) == 4
 
 
-def test_random_groups_are_balanced_and_move_little() -> None:
+def test_group_assignment_of_random_groups_is_balanced_and_moves_little() -> None:
     rng = random.Random(3)
     held: dict[Place, str] = {}
     names = ["m0"]

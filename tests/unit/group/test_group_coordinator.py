@@ -68,7 +68,7 @@ def generation_of(answer: pb.GroupAnswer, partition: int) -> int:
     return part.generations[list(part.partitions).index(partition)]
 
 
-def test_partitions_move_only_when_they_were_given_up() -> None:
+def test_coordinator_moves_partitions_only_after_their_release() -> None:
     lab = Lab()
     a = lab.join("a")
     assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, commands.QUICK_HEARTBEAT_MS)
@@ -88,7 +88,7 @@ def test_partitions_move_only_when_they_were_given_up() -> None:
     lab.test.verify(hash_seeds=1)
 
 
-def test_a_heartbeat_from_before_the_grant_gives_nothing_up() -> None:
+def test_coordinator_heartbeat_from_before_a_grant_releases_nothing() -> None:
     lab = Lab()
     a = lab.join("a")
     old = pb.GroupAnswer(generation=0)
@@ -100,7 +100,7 @@ def test_a_heartbeat_from_before_the_grant_gives_nothing_up() -> None:
     assert generation_of(dropped, 1) == generation_of(a, 1)
 
 
-def test_copies_of_earlier_commands_change_nothing() -> None:
+def test_coordinator_repeated_commands_change_nothing() -> None:
     lab = Lab()
     join = pb.JoinGroup(member="a", streams=[stream()])
     a = lab.say(number=1, join=join)
@@ -114,7 +114,7 @@ def test_copies_of_earlier_commands_change_nothing() -> None:
     assert lab.query("g").members[0].silentMs > 9000, "nor do they keep it alive"
 
 
-def test_a_session_ends_with_the_fence_behind_it() -> None:
+def test_coordinator_session_timeout_fences_the_member() -> None:
     lab = Lab()
     a, b = lab.join("a"), lab.join("b")
     for _ in range(11):
@@ -127,7 +127,7 @@ def test_a_session_ends_with_the_fence_behind_it() -> None:
     assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER, "[G2]"
 
 
-def test_an_outage_of_the_coordinator_ends_no_session() -> None:
+def test_coordinator_outage_ends_no_session() -> None:
     lab = Lab()
     a = lab.join("a")
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_an_outage_of_the_coordinator_ends_no_session() -> None:
         assert owned(a) == [0, 1, 2, 3], "[G4]"
 
 
-def test_silence_is_broken_by_records_of_its_own() -> None:
+def test_coordinator_ends_silent_sessions_by_its_own_records() -> None:
     lab = Lab()
     lab.join("a")
     for _ in range(40):
@@ -149,7 +149,7 @@ def test_silence_is_broken_by_records_of_its_own() -> None:
     lab.test.verify(hash_seeds=0)
 
 
-def test_a_static_member_keeps_what_it_had_and_fences_who_had_it() -> None:
+def test_coordinator_static_member_keeps_partitions_and_fences_its_predecessor() -> None:
     lab = Lab()
     a, b = lab.join("a", instance="i1"), lab.join("b", instance="i2")
     a = lab.beat("a", lab.beat("a", a))
@@ -163,7 +163,7 @@ def test_a_static_member_keeps_what_it_had_and_fences_who_had_it() -> None:
     assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER
 
 
-def test_leaving_gives_all_at_once() -> None:
+def test_coordinator_leave_releases_all_partitions() -> None:
     lab = Lab()
     lab.join("a")
     b = lab.join("b")
@@ -172,7 +172,7 @@ def test_leaving_gives_all_at_once() -> None:
     assert lab.say(leave=pb.LeaveGroup(member="a")).code == pb.GROUP_UNKNOWN_MEMBER
 
 
-def test_positions_never_fall_but_by_a_reset() -> None:
+def test_coordinator_positions_fall_only_by_a_reset() -> None:
     lab = Lab()
     assert lab.commit("", 0, 50, 0).code == pb.GROUP_OK, "a named cursor"
     behind = lab.commit("", 0, 40, 0)
@@ -193,7 +193,7 @@ def test_positions_never_fall_but_by_a_reset() -> None:
     assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_NOT_FOUND
 
 
-def test_a_cursor_is_held_by_who_opened_it_last() -> None:
+def test_coordinator_cursor_belongs_to_the_last_opener() -> None:
     lab = Lab()
     first = lab.say(open=pb.OpenCursor())
     second = lab.say(open=pb.OpenCursor())
@@ -218,7 +218,7 @@ def test_a_cursor_is_held_by_who_opened_it_last() -> None:
     assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_NOT_EMPTY, "a group is no cursor"
 
 
-def test_a_stream_that_was_made_again_begins_anew() -> None:
+def test_coordinator_recreated_stream_starts_without_positions() -> None:
     lab = Lab()
     a = lab.join("a")
     lab.commit("a", 0, 50, generation_of(a, 0))
@@ -233,7 +233,7 @@ def test_a_stream_that_was_made_again_begins_anew() -> None:
     assert cursor.commit("", 0, 9, 0).code == pb.GROUP_STALE
 
 
-def test_partitions_that_are_added_are_read() -> None:
+def test_coordinator_added_partitions_are_assigned() -> None:
     lab = Lab()
     a = lab.join("a", [stream(2)])
     beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(5)])
@@ -244,7 +244,7 @@ def test_partitions_that_are_added_are_read() -> None:
     assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
 
 
-def test_coordinator_tells_who_joins_later_that_a_partition_was_added() -> None:
+def test_coordinator_marks_an_added_partition_for_members_that_join_later() -> None:
     """Also after a snapshot."""
     lab = Lab()
     a = lab.join("a", [stream(2)])
@@ -260,7 +260,7 @@ def test_coordinator_tells_who_joins_later_that_a_partition_was_added() -> None:
     assert restored.test.snapshot() == lab.test.snapshot()
 
 
-def test_bounds_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_limits_are_errors_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MAX_GROUPS", 2), ("MAX_MEMBERS", 2), ("MAX_PARTITIONS", 6), ("MAX_QUEUES", 1)):
         monkeypatch.setattr(commands, name, value)
     lab = Lab()
@@ -288,7 +288,7 @@ def test_bounds_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_what_is_malformed_is_answered_and_changes_nothing() -> None:
+def test_coordinator_malformed_command_is_answered_and_changes_nothing() -> None:
     lab = Lab()
     before = lab.test.snapshot()
     lab.test.send(b"\xff\xff")
@@ -300,7 +300,7 @@ def test_what_is_malformed_is_answered_and_changes_nothing() -> None:
     assert decode_query_answer(lab.test.query(b"\xff")).code == pb.GROUP_MALFORMED
 
 
-def test_operators_see_all_of_it() -> None:
+def test_coordinator_query_shows_members_positions_and_queues() -> None:
     lab = Lab()
     a = lab.join("a", instance="i", client="host 1")
     lab.commit("a", 3, 9, generation_of(a, 3))
@@ -320,7 +320,7 @@ def test_operators_see_all_of_it() -> None:
     lab.test.verify(hash_seeds=0)
 
 
-def test_a_commit_of_an_earlier_grant_of_the_same_member_is_refused() -> None:
+def test_coordinator_commit_of_an_earlier_grant_is_rejected() -> None:
     lab = Lab()
     a = lab.join("a")
     again = lab.beat("a", a, gives_up=[0])
@@ -328,7 +328,7 @@ def test_a_commit_of_an_earlier_grant_of_the_same_member_is_refused() -> None:
     assert lab.commit("a", 0, 9, generation_of(again, 0)).code == pb.GROUP_OK
 
 
-def test_a_heartbeat_of_another_session_of_the_same_name_is_of_nobody() -> None:
+def test_coordinator_heartbeat_of_an_earlier_session_is_rejected() -> None:
     lab = Lab()
     a = lab.join("a")
     lab.say(leave=pb.LeaveGroup(member="a"))
@@ -338,7 +338,7 @@ def test_a_heartbeat_of_another_session_of_the_same_name_is_of_nobody() -> None:
     assert lab.say(beat=beat).code == pb.GROUP_UNKNOWN_MEMBER
 
 
-def test_generations_go_on_over_a_group_that_was_forgotten() -> None:
+def test_coordinator_generations_continue_after_a_forgotten_group() -> None:
     lab = Lab()
     before = lab.join("a")
     lab.say(leave=pb.LeaveGroup(member="a"))
@@ -395,7 +395,7 @@ def settled(kind: pb.SettleKind, ranges: list[pb.RecordRange], times: int = 1) -
     return pb.SettleRecords(member="m", settlements=parts)
 
 
-def test_coordinator_snapshot_made_later_is_of_when_it_was_taken() -> None:
+def test_coordinator_deferred_snapshot_has_the_state_of_its_request() -> None:
     """Its bytes are made in another thread, while commands go on."""
     lab = Lab()
     lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, maxRecords=5, logEnd=9))
@@ -407,7 +407,7 @@ def test_coordinator_snapshot_made_later_is_of_when_it_was_taken() -> None:
     assert later() == before != lab.test.snapshot()
 
 
-def test_coordinator_begins_queues_of_added_partitions_at_their_first_record() -> None:
+def test_coordinator_starts_queues_of_added_partitions_at_their_first_record() -> None:
     """Also after a snapshot; a worker of an earlier version does not say how many partitions there were."""
     lab = Lab()
 
@@ -425,7 +425,7 @@ def test_coordinator_begins_queues_of_added_partitions_at_their_first_record() -
     lab.test.verify(hash_seeds=0)
 
 
-def test_coordinator_begins_a_new_queue_at_the_position_that_was_set_for_it() -> None:
+def test_coordinator_starts_a_new_queue_at_its_set_position() -> None:
     lab = Lab()
 
     def begins(partition: int, log_start: int = 0, uid: str = UID) -> list[int]:

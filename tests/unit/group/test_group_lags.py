@@ -24,7 +24,7 @@ def ends(*told: tuple[int, int]) -> PartitionEnds:
     return made
 
 
-def test_a_group_is_as_far_behind_as_its_first_unread_record_is_old() -> None:
+def test_group_lag_age_is_that_of_the_first_unread_record() -> None:
     known = ends((10, 0), (25, 60), (25, 70))
     assert known.behind(12, 90 * S) == (13, 30 * S)
     assert known.behind(10, 90 * S) == (15, 30 * S)
@@ -41,14 +41,14 @@ def test_group_lag_leaves_out_records_below_the_log_start() -> None:
     assert known.behind(0, 3 * S) == (0, 0), "retention has taken all"
 
 
-def test_an_end_that_falls_begins_anew() -> None:
+def test_partition_ends_restart_after_a_falling_end() -> None:
     known = ends((10, 0), (25, 60), (20, 80))
     assert known.behind(12, 90 * S) == (8, 10 * S)
     known.told(26, 100 * S)
     assert known.behind(20, 110 * S) == (6, 10 * S)
 
 
-def test_of_a_partition_few_ends_are_kept_and_an_age_never_falls_for_it() -> None:
+def test_partition_ends_are_bounded_and_the_age_never_falls() -> None:
     known, before = PartitionEnds(), 0
     for second in range(2000):
         known.told(second + 1, second * S)
@@ -77,7 +77,7 @@ def a_machine() -> GroupMachine:
     return machine
 
 
-def test_what_a_group_reads_and_a_queue_has_not_done_and_nothing_of_a_cursor() -> None:
+def test_group_lag_counts_group_positions_and_queues_but_no_cursors() -> None:
     groups = a_machine().groups
     assert {name: dict(read_by(group)) for name, group in groups.items()} == {
         "readers": {a_key(0): 5, a_key(1): 7},
@@ -86,7 +86,7 @@ def test_what_a_group_reads_and_a_queue_has_not_done_and_nothing_of_a_cursor() -
     }
 
 
-def test_the_lag_of_a_group_is_that_of_all_its_partitions_and_the_oldest_of_their_ages() -> None:
+def test_group_lag_sums_records_and_takes_the_oldest_age() -> None:
     lag = GroupLag()
     lag.add(ends((9, 0)), 5, 10 * S)
     lag.add(ends((9, 0), (10, 8)), 9, 10 * S)
@@ -94,7 +94,7 @@ def test_the_lag_of_a_group_is_that_of_all_its_partitions_and_the_oldest_of_thei
     assert lag == GroupLag(5, 10.0, 1)
 
 
-def test_ends_are_kept_of_so_many_partitions_that_somebody_reads() -> None:
+def test_known_ends_are_bounded_to_read_partitions() -> None:
     known = KnownEnds()
     for number in range(MOST_PARTITIONS + 1):
         known.told(a_key(number), 5, S)
@@ -107,7 +107,7 @@ def test_ends_are_kept_of_so_many_partitions_that_somebody_reads() -> None:
     assert known.get(a_key(MOST_PARTITIONS)) is not None, "there is room again"
 
 
-def test_each_partition_is_asked_for_in_turn_answered_or_not() -> None:
+def test_known_ends_ask_for_each_partition_in_turn() -> None:
     known, wanted = KnownEnds(), [a_key(number) for number in range(5)]
     asked = [known.to_ask(wanted, 2) for _ in range(3)]
     assert asked == [wanted[:2], wanted[2:4], [wanted[4], wanted[0]]]
@@ -115,7 +115,7 @@ def test_each_partition_is_asked_for_in_turn_answered_or_not() -> None:
     assert known.to_ask(wanted, 3) == wanted[2:], "what nobody reads has no turn"
 
 
-def test_groups_keep_their_labels_and_one_that_is_gone_makes_room() -> None:
+def test_group_labels_are_stable_and_free_after_a_group_is_deleted() -> None:
     labels = GroupLabels(2)
     lags = {name: GroupLag(number, float(number), 1) for number, name in enumerate("abcd")}
     assert labels.shown({"b": lags["b"], "c": lags["c"]}) == {"b": lags["b"], "c": lags["c"]}

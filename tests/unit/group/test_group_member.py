@@ -46,7 +46,7 @@ def joined(assigned: Iterable[int] = (0, 1)) -> MemberMachine:
     return machine
 
 
-def test_it_joins_beats_and_is_asked_to_give_up() -> None:
+def test_group_member_joins_sends_heartbeats_and_releases_partitions() -> None:
     machine = member()
     assert machine.command(-5 * S) is not None, "whatever its clock says"
     assert machine.command(-5 * S) is None
@@ -64,7 +64,7 @@ def test_it_joins_beats_and_is_asked_to_give_up() -> None:
     assert (beat.beat.generation, beat.beat.session) == (2, 1)
 
 
-def test_a_session_lasts_from_when_its_heartbeat_was_sent() -> None:
+def test_group_member_session_counts_from_the_heartbeats_send_time() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.on_answer(ok(2, {0: 1, 1: 1}), 9 * S)
@@ -77,21 +77,21 @@ def test_a_session_lasts_from_when_its_heartbeat_was_sent() -> None:
     assert machine.may_deliver(key(0), 13 * S), "nobody else had it meanwhile: the generation is the same"
 
 
-def test_answers_that_are_older_than_their_session_say_nothing() -> None:
+def test_group_member_ignores_answers_older_than_its_session() -> None:
     machine = member()
     machine.command(0)
     assert machine.on_answer(ok(1, {0: 1}), 10 * S) == []
     assert machine.stage is MemberStage.JOINING
 
 
-def test_a_late_join_made_it_another_member_of_its_name() -> None:
+def test_group_member_new_session_loses_and_regains_its_partitions() -> None:
     machine = joined()
     machine.command(2 * S)
     events = machine.on_answer(ok(2, {1: 5}, 5, session=4), 2 * S)
     assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1), PartitionGained(key(1), 5, 10, 1)]
 
 
-def test_what_was_given_up_is_not_taken_back_by_an_older_answer() -> None:
+def test_group_member_released_partition_is_not_regained_by_an_older_answer() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.given_up(key(1))
@@ -101,7 +101,7 @@ def test_what_was_given_up_is_not_taken_back_by_an_older_answer() -> None:
     assert machine.on_answer(ok(4, {0: 1, 1: 7}, 7), 5 * S) == [PartitionGained(key(1), 7, 10, 1)]
 
 
-def test_of_two_answers_the_later_counts() -> None:
+def test_group_member_applies_only_the_latest_answer() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.command(2 * S)
@@ -111,7 +111,7 @@ def test_of_two_answers_the_later_counts() -> None:
     assert machine.on_answer(ok(99, {}, 9), 2 * S) == [], "nobody asked that"
 
 
-def test_streams_are_told_until_it_is_known_that_they_are() -> None:
+def test_group_member_sends_its_streams_until_confirmed() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.reads([STREAM, pb.KnownStream(name="t", uid="u", partitions=1)])
@@ -128,7 +128,7 @@ def test_streams_are_told_until_it_is_known_that_they_are() -> None:
     assert not last.beat.tellsStreams
 
 
-def test_who_was_put_out_joins_under_another_name() -> None:
+def test_group_member_removed_by_the_coordinator_joins_under_a_new_name() -> None:
     machine = joined()
     machine.command(1 * S)
     events = machine.on_answer(pb.GroupAnswer(number=2, code=pb.GROUP_UNKNOWN_MEMBER), 1 * S)
@@ -139,7 +139,7 @@ def test_who_was_put_out_joins_under_another_name() -> None:
     assert not machine.may_deliver(key(0), 1 * S)
 
 
-def test_who_is_fenced_says_nothing_more() -> None:
+def test_group_member_that_is_fenced_sends_nothing() -> None:
     machine = joined()
     machine.command(1 * S)
     events = machine.on_answer(pb.GroupAnswer(number=2, code=pb.GROUP_FENCED_INSTANCE, detail="other"), 1 * S)
@@ -148,7 +148,7 @@ def test_who_is_fenced_says_nothing_more() -> None:
     assert machine.owned == {}
 
 
-def test_what_is_full_is_tried_again_later() -> None:
+def test_group_member_refused_by_a_full_group_retries_later() -> None:
     machine = member()
     machine.command(0)
     assert machine.on_answer(pb.GroupAnswer(number=1, code=pb.GROUP_FULL, detail="no"), 0) == [
@@ -158,7 +158,7 @@ def test_what_is_full_is_tried_again_later() -> None:
     assert machine.command(1 * S) is not None
 
 
-def test_commits_name_what_is_owned_by_its_generation() -> None:
+def test_group_member_commits_only_owned_partitions_with_their_generation() -> None:
     machine = joined()
     command = machine.commit({key(0): (7, 2), key(2): (9, 2)})
     assert command is not None

@@ -35,7 +35,7 @@ def shown(queue: WorkQueue) -> str:
     return " ".join(f"{piece.kind.name}{piece.start}..{piece.end}" for piece in queue.pieces)
 
 
-def test_the_example_of_its_docstring() -> None:
+def test_work_queue_docstring_example() -> None:
     queue = WorkQueue("u", 0)
     assert take(queue) == [(0, 10, 1)]
     assert settle(queue, pb.SETTLE_ACK, (4, 6, 1)) == []
@@ -50,7 +50,7 @@ def test_the_example_of_its_docstring() -> None:
     ]  # fmt: skip
 
 
-def test_what_was_given_up_is_given_once_more_as_a_dead_letter() -> None:
+def test_work_queue_exhausted_record_is_delivered_once_as_a_dead_letter() -> None:
     queue = WorkQueue("u", 0)
     for number in (1, 2):
         assert take(queue, number, count=1, end=2, maxDeliveries=2) == [(0, 1, number)]
@@ -70,7 +70,7 @@ def test_what_was_given_up_is_given_once_more_as_a_dead_letter() -> None:
     assert (queue.prefix, queue.pieces) == (2, ())
 
 
-def test_time() -> None:
+def test_work_queue_redelivers_after_the_ack_wait_or_delay() -> None:
     queue = WorkQueue("u", 0)
     assert queue.next_ready_ns() is None
     take(queue, count=4, end=4)
@@ -85,7 +85,7 @@ def test_time() -> None:
     assert settle(queue, pb.SETTLE_EXTEND, (0, 2, 5), now_s=25, member="a") == [(0, 2)], "too late"
 
 
-def test_extending_pieces_that_become_one() -> None:
+def test_work_queue_extend_merges_adjacent_ranges() -> None:
     queue = WorkQueue("u", 0)
     take(queue, count=10, end=10)
     settle(queue, pb.SETTLE_EXTEND, (2, 4, 1), now_s=1)
@@ -95,7 +95,7 @@ def test_extending_pieces_that_become_one() -> None:
     assert shown(queue) == "OUT0..9 OUT9..10"
 
 
-def test_both_bounds_on_what_is_out() -> None:
+def test_work_queue_limits_pending_records_per_queue_and_member() -> None:
     queue = WorkQueue("u", 0)
     bounds = {"maxAckPending": 15, "maxMemberPending": 8}
     assert take(queue, **bounds) == [(0, 8, 1)]
@@ -106,7 +106,7 @@ def test_both_bounds_on_what_is_out() -> None:
     assert take(queue, member="c", **bounds) == [(15, 18, 3)]
 
 
-def test_what_the_log_has_no_more_is_forgotten() -> None:
+def test_work_queue_forgets_records_below_the_log_start() -> None:
     queue = WorkQueue("u", 0)
     take(queue)
     settle(queue, pb.SETTLE_ACK, (4, 6, 1))
@@ -117,7 +117,7 @@ def test_what_the_log_has_no_more_is_forgotten() -> None:
     assert take(queue, count=1) == [(50, 51, 2)]
 
 
-def test_the_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 10)
     queue = WorkQueue("u", 0)
     take(queue, count=100, end=1000)
@@ -128,7 +128,7 @@ def test_the_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take(queue, member="c", end=1000) == []
 
 
-def test_a_snapshot_goes_on_the_same() -> None:
+def test_work_queue_restored_from_a_snapshot_behaves_equally() -> None:
     rng = random.Random(7)
     queue = WorkQueue("u", 0)
     for number in range(400):
@@ -149,7 +149,7 @@ def test_a_snapshot_goes_on_the_same() -> None:
     assert queue.frontier > 300
 
 
-def test_a_thousand_records_cost_what_one_does() -> None:
+def test_work_queue_take_and_settle_cost_does_not_grow_with_the_records() -> None:
     """By ranges: what a take and its acknowledgement cost does not grow with the records, only with the pieces."""
     steps = {}
     for count in (1, 10_000):
@@ -164,7 +164,7 @@ def test_a_thousand_records_cost_what_one_does() -> None:
     assert steps[10_000] < 20 * steps[1]
 
 
-def test_operators_see_who_has_what_and_how_often_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_queue_view_lists_holders_with_records_and_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = WorkQueue("u", 0)
     take(queue, member="gone", count=2)
     take(queue, 10.0, "b", 5)

@@ -37,13 +37,13 @@ def offsets(parts: list[pb.GrantedRange]) -> list[int]:
     return [offset for part in parts for offset in range(part.start, part.end)]
 
 
-def test_digests() -> None:
+def test_key_digest_of_no_key_is_reserved_and_others_differ() -> None:
     assert key_digest(None) == key_digest(b"") == NO_KEY
     assert 0 < key_digest(b"k") < 1 << 64
     assert key_digest(b"k") != key_digest(b"l")
 
 
-def test_lines_of_keys() -> None:
+def test_key_order_releases_a_key_at_its_first_record_only() -> None:
     order = KeyOrder()
     assert [order.add(key, offset) for offset, key in enumerate((7, 8, 7, 7))] == [True, True, False, False]
     assert [order.holds(7, 0), order.holds(7, 2), order.holds(NO_KEY, 9), order.held_count] == [False, True, False, 2]
@@ -53,14 +53,14 @@ def test_lines_of_keys() -> None:
     assert (order.count, order.held_count) == (1, 0)
 
 
-def test_new_records_need_their_keys() -> None:
+def test_ordered_queue_needs_the_keys_of_new_records() -> None:
     queue = WorkQueue("u", 5, ordered=True)
     assert take(queue, []) == take(queue, [1, 1], first=6) == [], "not those that are next"
     assert offsets(take(queue, [9] * 5 + [1, 1, 0, 0, 2])) == [5, 7, 8, 9]
     assert (queue.frontier, queue.view("s", 0).held) == (10, 1)
 
 
-def test_a_record_that_comes_again_stays_before_those_behind_it() -> None:
+def test_ordered_queue_redelivered_record_stays_before_later_ones_of_its_key() -> None:
     queue = WorkQueue("u", 0, ordered=True)
     assert offsets(take(queue, [1, 1, 2])) == [0, 2]
     settle(queue, pb.SETTLE_NACK, 0, 1, delayMs=5000)
@@ -75,7 +75,7 @@ def test_a_record_that_comes_again_stays_before_those_behind_it() -> None:
     assert offsets(take(queue, [], 15)) == [1], "a dead letter frees its key"
 
 
-def test_what_the_log_has_no_more_frees_its_key() -> None:
+def test_ordered_queue_records_below_the_log_start_free_their_key() -> None:
     queue = WorkQueue("u", 0, ordered=True)
     take(queue, [1, 1, 1, 2, 2])
     queue.forget_below(2)
@@ -84,7 +84,7 @@ def test_what_the_log_has_no_more_frees_its_key() -> None:
     assert (queue.size_bytes, queue.view("s", 0).held) == (2 * PIECE_BYTES, 0)
 
 
-def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordered_queue_held_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_HELD", 3)
     queue = WorkQueue("u", 0, ordered=True)
     keys = [1] * 6 + [0, 2]
@@ -101,7 +101,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.is_full
 
 
-def test_order_changes_only_where_nothing_is_out() -> None:
+def test_ordered_queue_order_changes_only_without_pending_records() -> None:
     queue = WorkQueue("u", 0, ordered=True)
     assert queue.order(True)
     take(queue, [1])
@@ -148,7 +148,7 @@ steps = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(keys=st.lists(st.integers(0, 3), min_size=1, max_size=40), history=steps)
-def test_it_gives_what_a_model_by_records_gives(keys: list[int], history: list[tuple[str, int, int]]) -> None:
+def test_ordered_queue_random_history_matches_a_model(keys: list[int], history: list[tuple[str, int, int]]) -> None:
     queue, naive, now_s, leases = WorkQueue("u", 0, ordered=True), Naive(keys), 0.0, dict[int, int]()
     for what, count, wait_s in history:
         now_s += wait_s

@@ -35,7 +35,7 @@ def an_id(number: int) -> bytes:
 ONE = BATCH_BYTES + size_of([an_id(0)])
 
 
-def test_a_share_counts_for_its_node_and_for_the_one_it_joins() -> None:
+def test_derived_share_counts_for_the_node_that_it_joins() -> None:
     node, other = NodeDerived(1000), NodeDerived(1000)
     share, beside = Share(node, "ids", 600, "partition_message_id_bytes"), Share(node, "subjects")
     share.hold(300)
@@ -50,7 +50,7 @@ def test_a_share_counts_for_its_node_and_for_the_one_it_joins() -> None:
     assert (other.refused, node.refused) == ({"ids": 3}, {})
 
 
-def test_a_leader_takes_up_to_seven_eighths_of_either_bound() -> None:
+def test_derived_share_of_a_leader_is_limited_to_seven_eighths() -> None:
     node = NodeDerived(800)
     share, neighbour = Share(node, "ids", 400, "partition_message_id_bytes"), Share(node, "ids")
     assert (share.lacks(350), share.lacks(351), share.has_room(350)) == ("", "partition_message_id_bytes", True)
@@ -62,7 +62,7 @@ def test_a_leader_takes_up_to_seven_eighths_of_either_bound() -> None:
     assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
 
 
-def test_who_grows_beyond_a_bound_pays_for_no_more_than_that() -> None:
+def test_derived_share_excess_is_limited_to_its_own_growth() -> None:
     node = NodeDerived(1000)
     share, neighbour = Share(node, "ids", 400), Share(node, "ids")
     share.hold(450)
@@ -81,7 +81,7 @@ def ids(node: NodeDerived, now_ns: Callable[[], int] = lambda: 10**9, room: int 
     return made
 
 
-def test_two_partitions_share_a_node_and_the_one_that_grows_lets_go_of_its_own() -> None:
+def test_derived_budget_partition_that_grows_forgets_its_own_ids() -> None:
     node = NodeDerived(10 * ONE)
     one, other = ids(node), ids(node)
     for offset in range(6):
@@ -98,7 +98,7 @@ def test_two_partitions_share_a_node_and_the_one_that_grows_lets_go_of_its_own()
     assert node.size_bytes == other.size_bytes == 4 * ONE
 
 
-def test_what_was_let_go_within_the_window_is_not_taken_for_new_until_it_has_left_it() -> None:
+def test_message_id_forgotten_for_space_makes_the_window_blind_until_it_passes() -> None:
     node, now = NodeDerived(ONE), [10**9]
     made = ids(node, lambda: now[0])
     take(made, 0, message_id=b"a", time=1000)
@@ -120,7 +120,7 @@ def test_what_was_let_go_within_the_window_is_not_taken_for_new_until_it_has_lef
     assert made.is_whole, "who begins anew lacks nothing"
 
 
-def test_what_is_older_than_the_window_goes_unnoticed() -> None:
+def test_message_ids_older_than_the_window_are_dropped_without_notice() -> None:
     """It stayed only since it came lately: a clock may have jumped."""
     node, made = NodeDerived(ONE), ids(NodeDerived())
     made.share.join(node)
@@ -132,7 +132,7 @@ def test_what_is_older_than_the_window_goes_unnoticed() -> None:
     assert (len(made), made.forgotten, made.is_whole) == (1, 1, True)
 
 
-def test_a_log_that_takes_nothing_gets_its_room_back_by_the_clock() -> None:
+def test_message_ids_of_an_idle_log_expire_by_the_clock() -> None:
     now = [10**9]
     made = ids(NodeDerived(), lambda: now[0], room=8 * ONE)
     for offset in range(7):
@@ -153,7 +153,7 @@ def test_a_log_that_takes_nothing_gets_its_room_back_by_the_clock() -> None:
 
 
 # ---- producers ---------------------------------------------------------------------------------------------------------------
-def test_a_node_without_room_takes_no_new_producer_and_known_ones_go_on() -> None:
+def test_derived_budget_full_node_rejects_new_producers_and_keeps_known_ones() -> None:
     node = NodeDerived(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
     desk = ProducerDesk(producers)
@@ -184,7 +184,7 @@ def test_a_node_without_room_takes_no_new_producer_and_known_ones_go_on() -> Non
     assert node.size_bytes == STATE_BYTES
 
 
-def test_a_producer_that_was_let_go_is_not_taken_for_a_new_one_until_it_would_have_expired() -> None:
+def test_producer_forgotten_for_space_is_not_new_until_its_expiry() -> None:
     node = NodeDerived(2 * STATE_BYTES + TAIL_BYTES)
     producers = Producers(100, 10, 0, node)
     desk = ProducerDesk(producers)
@@ -207,7 +207,7 @@ def test_a_producer_that_was_let_go_is_not_taken_for_a_new_one_until_it_would_ha
     assert isinstance(desk.ask(Question(1, 7)), Given)
 
 
-def test_of_producers_that_never_expire_one_is_missed_for_ever() -> None:
+def test_producers_without_expiry_stay_incomplete_after_a_forgotten_one() -> None:
     producers = Producers(0, 1)
     for offset, producer in enumerate((1, 2)):
         take(producers, offset, producer=producer, time=offset * 10**18)
@@ -218,7 +218,7 @@ def test_of_producers_that_never_expire_one_is_missed_for_ever() -> None:
 
 
 # ---- subjects ----------------------------------------------------------------------------------------------------------------
-def test_subjects_beyond_the_node_are_let_go_until_it_has_room_again() -> None:
+def test_last_per_subject_beyond_the_node_budget_is_dropped_until_space_returns() -> None:
     node = NodeDerived(20_000)
     subjects, neighbour = LastOfSubjects(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
     subjects.want(0)
@@ -250,7 +250,7 @@ def a_state(node: NodeDerived | None) -> LogState:
 
 
 @pytest.mark.parametrize("kind", ["ids", "producers"])
-def test_no_file_says_what_lacks_something(kind: str) -> None:
+def test_state_snapshot_of_an_incomplete_state_is_not_written(kind: str) -> None:
     """Who began with it would take what was let go for new."""
     state = a_state(NodeDerived())
     for offset in range(2):
@@ -264,7 +264,7 @@ def test_no_file_says_what_lacks_something(kind: str) -> None:
     assert state.snapshot("s-u/0") is None
 
 
-def test_what_was_filled_beside_a_node_joins_it_and_leaves_it() -> None:
+def test_derived_state_joins_and_leaves_a_nodes_budget() -> None:
     node, state = NodeDerived(), a_state(None)
     take(state, 0, message_id=an_id(0))
     state.join(node)

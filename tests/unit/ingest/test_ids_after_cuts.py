@@ -17,7 +17,7 @@ from liftpy.errors import CorruptionError
 from tests.unit.ingest.test_recent_ids import ROOM, WINDOW, filled_log, ids, long_ago, take
 
 
-def test_a_cut_brings_back_nothing_that_was_forgotten_meanwhile() -> None:
+def test_truncation_restores_no_message_id_that_was_forgotten_meanwhile() -> None:
     """An id that stands nowhere any more would be an error for the next publisher that uses it."""
     one = ids()
     take(one, 0, 0, 1000, {0: b"a"})
@@ -33,7 +33,7 @@ def test_a_cut_brings_back_nothing_that_was_forgotten_meanwhile() -> None:
         assert (made.find(b"a", 0), len(made), made.size_bytes) == (None, 0, 0), why
 
 
-def test_hw_that_has_risen_lets_what_is_older_than_the_window_go() -> None:
+def test_high_watermark_advance_drops_message_ids_older_than_the_window() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = LogState(log, WINDOW, ROOM, long_ago)
     state.appended(0, 1, 1000, {0: b"a"}, b"")
@@ -44,7 +44,7 @@ def test_hw_that_has_risen_lets_what_is_older_than_the_window_go() -> None:
     assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0), len(state.ids)) == (None, Stored(1, 1), 1)
 
 
-def test_a_replay_reaches_back_from_what_is_committed_and_not_from_the_logs_end() -> None:
+def test_log_state_replay_starts_a_window_before_the_committed_end() -> None:
     log = filled_log(400, step_s=1)
     log.append(build_batch([b"v"], base_offset=400, leader_epoch=1, timestamp_ns=10**6 * NS_PER_S))
     log.raise_high_watermark(399)
@@ -56,7 +56,7 @@ def test_a_replay_reaches_back_from_what_is_committed_and_not_from_the_logs_end(
     assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, Stored(100, 100), None)
 
 
-def test_a_replay_that_finds_nothing_to_read_ends() -> None:
+def test_log_state_replay_without_readable_records_raises() -> None:
     log = filled_log(2, step_s=1)
     log.raise_high_watermark(1)
     state = LogState(log, NS_PER_S, ROOM, long_ago)
@@ -67,7 +67,7 @@ def test_a_replay_that_finds_nothing_to_read_ends() -> None:
         state.replay()
 
 
-def test_a_state_whose_offsets_do_not_rise_is_none() -> None:
+def test_message_ids_state_with_falling_offsets_is_rejected() -> None:
     def rows(*places: tuple[int, int]) -> bytes:
         taken = [dedup_window._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
         return dedup_window._HEAD.pack(WINDOW, 1, 0) + b"".join(dedup_window._encoded(taken))

@@ -52,7 +52,7 @@ def commit(log: Log, state: LogState, high_watermark: int) -> None:
     state.committed(high_watermark)
 
 
-def test_the_worked_example() -> None:
+def test_last_per_subject_documented_example() -> None:
     log = a_log()
     state = a_state(log)
     for subject in ("s.a", "s.b", "s.a"):
@@ -74,7 +74,7 @@ def test_the_worked_example() -> None:
     assert [state.last_of(f"s.{name}") for name in "abc"] == [0, 1, -1]
 
 
-def test_what_is_read_backwards_is_right_at_once_and_the_rest_waits() -> None:
+def test_last_per_subject_reads_backward_first_and_completes_later() -> None:
     log = a_log()
     state = a_state(log)
     told = []
@@ -101,7 +101,7 @@ def test_what_is_read_backwards_is_right_at_once_and_the_rest_waits() -> None:
     assert state.look_back()
 
 
-def test_a_replica_that_meets_a_conditional_record_is_ready_too() -> None:
+def test_last_per_subject_starts_on_a_replica_at_a_conditional_record() -> None:
     log = a_log()
     state = a_state(log)
     told = []
@@ -115,7 +115,7 @@ def test_a_replica_that_meets_a_conditional_record_is_ready_too() -> None:
     assert [state.last_of(f"s.{name}") for name in "abcd"] == [0, 1, 4, 5]
 
 
-def test_a_stream_with_one_subject_keeps_nothing() -> None:
+def test_last_per_subject_of_a_single_subject_stream_keeps_nothing() -> None:
     log = a_log()
     state = a_state(log, subject="s")
     assert state.last_of("s") == -1
@@ -129,7 +129,7 @@ def test_a_stream_with_one_subject_keeps_nothing() -> None:
     assert state.last_of("s") == -1, "the log is empty"
 
 
-def test_what_retention_has_taken_is_no_last_record() -> None:
+def test_last_per_subject_ignores_records_deleted_by_retention() -> None:
     log = a_log()
     state = a_state(log)
     for number in range(100):
@@ -149,7 +149,7 @@ def test_what_retention_has_taken_is_no_last_record() -> None:
     assert [fresh.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
 
 
-def test_beyond_the_bound_it_is_refused_until_retention_has_made_room() -> None:
+def test_last_per_subject_beyond_its_bound_is_full_until_retention_frees_space() -> None:
     log = a_log()
     state = a_state(log, room=12_288)
     for number in range(60):
@@ -194,7 +194,7 @@ def test_beyond_the_bound_it_is_refused_until_retention_has_made_room() -> None:
     assert third.subjects.state == "ready", "what retention has taken makes room"
 
 
-def test_who_was_asked_before_it_knows_where_it_is_is_reading() -> None:
+def test_last_per_subject_requested_before_its_start_is_known_is_reading() -> None:
     made = LastOfSubjects(False, ROOM, lambda: 0)
     made.want(None)
     assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
@@ -202,7 +202,7 @@ def test_who_was_asked_before_it_knows_where_it_is_is_reading() -> None:
     assert (made.state, made.find("s")) == ("ready", -1)
 
 
-def test_damage_below_is_raised_to_who_reads_on() -> None:
+def test_last_per_subject_damage_below_is_raised_to_the_background_reader() -> None:
     log = a_log()
     state = a_state(log)
     for number in range(200):
@@ -218,7 +218,7 @@ def test_damage_below_is_raised_to_who_reads_on() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_the_last_of_each_in_a_batch(codec: Codec) -> None:
+def test_last_of_each_returns_the_last_offset_per_subject(codec: Codec) -> None:
     batch = a_batch(5, ["s.a", "s.b", "s.a", "s.c"], codec=codec)
     assert last_of_each(batch) == last_of_each(parse_batch(batch)) == {"s.a": 7, "s.b": 6, "s.c": 8}
     assert last_of_each(a_batch(5, ["s.a"] * 3, codec=codec)) == {"s.a": 7}
@@ -232,8 +232,8 @@ def test_the_last_of_each_in_a_batch(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 4), (1, 60), (500, 40)])
-def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> None:
-    count = 20_000 if per_batch > 1 else 5_000
+def test_last_per_subject_counted_bytes_cover_the_used_bytes(per_batch: int, size: int) -> None:
+    count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
         made = LastOfSubjects(False, 1 << 30, lambda: 0)
         made.begin(0)
@@ -271,7 +271,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]]) -> None:
+def test_last_per_subject_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
     log = a_log()
     state, ends, stored = a_state(log), [0], list[str]()
     for step in steps:

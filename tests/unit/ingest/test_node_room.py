@@ -39,9 +39,7 @@ def of(node: MemoryBudget, queued_mib: float) -> PartitionRoom:
         (2000, True, [False, False, False]),
     ],
 )
-def test_the_largest_queues_are_limited_first_and_at_the_limit_all_are(
-    held_mib: int, is_limited: bool, takes: list[bool]
-) -> None:
+def test_memory_budget_limits_the_largest_queues_first(held_mib: int, is_limited: bool, takes: list[bool]) -> None:
     node = MemoryBudget(1000 * MIB)
     node.look(HeldByNode(uncommitted=held_mib * MIB))
     assert node.is_limited is is_limited
@@ -52,7 +50,7 @@ def test_the_largest_queues_are_limited_first_and_at_the_limit_all_are(
         assert not of(node, 0).takes(32 * MIB), "what has just come counts as well"
 
 
-def test_it_opens_again_as_queues_drain() -> None:
+def test_memory_budget_opens_again_as_queues_drain() -> None:
     node = MemoryBudget(100)
     node.look(HeldByNode(held_back=100))
     assert node.open_part == 0
@@ -60,7 +58,7 @@ def test_it_opens_again_as_queues_drain() -> None:
     assert (node.is_limited, node.open_part) == (False, 1)
 
 
-def test_all_that_is_held_counts_standbys_and_readers_up_to_their_shares() -> None:
+def test_memory_budget_counts_standby_and_readers_up_to_their_shares() -> None:
     node = MemoryBudget(1000)
     node.look(HeldByNode(unread=1, held_back=2, uncommitted=4, publishers=8, standby=16, readers=32))
     assert node.used_bytes == 63
@@ -72,7 +70,7 @@ def test_all_that_is_held_counts_standbys_and_readers_up_to_their_shares() -> No
     assert not nobody.is_limited
 
 
-def test_the_default_is_a_share_of_what_the_process_may_have(tmp_path: Path) -> None:
+def test_memory_limit_default_is_a_share_of_the_process_memory(tmp_path: Path) -> None:
     assert limit_of(0, 4000 * MIB) == 1000 * MIB
     assert limit_of(123, 4000 * MIB) == 123
     assert limit_of(0, 1) == LEAST_LIMIT_BYTES
@@ -84,12 +82,12 @@ def test_the_default_is_a_share_of_what_the_process_may_have(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("wrong", [1, LEAST_LIMIT_BYTES - 1, -1])
-def test_a_limit_that_nothing_fits_is_refused(wrong: int, tmp_path: Path) -> None:
+def test_memory_limit_that_is_too_small_is_rejected(wrong: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory_limit_bytes"):
         NodeSettings("n1", tmp_path, memory_limit_bytes=wrong)
 
 
-def test_what_waits_unread_is_late_until_it_is_short_and_a_loop_that_stood_still_sees_nothing_old() -> None:
+def test_memory_budget_unread_age_ignores_a_blocked_loop() -> None:
     node, s = MemoryBudget(late_s=1.0), NS_PER_S
     node.look_at_age(100, 0, 10 * s)
     node.look_at_age(100, 50, 11 * s)

@@ -75,7 +75,7 @@ class Bench:
         return state.name, state.position
 
 
-def test_what_lies_at_or_below_the_position_is_there_whatever_it_holds() -> None:
+def test_producer_records_at_or_below_the_position_are_duplicates() -> None:
     bench = Bench()
     assert bench.publish(0, at(4), count=2).finding is Finding.APPEND
     assert bench.publish(2, at(9)).finding is Finding.APPEND
@@ -102,7 +102,9 @@ def test_what_lies_at_or_below_the_position_is_there_whatever_it_holds() -> None
         (at(20, 3), "me", Finding.APPEND),
     ],
 )
-def test_who_is_not_the_producer_that_the_log_knows(position: SourcePosition | None, name: str, finding: Finding) -> None:
+def test_producer_with_another_name_or_position_is_checked_against_the_log(
+    position: SourcePosition | None, name: str, finding: Finding
+) -> None:
     bench = Bench()
     bench.publish(0, at(4, 2), name="me")
     assert bench.state == ("me", at(4, 2))
@@ -116,7 +118,7 @@ def test_who_is_not_the_producer_that_the_log_knows(position: SourcePosition | N
     assert bench.state[0] == "me"
 
 
-def test_who_numbered_its_records_does_not_begin_to_say_positions_but_anew() -> None:
+def test_producer_with_sequences_can_use_positions_only_after_a_reset() -> None:
     bench = Bench()
     bench.publish(0)
     assert bench.publish(1, at(5), epoch=1).finding is Finding.CONFLICT
@@ -124,7 +126,7 @@ def test_who_numbered_its_records_does_not_begin_to_say_positions_but_anew() -> 
     assert bench.state == ("", at(5))
 
 
-def test_two_names_of_one_number_are_told_apart_before_anything_is_stored() -> None:
+def test_producer_names_with_the_same_number_conflict_before_storing() -> None:
     """And of a group's members the one of a later generation goes on."""
     desk = Bench().desk
     assert desk.ask(Question(P, 1, 0, "me")) == Given(0, 0, RollingDigest(), False, -1)
@@ -135,7 +137,7 @@ def test_two_names_of_one_number_are_told_apart_before_anything_is_stored() -> N
     assert isinstance(desk.ask(Question(P, 2, 0, "you")), Given), "nothing of the other is in the log"
 
 
-def test_the_answer_to_a_question_has_the_position() -> None:
+def test_producer_answer_contains_its_position() -> None:
     bench = Bench()
     bench.publish(0, at(4, 2), name="me")
     given = bench.desk.ask(Question(P, 9, 0, "me", at(0, 2)))
@@ -171,7 +173,7 @@ def test_plan_of_a_round_is_known_as_long_as_its_records_are() -> None:
     assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
 
 
-def test_names_and_positions_outlive_checkpoints_cuts_and_compaction() -> None:
+def test_producer_names_and_positions_survive_checkpoints_truncation_and_compaction() -> None:
     bench = Bench()
     bench.publish(0, at(4, 1 << 40, "\u00fc" * 30, 99), name="me")
     bench.producers.committed(0)
@@ -193,14 +195,14 @@ def test_names_and_positions_outlive_checkpoints_cuts_and_compaction() -> None:
 
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: d[:5], lambda d: d[:-2] + b"\xff\xff",
                                     lambda d: d[:4] + b"\x02" + d[5:], lambda d: d[:12] + b"\xff" * 8 + d[20:]])  # fmt: skip
-def test_a_note_that_is_none(change: object) -> None:
+def test_producer_note_that_is_invalid_raises_corruption(change: object) -> None:
     good = ProducerNote("me", at(5, 6, "uid", 7)).encode()
     assert ProducerNote.decode(good) == ProducerNote("me", at(5, 6, "uid", 7))
     with pytest.raises(CorruptionError, match="note"):
         ProducerNote.decode(change(good))  # type: ignore[operator]
 
 
-def test_what_a_producer_with_a_long_name_takes_is_counted() -> None:
+def test_producer_with_a_long_name_counts_its_memory() -> None:
     """The bound is of what is really kept: names of 255 bytes and uids among it."""
     count = 60
     producers = Producers(0, count + 1)
@@ -225,7 +227,7 @@ def test_what_a_producer_with_a_long_name_takes_is_counted() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whoever_takes_over_each_record_is_there_once_and_in_order(seed: int) -> None:
+def test_producer_takeovers_store_each_record_once_in_order(seed: int) -> None:
     """Processes that read the source again behind the position, cut what they make into batches as they like, and send them in a row
     of which any may be lost, come late, or twice; the log's uncommitted end may be cut. What is there is what one would have made."""
     rng, bench, source = random.Random(seed), Bench(), 60

@@ -49,7 +49,7 @@ class Bench:
         self.desk = ProducerDesk(self.producers)
 
 
-def test_who_has_not_asked_is_told_to() -> None:
+def test_producer_desk_unknown_producer_must_ask_first() -> None:
     bench = Bench()
     assert bench.send(0, 0, OLD) is Finding.UNKNOWN
     assert bench.desk.ask(Question(P, OLD)) == Given(0, 0, NOTHING, False, -1)
@@ -60,7 +60,7 @@ def test_who_has_not_asked_is_told_to() -> None:
     assert bench.send(1, 2, NEW) is Finding.UNKNOWN
 
 
-def test_who_asks_is_given_what_the_log_holds_and_fences_at_once() -> None:
+def test_producer_desk_question_returns_the_stored_state_and_fences_the_old_instance() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.send(0, 0, OLD, 3)
@@ -76,7 +76,7 @@ def test_who_asks_is_given_what_the_log_holds_and_fences_at_once() -> None:
     assert given.epoch == 2, "its own epoch is in the log: another one"
 
 
-def test_of_two_who_ask_the_last_goes_on() -> None:
+def test_producer_desk_the_last_of_two_askers_continues() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     given = bench.desk.ask(Question(P, NEW))
@@ -87,7 +87,7 @@ def test_of_two_who_ask_the_last_goes_on() -> None:
     assert bench.send(0, 0, OLD) is Finding.FENCED
 
 
-def test_one_epoch_given_by_two_leaders_is_one_process() -> None:
+def test_producer_desk_same_epoch_from_two_leaders_is_valid_for_a_single_instance() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.another_leader()
@@ -104,7 +104,7 @@ def test_one_epoch_given_by_two_leaders_is_one_process() -> None:
     assert bench.send(0, 4, NEW) is Finding.APPEND
 
 
-def test_who_was_given_an_epoch_by_a_leader_that_is_gone_asks_again() -> None:
+def test_producer_desk_epoch_from_a_former_leader_must_be_asked_again() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.another_leader()
@@ -117,7 +117,7 @@ def test_who_was_given_an_epoch_by_a_leader_that_is_gone_asks_again() -> None:
     assert bench.send(0, 0, OLD) is Finding.APPEND
 
 
-def test_who_is_forgotten_goes_on_where_he_is() -> None:
+def test_producer_desk_forgotten_producer_continues_at_its_sequence() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.send(0, 0, OLD, 9)
@@ -131,7 +131,7 @@ def test_who_is_forgotten_goes_on_where_he_is() -> None:
     assert bench.send(0, 10, OLD) is Finding.APPEND
 
 
-def test_what_comes_first_of_a_new_producer_is_its_first() -> None:
+def test_producer_desk_new_producer_must_start_at_sequence_zero() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     assert bench.send(0, 3, OLD) is Finding.UNKNOWN, "the one before it may be lost"
@@ -139,7 +139,7 @@ def test_what_comes_first_of_a_new_producer_is_its_first() -> None:
     assert bench.send(0, 3, OLD) is Finding.APPEND
 
 
-def test_epochs_that_are_given_go_round() -> None:
+def test_producer_desk_epochs_wrap_around() -> None:
     bench = Bench()
     bench.producers.take(NewBatch(0, 0, 1, 1, {}, Numbering(P, 65_535, 0, columns_of())))
     assert [bench.desk.ask(Question(P, who)).epoch for who in (OLD, NEW, OLD)] == [0, 1, 2]  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ def test_epochs_that_are_given_go_round() -> None:
     assert bench.send(65_535, 2, NEW) is Finding.FENCED
 
 
-def test_it_is_bounded() -> None:
+def test_producer_desk_remembers_a_bounded_number_of_producers() -> None:
     bench = Bench(max_count=2)
     for producer in (1, 2, 3):
         bench.desk.ask(Question(producer, OLD))

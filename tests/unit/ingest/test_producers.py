@@ -77,7 +77,7 @@ def digest_of(records: list[Rec]) -> RollingDigest:
 
 # ---- the digest --------------------------------------------------------------------------------------------------------------
 @given(st.lists(st.sampled_from(SOME), min_size=1, max_size=12), st.lists(st.integers(1, 11)))
-def test_a_digest_is_the_same_however_records_are_batched(records: list[Rec], cuts: list[int]) -> None:
+def test_rolling_digest_does_not_depend_on_batches(records: list[Rec], cuts: list[int]) -> None:
     whole, bounds = digest_of(records), sorted({0, len(records), *(cut for cut in cuts if cut < len(records))})
     pieced = within = RollingDigest()
     columns = a_batch(records).columns
@@ -87,7 +87,7 @@ def test_a_digest_is_the_same_however_records_are_batched(records: list[Rec], cu
     assert pieced == within == whole
 
 
-def test_every_piece_of_a_record_and_their_order_are_in_it() -> None:
+def test_rolling_digest_covers_each_field_and_order() -> None:
     """Bytes that only move between records, or between a name and a value, or from nothing to null, are told apart."""
     different: list[list[Rec]] = [
         [(b"ab", None, ()), (b"c", None, ())],
@@ -108,7 +108,7 @@ def test_every_piece_of_a_record_and_their_order_are_in_it() -> None:
     assert len({digest_of(records) for records in different}) == len(different)
 
 
-def test_a_digest_travels_as_36_bytes() -> None:
+def test_rolling_digest_is_encoded_in_36_bytes() -> None:
     digest = digest_of(SOME)
     assert len(digest.encode()) == DIGEST_BYTES == 36
     assert RollingDigest.decode(digest.encode()) == digest
@@ -142,7 +142,7 @@ class Bench:
 A, B, C, D, E = SOME
 
 
-def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> None:
+def test_producers_append_next_skip_duplicates_and_reject_gaps() -> None:
     bench = Bench()
     assert bench.publish([A, B]) == Ruling(Finding.APPEND)
     assert bench.publish([C, D], sequence=2) == Ruling(Finding.APPEND, next_sequence=2)
@@ -160,7 +160,7 @@ def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> 
     )
 
 
-def test_who_is_not_known_begins_at_zero() -> None:
+def test_producers_unknown_producer_starts_at_zero() -> None:
     bench = Bench()
     assert Ruling(Finding.OUT_OF_ORDER) == (Finding.OUT_OF_ORDER, 0, -1, 0)
     assert bench.publish([A], sequence=3) == Ruling(Finding.OUT_OF_ORDER)
@@ -168,7 +168,7 @@ def test_who_is_not_known_begins_at_zero() -> None:
     assert bench.producers.state_of(7) is None
 
 
-def test_an_older_process_is_fenced_by_the_first_record_of_the_newer() -> None:
+def test_producers_older_epoch_is_fenced_by_a_record_of_the_newer() -> None:
     bench = Bench()
     bench.publish([A], epoch=1)
     assert bench.publish([B], epoch=1, sequence=1).finding is Finding.APPEND
@@ -177,7 +177,7 @@ def test_an_older_process_is_fenced_by_the_first_record_of_the_newer() -> None:
     assert bench.publish([C], epoch=1, sequence=2) == Ruling(Finding.FENCED, next_sequence=3)
 
 
-def test_a_reset_needs_a_new_epoch_and_sequence_zero() -> None:
+def test_producers_reset_needs_a_new_epoch_and_sequence_zero() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
     assert bench.publish([C], epoch=1, reset=True) == Ruling(Finding.DUPLICATE, known=1, offset=0, next_sequence=2)
@@ -193,7 +193,7 @@ def test_a_reset_needs_a_new_epoch_and_sequence_zero() -> None:
     )
 
 
-def test_who_comes_back_and_repeats_itself_in_other_batches_is_recognised() -> None:
+def test_producers_repeat_in_other_batches_is_recognized() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
     bench.publish([C], epoch=1, sequence=2)
@@ -206,14 +206,14 @@ def test_who_comes_back_and_repeats_itself_in_other_batches_is_recognised() -> N
     [([B, E, D], 1, [A]), ([B, C, D], 1, [E]), ([D], 3, [A, B, D]), ([C], 2, [A, A])],
     ids=["other records", "other ones before", "nothing repeated, others before", "a whole duplicate up to the end"],
 )
-def test_who_does_not_repeat_itself_has_diverged(records: list[Rec], sequence: int, said: list[Rec]) -> None:
+def test_producers_repeat_of_other_records_has_diverged(records: list[Rec], sequence: int, said: list[Rec]) -> None:
     bench = Bench()
     bench.publish([A, B, C], epoch=1)
     assert bench.publish(records, epoch=2, sequence=sequence, said=said) == Ruling(Finding.DIVERGED, next_sequence=3)
     assert bench.end == 3
 
 
-def test_an_old_duplicate_is_one_though_its_offset_is_not_known_any_more() -> None:
+def test_producers_old_duplicate_is_recognized_without_its_offset() -> None:
     bench = Bench()
     for sequence in range(7):
         bench.publish([A], sequence=sequence)
@@ -222,7 +222,7 @@ def test_an_old_duplicate_is_one_though_its_offset_is_not_known_any_more() -> No
     assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == Ruling(Finding.DUPLICATE, 2, 2, 7), "who repeats himself"
 
 
-def test_a_batch_that_is_all_there_is_one_of_the_last_or_it_is_anothers() -> None:
+def test_producers_stored_batch_with_other_bounds_or_digest_has_diverged() -> None:
     """Two processes that were given one epoch by two leaders: what the second sends is not taken for the first one's."""
     bench = Bench()
     for sequence in range(0, 14, 2):
@@ -239,7 +239,7 @@ def test_a_batch_that_is_all_there_is_one_of_the_last_or_it_is_anothers() -> Non
     assert forgetful.judge(wrong, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
 
 
-def test_epochs_go_round() -> None:
+def test_producers_epochs_wrap_around() -> None:
     bench = Bench()
     bench.publish([A], epoch=65_535)
     assert bench.publish([B], epoch=0, sequence=1) == Ruling(Finding.APPEND, next_sequence=1)
@@ -249,7 +249,7 @@ def test_epochs_go_round() -> None:
     assert bench.producers._states[7].digest == digest_of([C])
 
 
-def test_sequences_go_round() -> None:
+def test_producers_sequences_wrap_around() -> None:
     producers = Producers(0, 10)
     last = (1 << 32) - 1
     first, then = a_batch([A, B], sequence=last - 3), a_batch([C, D], base=2, sequence=last - 1)
@@ -266,7 +266,7 @@ def test_sequences_go_round() -> None:
     assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
 
 
-def test_a_round_does_not_begin_the_digest_anew() -> None:
+def test_producers_sequence_wrap_continues_the_digest() -> None:
     producers, before = Producers(0, 10), a_batch([A], sequence=0)
     take(producers, before)
     states = producers._states
@@ -277,7 +277,7 @@ def test_a_round_does_not_begin_the_digest_anew() -> None:
     assert len(states[7].batches) == 2
 
 
-def test_the_offset_of_a_duplicate_is_its_own_though_others_published_between() -> None:
+def test_producers_duplicate_offset_is_correct_between_other_producers() -> None:
     bench = Bench()
     bench.publish([A, B])
     bench.publish([E], producer=8)
@@ -285,7 +285,7 @@ def test_the_offset_of_a_duplicate_is_its_own_though_others_published_between() 
     assert [bench.publish([A], sequence=sequence).offset for sequence in range(3)] == [0, 1, 3]
 
 
-def test_a_cut_takes_log_time_back() -> None:
+def test_producers_truncation_takes_log_time_back() -> None:
     bench = Bench(Producers(100, 9))
     bench.publish([A], time=1000)
     bench.producers.committed(0)
@@ -302,7 +302,7 @@ def test_a_cut_takes_log_time_back() -> None:
     assert bench.producers._states[10].time_ns == 1090
 
 
-def test_a_cut_brings_back_what_was_known_of_each_before_its_last_batches() -> None:
+def test_producers_truncation_restores_the_state_before_the_cut() -> None:
     """And the order in which they were heard: who has been idle longest goes first, whatever was cut."""
     bench = Bench(Producers(0, 3))
     steps: list[tuple[list[Rec], int, int, int]] = [
@@ -331,7 +331,7 @@ def test_a_cut_brings_back_what_was_known_of_each_before_its_last_batches() -> N
         assert list(again._states) == [8, 9, 10]
 
 
-def test_a_log_that_lacks_records_has_no_digest_and_compares_nothing() -> None:
+def test_producers_of_an_incomplete_log_have_no_digest() -> None:
     for first, second in (((0, None), 1), ((3, True), 4), ((0, True), 2)):
         sequence, columns = first
         producers = Producers(0, 10)
@@ -346,7 +346,7 @@ def test_a_log_that_lacks_records_has_no_digest_and_compares_nothing() -> None:
         assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).finding is Finding.APPEND
 
 
-def test_a_producer_expires_by_committed_time_and_the_idlest_goes_for_want_of_room() -> None:
+def test_producers_expire_by_committed_time_and_the_idlest_is_evicted() -> None:
     bench = Bench(Producers(100, 2))
     bench.publish([A], time=1000)
     bench.publish([B], time=1100, producer=8)
@@ -369,7 +369,7 @@ def test_a_producer_expires_by_committed_time_and_the_idlest_goes_for_want_of_ro
         max_size=25,
     )
 )
-def test_it_is_a_function_of_the_log_whatever_was_cut(steps: list[tuple[int, int, int, int, bool, int]]) -> None:
+def test_producers_random_operations_match_a_rebuild_from_the_log(steps: list[tuple[int, int, int, int, bool, int]]) -> None:
     """Each record once and in order, and what a cut leaves is what one finds who reads the log anew."""
     bench, log, high_watermark = Bench(), list[RecordBatch](), -1
     for producer, epoch, sequence, count, reset, what in steps:
@@ -400,7 +400,7 @@ def test_it_is_a_function_of_the_log_whatever_was_cut(steps: list[tuple[int, int
             assert epochs == sorted(epochs)
 
 
-def test_what_the_settings_say_of_derived_state() -> None:
+def test_derived_state_uses_the_stream_and_node_settings() -> None:
     log = Log.open(MemoryStorage(), StreamConfig(), now_wall_ns=0)[0]
     stream = StreamConfig(dedup_window_s=7.0)
     node = ReplicationConfig(
@@ -416,7 +416,7 @@ def test_what_the_settings_say_of_derived_state() -> None:
     assert derived_state(log, "s", stream, ReplicationConfig(), int).producers.reach_ns == 86_400 * NS_PER_S
 
 
-def test_a_producer_takes_about_what_is_said() -> None:
+def test_producers_counted_bytes_match_the_used_memory() -> None:
     producers, count = Producers(0, 1000), 300
     batches = [a_batch([A], base=n, producer=n % count + 1, sequence=n // count) for n in range(count * 6)]
     assert all(batch.columns.values for batch in batches)

@@ -30,7 +30,7 @@ def let_in(quota: Quota, came: list[RawMessage], now_ns: int) -> list[RawMessage
     return within
 
 
-def test_a_burst_then_the_rate_and_each_is_told_its_turn() -> None:
+def test_quota_allows_a_burst_then_returns_waits_at_the_rate() -> None:
     quota = Quota((1000, 0))
     waits_ms = quota.charge(messages(400), 0, 0)
     assert waits_ms is not None
@@ -43,14 +43,14 @@ def test_a_burst_then_the_rate_and_each_is_told_its_turn() -> None:
 
 
 @pytest.mark.parametrize("every_ms", [1, 7, 50, 240])
-def test_a_thousand_a_second_are_a_thousand_over_30_s_however_they_come(every_ms: int) -> None:
+def test_quota_of_a_thousand_per_second_holds_over_30_s(every_ms: int) -> None:
     quota, stored = Quota((1000, 0)), 0
     for now_ms in range(0, 30_000, every_ms):
         stored += len(let_in(quota, messages(3 * every_ms), now_ms * MS))
     assert 29_400 <= stored <= 30_600
 
 
-def test_bytes_count_payload_and_headers_and_what_is_larger_than_a_burst_is_let_in_and_paid_for() -> None:
+def test_quota_bytes_count_payload_and_headers_and_allow_large_messages() -> None:
     quota = Quota((0, 1000))
     large = [(b"ev", b"", bytes(1500), bytes(500))]
     assert quota.charge(large, 0, 0) is None
@@ -59,7 +59,7 @@ def test_bytes_count_payload_and_headers_and_what_is_larger_than_a_burst_is_let_
     assert quota.charge(messages(1, 10), 0, 1751 * MS) is None
 
 
-def test_a_whole_batch_counts_its_records() -> None:
+def test_quota_batch_counts_its_records() -> None:
     quota = Quota((1000, 0))
     assert quota.charge(messages(1), 10_000, 0) is None
     assert quota.charge(messages(1), 1, 9750 * MS) == [1]
@@ -68,20 +68,20 @@ def test_a_whole_batch_counts_its_records() -> None:
     assert quota.charge(messages(1), 1, 9770 * MS) == [MAX_WAIT_MS]
 
 
-def test_who_is_let_in_by_force_pays_as_well() -> None:
+def test_quota_forced_messages_are_charged() -> None:
     for quota in (Quota((1000, 0)), Quota((1000, 0), 1)):
         assert quota.charge(messages(1000), 0, 0, forced=True) is None
         assert quota.charge(messages(1), 0, 0) == [751]
 
 
-def test_the_lower_of_two_rates_holds() -> None:
+def test_quota_applies_the_lower_of_two_rates() -> None:
     quota = Quota((1000, 100_000))
     assert len(let_in(quota, messages(1000, 1000), 0)) == 25
     quota = Quota((10, 100_000))
     assert len(let_in(quota, messages(1000, 10), 0)) == 3
 
 
-def test_a_clock_that_jumps_gives_a_burst_at_most_and_takes_nothing() -> None:
+def test_quota_clock_jump_gives_at_most_a_burst() -> None:
     quota = Quota((1000, 0))
     assert len(let_in(quota, messages(1000), 10 * NS_PER_S)) == 250
     assert let_in(quota, messages(1000), 0) == []
@@ -90,7 +90,7 @@ def test_a_clock_that_jumps_gives_a_burst_at_most_and_takes_nothing() -> None:
 
 
 # ---- by token -------------------------------------------------------------------------------------------------------------------
-def test_each_value_of_the_token_has_its_own() -> None:
+def test_quota_by_token_has_a_bucket_per_value() -> None:
     quota = Quota((1000, 0), 2)
     mixed = [message for number in range(400) for message in messages(1, 0, b"ev.%d.x" % (number % 2))]
     assert quota.charge(mixed, 0, 0) is None
@@ -99,7 +99,7 @@ def test_each_value_of_the_token_has_its_own() -> None:
     assert waits_ms == ([0] * 50 + [*range(1, 11)]) * 2 + [0] * 250 + [*range(1, 51)]
 
 
-def test_one_batch_of_one_token_or_of_bytes_is_no_other() -> None:
+def test_quota_by_token_charges_mixed_batches_per_token() -> None:
     quota = Quota((0, 1000), 2)
     came = [*messages(2, 200, b"ev.a"), *messages(2, 100, b"ev.b"), *messages(2, 200, b"ev.a")]
     assert quota.charge(came, 0, 0) == [0, 0, 0, 0, 151, 351]
@@ -108,7 +108,7 @@ def test_one_batch_of_one_token_or_of_bytes_is_no_other() -> None:
     assert quota.charge(messages(1, 1, b"ev.b"), 0, 0) is None
 
 
-def test_buckets_are_bounded_and_the_one_used_last_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_buckets_are_bounded_and_the_least_recently_used_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_module, "MAX_BUCKETS", 3)
     quota = Quota((4, 0), 1)
     for token, wait_ms in ((b"a", 0), (b"b", 0), (b"c", 0), (b"a", 251), (b"d", 0)):
@@ -119,7 +119,7 @@ def test_buckets_are_bounded_and_the_one_used_last_longest_ago_goes(monkeypatch:
     assert len(quota) == 3
 
 
-def test_a_long_token_is_kept_as_a_digest() -> None:
+def test_quota_long_token_is_stored_as_a_digest() -> None:
     quota = Quota((4, 0), 1)
     for end in (b"1", b"2"):
         assert quota.charge(messages(1, 0, b"t" * 4000 + end), 2, 0) is None
@@ -134,7 +134,7 @@ def test_a_long_token_is_kept_as_a_digest() -> None:
     st.sampled_from((0, 1)),
     st.lists(st.tuples(st.integers(0, 400), st.lists(ONE, max_size=60)), max_size=30),
 )
-def test_never_more_than_the_rate_a_burst_and_one_message(
+def test_quota_never_exceeds_rate_plus_burst_plus_a_message(
     records_per_s: int, bytes_per_s: int, by_token: int, steps: list[tuple[int, list[tuple[bytes, int]]]]
 ) -> None:
     quota = Quota((records_per_s, bytes_per_s), by_token)
@@ -163,7 +163,7 @@ def test_never_more_than_the_rate_a_burst_and_one_message(
 
 
 # ---- of a stream ----------------------------------------------------------------------------------------------------------------
-def test_a_partition_has_its_share_and_goes_on_with_it_until_something_changes() -> None:
+def test_quota_of_a_partition_is_its_share_and_is_kept_until_it_changes() -> None:
     stream = StreamConfig(quota_records_per_s=3000, quota_bytes_per_s=600, quota_by_token=2)
     quota = quota_for(stream, 3, None)
     assert quota is not None
@@ -176,7 +176,7 @@ def test_a_partition_has_its_share_and_goes_on_with_it_until_something_changes()
     assert (one.terms, one.scope) == (((0, 5), 0), "stream")
 
 
-def test_what_is_out_of_bounds_is_refused_and_a_token_alone_is_no_quota() -> None:
+def test_quota_out_of_bounds_is_rejected_and_a_token_alone_is_no_quota() -> None:
     assert quota_for(StreamConfig(quota_by_token=1), 1, None) is None
     for wrong in ({"quota_records_per_s": -1}, {"quota_bytes_per_s": 1 << 41}, {"quota_by_token": 257}):
         with pytest.raises(ConfigError, match="quota"):

@@ -44,7 +44,7 @@ def take(
     made.take(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
 
 
-def test_the_worked_example() -> None:
+def test_dedup_window_documented_example() -> None:
     made = ids()
     take(made, 0, 9, 1000, {7: b"a"})
     made.committed(9)
@@ -62,7 +62,7 @@ def test_the_worked_example() -> None:
     assert (len(made), made.size_bytes) == (0, 0)
 
 
-def test_a_wall_clock_that_jumps_expires_nothing_that_this_node_took_within_the_window() -> None:
+def test_dedup_window_clock_jump_expires_no_id_received_within_the_window() -> None:
     now = [500]
     made = ids(now_ns=lambda: now[0])
     take(made, 0, 0, 1000, {0: b"a"})
@@ -81,7 +81,7 @@ def test_a_wall_clock_that_jumps_expires_nothing_that_this_node_took_within_the_
     assert made.size_bytes == 0
 
 
-def test_log_time_never_falls() -> None:
+def test_dedup_window_log_time_never_falls() -> None:
     made = ids()
     take(made, 0, 0, 1000, {})
     take(made, 1, 1, 10, {1: b"a"})
@@ -89,7 +89,7 @@ def test_log_time_never_falls() -> None:
     assert made.find(b"a", 1119) == Stored(1, 1), "it counts as stored at 1000"
 
 
-def test_what_is_cut_is_forgotten_and_what_it_hid_counts_again() -> None:
+def test_dedup_window_truncation_forgets_ids_and_restores_hidden_ones() -> None:
     made = ids()
     take(made, 0, 1, 5, {0: b"a", 1: b"b"})
     take(made, 2, 3, 6, {2: b"b", 3: b"c"})
@@ -105,7 +105,7 @@ def test_what_is_cut_is_forgotten_and_what_it_hid_counts_again() -> None:
     assert made.size_bytes == 0
 
 
-def test_below_what_was_committed_nothing_is_known_any_more() -> None:
+def test_log_state_truncated_below_committed_records_starts_at_the_high_watermark() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = LogState(log, WINDOW, ROOM, long_ago)
     state.appended(0, 4, 5, {3: b"a"}, b"")
@@ -120,7 +120,7 @@ def test_below_what_was_committed_nothing_is_known_any_more() -> None:
     assert (state.end_offset, state.is_complete, state.ids.find(b"a", 0), state.ids.last_id) == (None, False, None, b"")
 
 
-def test_a_batch_that_does_not_follow_is_refused() -> None:
+def test_log_state_append_with_a_gap_is_rejected() -> None:
     for offset in (3, 5):
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
         state = LogState(log, WINDOW, ROOM, long_ago)
@@ -129,7 +129,7 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
             state.appended(offset, 1, 5, {}, b"")
 
 
-def test_high_watermark_may_be_known_before_the_records() -> None:
+def test_dedup_window_accepts_a_high_watermark_before_its_records() -> None:
     made = ids()
     made.committed(5)
     take(made, 0, 5, 1000, {0: b"a"})
@@ -140,7 +140,7 @@ def test_high_watermark_may_be_known_before_the_records() -> None:
     assert made.find(b"a", 0) is None
 
 
-def test_the_id_of_the_last_record() -> None:
+def test_dedup_window_last_id_is_that_of_the_last_record() -> None:
     made = ids(window_ns=0)
     take(made, 0, 1, 5, {0: b"a"})
     assert made.last_id == b""
@@ -154,7 +154,7 @@ def test_the_id_of_the_last_record() -> None:
     assert made.size_bytes == 0
 
 
-def test_beyond_the_bound_the_oldest_go_and_are_counted() -> None:
+def test_dedup_window_beyond_its_bound_drops_and_counts_the_oldest() -> None:
     made = ids(room=4096)
     for offset in range(100):
         take(made, offset, offset, 5, {offset: b"%030d" % offset})
@@ -174,7 +174,7 @@ def test_beyond_the_bound_the_oldest_go_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 22), (1, 36), (100, 22), (4096, 36)])
-def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> None:
+def test_dedup_window_counted_bytes_cover_the_used_bytes(per_batch: int, size: int) -> None:
     made, count = ids(room=1 << 30), 8192 * 2
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -187,7 +187,7 @@ def test_what_is_counted_is_at_least_what_is_used(per_batch: int, size: int) -> 
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_ids_are_found_in_a_batch(codec: Codec) -> None:
+def test_ids_of_batch_finds_message_ids_in_headers(codec: Codec) -> None:
     headers = [
         [("a", b"1"), ("Nats-Msg-Id", b"m0")], None, [("Nats-Msg-Id", b"")], [("nats-msg-id", b"x"), ("Nats-Msg-ID", b"x")],
         [("Nats-Msg-Id", b"m4"), ("Nats-Msg-Id", b"m4b")], [("Nats-Msg-Id", b"x" * (MAX_ID_BYTES + 1))],
@@ -251,7 +251,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_it_is_what_a_look_at_all_of_the_log_says(steps: list[tuple[object, ...]]) -> None:
+def test_dedup_window_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
     """Also when a process has come back and has replayed only what its window needs."""
     log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
     state, naive, now, epoch = LogState(log, WINDOW, ROOM, long_ago), Naive(), 10_000, 1
@@ -309,7 +309,7 @@ def filled_log(count: int, step_s: int) -> Log:
     return log
 
 
-def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log() -> None:
+def test_log_state_replay_reads_only_the_window_before_the_committed_end() -> None:
     log = filled_log(1000, step_s=1)
     log.raise_high_watermark(990)
     state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
@@ -325,7 +325,7 @@ def test_a_replay_reads_the_window_of_what_is_committed_and_not_all_of_the_log()
     assert state.replay(1)
 
 
-def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
+def test_log_state_replay_skips_records_deleted_by_retention() -> None:
     log = filled_log(200, step_s=0)
     log.raise_high_watermark(199)
     state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
@@ -337,7 +337,7 @@ def test_what_retention_takes_during_a_replay_is_passed_over() -> None:
     assert state.ids.find(b"m50", 0) is None
 
 
-def test_a_log_that_is_begun_afresh_begins_the_state_anew() -> None:
+def test_log_state_started_afresh_forgets_ids() -> None:
     log = filled_log(3, step_s=0)
     state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
     while not state.replay():

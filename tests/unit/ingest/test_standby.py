@@ -131,7 +131,7 @@ def values(taken: FailoverBacklog) -> list[bytes]:
     return [message[2] for message in taken.fresh]
 
 
-def test_what_the_log_does_not_hold_is_taken_in_the_order_heard() -> None:
+def test_standby_takeover_appends_missing_messages_in_arrival_order() -> None:
     bench = Bench()
     bench.heard(b"a", b"b", reply=b"_INBOX.c.")
     bench.shows(b"a", after_ns=MS)
@@ -146,7 +146,7 @@ def test_what_the_log_does_not_hold_is_taken_in_the_order_heard() -> None:
     assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
 
 
-def test_a_leader_that_lives_has_answered_what_it_committed_and_one_that_is_gone_its_last_lease_not() -> None:
+def test_standby_takeover_answers_commits_of_a_dead_leaders_last_lease_only() -> None:
     for gone, answered in ((True, [1, 2]), (False, [2])):
         bench = Bench()
         for number in range(3):
@@ -160,7 +160,7 @@ def test_a_leader_that_lives_has_answered_what_it_committed_and_one_that_is_gone
 
 
 @pytest.mark.parametrize(("lease_s", "answered"), [(0, [1, 2]), (3, [0, 1, 2]), (1, [1, 2])])
-def test_in_doubt_is_what_was_committed_within_the_longest_lease_of_the_cluster(lease_s: int, answered: list[int]) -> None:
+def test_standby_takeover_answers_commits_within_the_longest_lease(lease_s: int, answered: list[int]) -> None:
     bench = Bench()
     bench.replica.longest_lease_ns = lease_s * S
     bench.standby.review()
@@ -172,7 +172,7 @@ def test_in_doubt_is_what_was_committed_within_the_longest_lease_of_the_cluster(
     assert [stored.offset for stored, _ in bench.leads(gone=True).known] == answered
 
 
-def test_a_longer_lease_lets_a_standby_remember_for_longer() -> None:
+def test_standby_with_a_longer_lease_remembers_longer() -> None:
     bench = Bench()
     before = bench.standby._marks.reach_ns
     bench.replica.longest_lease_ns = 60 * S
@@ -180,7 +180,7 @@ def test_a_longer_lease_lets_a_standby_remember_for_longer() -> None:
     assert bench.standby._marks.reach_ns == bench.standby._ends.reach_ns == before - 1500 * MS + 60 * S
 
 
-def test_a_leader_whose_process_is_another_one_is_gone() -> None:
+def test_standby_leader_with_another_incarnation_counts_as_dead() -> None:
     bench = Bench()
     bench.heard(b"a", reply=b"_INBOX.c.")
     bench.shows(b"a", after_ns=MS)
@@ -189,7 +189,7 @@ def test_a_leader_whose_process_is_another_one_is_gone() -> None:
     assert len(bench.leads(gone=False).known) == 1
 
 
-def test_nobody_is_answered_who_does_not_wait() -> None:
+def test_standby_takeover_does_not_answer_plain_publishes() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.shows(b"a", after_ns=MS)
@@ -197,7 +197,7 @@ def test_nobody_is_answered_who_does_not_wait() -> None:
     assert (taken.known, taken.fresh, bench.standby.counters.recognised) == ([], [], 1)
 
 
-def test_a_later_equal_message_is_never_swallowed() -> None:
+def test_standby_later_equal_message_is_appended() -> None:
     """The log showed one that was heard before this node stood by, or long ago."""
     bench = Bench()
     bench.shows(b"on")
@@ -205,7 +205,7 @@ def test_a_later_equal_message_is_never_swallowed() -> None:
     assert values(bench.leads()) == [b"on"]
 
 
-def test_the_log_may_show_a_message_a_little_before_it_is_heard() -> None:
+def test_standby_message_heard_shortly_after_its_log_record_is_recognized() -> None:
     bench = Bench()
     bench.shows(b"on")
     bench.heard(b"on", after_ns=200 * MS)
@@ -213,7 +213,7 @@ def test_the_log_may_show_a_message_a_little_before_it_is_heard() -> None:
     assert bench.standby.counters.ambiguous == 0
 
 
-def test_of_equal_ones_as_many_are_recognised_as_the_log_shows_since() -> None:
+def test_standby_equal_messages_are_recognized_as_often_as_logged() -> None:
     bench = Bench()
     bench.shows(b"on")
     bench.heard(b"on", b"on", b"on", after_ns=MS)
@@ -223,7 +223,7 @@ def test_of_equal_ones_as_many_are_recognised_as_the_log_shows_since() -> None:
     assert bench.standby.counters.ambiguous == 2
 
 
-def test_key_headers_and_subject_are_part_of_it() -> None:
+def test_standby_compares_key_headers_and_subject() -> None:
     bench = Bench()
     bench.heard(b"a", headers=b"NATS/1.0\r\nk: 1\r\n\r\n")
     bench.heard(b"a", headers=b"NATS/1.0\r\nk: 2\r\n\r\n", after_ns=MS)
@@ -232,7 +232,7 @@ def test_key_headers_and_subject_are_part_of_it() -> None:
     assert [message[3] for message in taken.fresh] == [b"NATS/1.0\r\nk: 1\r\n\r\n"]
 
 
-def test_what_a_leader_has_passed_over_is_not_appended_behind_what_came_after_it() -> None:
+def test_standby_message_skipped_by_the_leader_is_not_appended_after_later_ones() -> None:
     bench = Bench()
     bench.heard(b"lost of c", reply=b"_INBOX.c.")
     bench.heard(b"lost of d", reply=b"_INBOX.d.")
@@ -243,7 +243,7 @@ def test_what_a_leader_has_passed_over_is_not_appended_behind_what_came_after_it
 
 
 @pytest.mark.parametrize(("after_ms", "taken"), [(99, [b"plain"]), (100, [])])
-def test_plain_messages_are_told_apart_by_time(after_ms: int, taken: list[bytes]) -> None:
+def test_standby_plain_messages_are_ordered_by_arrival_time(after_ms: int, taken: list[bytes]) -> None:
     bench = Bench()
     bench.heard(b"plain")
     bench.heard(b"later", after_ns=after_ms * MS)
@@ -252,14 +252,14 @@ def test_plain_messages_are_told_apart_by_time(after_ms: int, taken: list[bytes]
 
 
 @pytest.mark.parametrize(("after_ms", "taken"), [(100, [b"plain"]), (101, [])])
-def test_what_came_into_the_log_and_was_not_heard_may_be_of_the_same_connection(after_ms: int, taken: list[bytes]) -> None:
+def test_standby_plain_message_and_unheard_log_record_are_ordered_by_time(after_ms: int, taken: list[bytes]) -> None:
     bench = Bench()
     bench.heard(b"plain")
     bench.shows(b"never heard", after_ns=after_ms * MS)
     assert values(bench.leads()) == taken
 
 
-def test_a_leaders_backlog_is_not_passed_over() -> None:
+def test_standby_messages_behind_the_leaders_backlog_are_appended() -> None:
     """What waits in it is behind what was heard before, however late that comes into the log."""
     bench = Bench()
     bench.heard(b"first")
@@ -268,14 +268,14 @@ def test_a_leaders_backlog_is_not_passed_over() -> None:
     assert values(bench.leads()) == [b"second"]
 
 
-def test_who_is_bound_to_a_condition_is_never_appended() -> None:
+def test_standby_conditional_message_is_never_appended() -> None:
     bench = Bench()
     bench.heard(b"a", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n")
     taken = bench.leads()
     assert (taken.fresh, [message[2] for message in taken.undecided], bench.standby.counters.undecided) == ([], [b"a"], 1)
 
 
-def test_one_that_repeats_a_stored_message_id_is_taken_to_be_answered_though_later_ones_are_stored() -> None:
+def test_standby_message_with_a_stored_id_is_appended_for_deduplication() -> None:
     bench = Bench()
     bench.ids.begin(0)
     bench.heard(b"again", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n")
@@ -285,7 +285,7 @@ def test_one_that_repeats_a_stored_message_id_is_taken_to_be_answered_though_lat
     assert values(bench.leads()) == [b"again"]
 
 
-def test_one_bad_message_costs_its_neighbours_nothing_and_is_judged_by_the_leader() -> None:
+def test_standby_invalid_message_does_not_affect_its_neighbors() -> None:
     bench = Bench()
     bench.heard(b"good", reply=b"_INBOX.c.")
     bench.hearings[0].sink(b"ev", b"_INBOX.d.1", b"ttl", b"NATS/1.0\r\nNats-TTL: 1s\r\n\r\n")
@@ -296,7 +296,7 @@ def test_one_bad_message_costs_its_neighbours_nothing_and_is_judged_by_the_leade
     assert len(taken.known) == 1
 
 
-def test_a_whole_batch_is_one_message() -> None:
+def test_standby_batch_counts_as_a_single_message() -> None:
     head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
     batch = build_batch([b"x", b"y"])
     bench = Bench()
@@ -310,7 +310,7 @@ def test_a_whole_batch_is_one_message() -> None:
     assert (stored, publishers.replies, publishers.batch_records) == (Stored(0, 1), [b"_INBOX.c.1"], 2)
 
 
-def test_what_retention_has_taken_is_not_appended_again() -> None:
+def test_standby_message_deleted_by_retention_is_not_appended_again() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.shows(b"a", after_ns=MS)
@@ -327,7 +327,7 @@ def test_what_retention_has_taken_is_not_appended_again() -> None:
     assert values(bench.leads()) == [b"b"]
 
 
-def test_what_retention_has_taken_is_as_old_as_the_last_record_that_it_took() -> None:
+def test_standby_record_deleted_by_retention_is_as_old_as_the_last_deleted() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.shows(b"a", after_ns=MS)
@@ -338,7 +338,7 @@ def test_what_retention_has_taken_is_as_old_as_the_last_record_that_it_took() ->
     assert values(bench.leads()) == [b"a", b"new"]
 
 
-def test_what_it_commits_itself_says_nothing_of_whom_the_leader_before_has_answered() -> None:
+def test_standby_own_commits_do_not_count_as_answered_by_the_former_leader() -> None:
     for gone in (False, True):
         bench = Bench()
         bench.heard(b"a", reply=b"_INBOX.c.")
@@ -359,7 +359,7 @@ def long_heard(count: int = 100) -> Bench:
     return bench
 
 
-def test_what_comes_while_it_sorts_has_just_come() -> None:
+def test_standby_messages_during_the_sort_are_appended_after_the_sorted() -> None:
     bench = long_heard()
     found = bench.begins_to_lead()
     for number in range(1000, 1010):
@@ -374,7 +374,7 @@ def test_what_comes_while_it_sorts_has_just_come() -> None:
     assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
 
 
-def test_a_slice_ends_when_its_time_is_over() -> None:
+def test_standby_sort_slice_ends_after_its_time() -> None:
     bench = long_heard()
     bench.standby.rules = replace(bench.standby.rules, slice_ns=5 * MS)
 
@@ -390,7 +390,7 @@ def test_a_slice_ends_when_its_time_is_over() -> None:
     assert 5 < slices < 20, "some 40 pieces and 5 in a slice"
 
 
-def test_who_leads_no_more_before_it_has_sorted_keeps_what_it_heard() -> None:
+def test_standby_demoted_during_the_sort_keeps_its_messages() -> None:
     bench = long_heard()
     held = bench.standby.heard.size_bytes
     found = bench.begins_to_lead()
@@ -404,7 +404,7 @@ def test_who_leads_no_more_before_it_has_sorted_keeps_what_it_heard() -> None:
     assert values(bench.leads()) == [*(b"%d" % number for number in range(1, 100, 2)), b"later"]
 
 
-def test_what_is_to_be_forgotten_while_it_sorts_is_not_taken() -> None:
+def test_standby_messages_discarded_during_the_sort_are_not_appended() -> None:
     bench = long_heard()
     found = bench.begins_to_lead()
     bench.go_on(7)
@@ -418,7 +418,7 @@ def test_what_is_to_be_forgotten_while_it_sorts_is_not_taken() -> None:
     assert bench.standby.counters.appended == 0
 
 
-def test_who_listens_no_more_before_it_has_sorted_takes_nothing_over() -> None:
+def test_standby_that_stops_listening_during_the_sort_appends_nothing() -> None:
     bench = long_heard()
     found = bench.begins_to_lead()
     bench.go_on(7)
@@ -428,7 +428,7 @@ def test_who_listens_no_more_before_it_has_sorted_takes_nothing_over() -> None:
     assert found == [None]
 
 
-def test_a_log_that_cannot_be_read_is_told_and_nothing_is_taken_over() -> None:
+def test_standby_unreadable_log_is_reported_and_nothing_appended() -> None:
     bench, told = long_heard(), list[LiftError]()
     bench.standby.on_unreadable = told.append
     found = bench.begins_to_lead()
@@ -440,7 +440,7 @@ def test_a_log_that_cannot_be_read_is_told_and_nothing_is_taken_over() -> None:
 
 
 # ---- while it follows --------------------------------------------------------------------------------------------------------
-def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
+def test_standby_listens_only_where_it_may_lead_next() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.replica.stands_by = False
@@ -463,14 +463,14 @@ def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
     assert values(bench.leads()) == [b"b"]
 
 
-def test_who_leads_from_the_first_on_has_nothing_to_claim_and_does_not_listen() -> None:
+def test_standby_of_a_first_leader_does_not_listen() -> None:
     bench = Bench()
     bench.leads()
     bench.standby.review()
     assert (len(bench.hearings), bench.begins_to_lead()) == (1, [None])
 
 
-def test_a_cut_makes_what_it_takes_be_shown_anew() -> None:
+def test_standby_truncation_makes_messages_unmatched_again() -> None:
     bench = Bench()
     bench.heard(b"a", b"b")
     bench.shows(b"a", after_ns=MS)
@@ -481,7 +481,7 @@ def test_a_cut_makes_what_it_takes_be_shown_anew() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"read_only": True}, {"max_message_bytes": 9}, {"optimistic_concurrency": True}])
-def test_what_was_heard_under_other_settings_may_have_been_refused_and_is_forgotten(changed: dict[str, Any]) -> None:
+def test_standby_settings_change_discards_messages_heard_before(changed: dict[str, Any]) -> None:
     bench = Bench()
     bench.heard(b"1")
     bench.log.config = replace(bench.log.config, retention_age_s=5.0)
@@ -497,7 +497,7 @@ def test_what_was_heard_under_other_settings_may_have_been_refused_and_is_forgot
     assert values(bench.leads()) == [b"3"]
 
 
-def test_standby_tells_no_where_its_leader_may_not_have_known_of_new_settings() -> None:
+def test_standby_rejects_nothing_when_its_leader_may_not_have_known_new_settings() -> None:
     bench = Bench()
     bench.log.config = replace(bench.log.config, read_only=True)
     bench.standby.review()
@@ -511,7 +511,7 @@ def test_standby_tells_no_where_its_leader_may_not_have_known_of_new_settings() 
     assert [message[2] for message in taken.undecided] == [b"rejected as read-only"]
 
 
-def test_what_was_heard_before_a_pause_was_missed_may_have_been_refused_and_is_forgotten() -> None:
+def test_standby_missed_pause_discards_messages_heard_before() -> None:
     bench = Bench()
     bench.heard(b"1")
     bench.standby.review()
@@ -523,7 +523,7 @@ def test_what_was_heard_before_a_pause_was_missed_may_have_been_refused_and_is_f
     assert values(bench.leads()) == [b"2"]
 
 
-def test_what_is_old_goes() -> None:
+def test_standby_old_messages_are_dropped() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.heard(b"b", after_ns=9 * S + 1)
@@ -533,7 +533,7 @@ def test_what_is_old_goes() -> None:
 SIZE = MESSAGE_BYTES + 10
 
 
-def test_while_the_log_goes_on_the_oldest_make_room() -> None:
+def test_standby_full_buffer_with_an_advancing_log_drops_the_oldest() -> None:
     bench = Bench(bound_bytes=2 * SIZE)
     for number in range(4):
         bench.heard(b"%010d" % number, after_ns=2 * MS)
@@ -543,7 +543,7 @@ def test_while_the_log_goes_on_the_oldest_make_room() -> None:
     assert bench.standby.heard.size_bytes == 2 * SIZE
 
 
-def test_while_it_stands_still_the_newest_find_no_room_and_that_is_told() -> None:
+def test_standby_full_buffer_with_a_stalled_log_drops_the_newest_and_reports() -> None:
     bench = Bench(bound_bytes=2 * SIZE)
     for number in range(5):
         bench.heard(b"%010d" % number, after_ns=2 * MS)
@@ -551,7 +551,7 @@ def test_while_it_stands_still_the_newest_find_no_room_and_that_is_told() -> Non
     assert (bench.lost, bench.standby.report()["lost"]) == ([1, 1, 1], 3)
 
 
-def test_what_a_node_keeps_is_bounded_over_all_partitions() -> None:
+def test_standby_buffer_is_bounded_per_node() -> None:
     bench = Bench(node_bytes=3 * SIZE)
     bench.standby.heard.node.size_bytes = 2 * SIZE
     bench.heard(b"%010d" % 0, after_ns=MS)
@@ -560,13 +560,13 @@ def test_what_a_node_keeps_is_bounded_over_all_partitions() -> None:
     assert bench.standby.heard.node.size_bytes == 3 * SIZE
 
 
-def test_what_nobody_had_room_to_read_is_lost_too() -> None:
+def test_standby_unread_messages_count_as_lost() -> None:
     bench = Bench()
     bench.given_up(7)
     assert (bench.lost, bench.standby.report()["lost"]) == ([7], 7)
 
 
-def test_compressed_batches_are_looked_into() -> None:
+def test_standby_compares_records_of_compressed_batches() -> None:
     bench = Bench()
     bench.heard(b"a" * 200)
     bench.now_ns += MS
@@ -575,7 +575,7 @@ def test_compressed_batches_are_looked_into() -> None:
     assert values(bench.leads()) == []
 
 
-def test_what_a_producer_has_numbered_is_left_to_its_sequence() -> None:
+def test_standby_numbered_producer_batches_are_not_appended() -> None:
     head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
     numbered = frames.batch_publish(head, build_batch([b"x"], producer_id=7, producer_epoch=1))
     asked = frames.batch_publish(client_pb2.BatchPublish(ackInbox="_INBOX.c.2", askedProducer=7, producerInstance=9), b"")

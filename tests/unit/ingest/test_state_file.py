@@ -99,7 +99,7 @@ def filled() -> tuple[Log, LogState]:
     return log, state
 
 
-def test_what_is_restored_is_what_was_known_and_only_the_rest_is_replayed() -> None:
+def test_state_file_restored_state_equals_the_original_and_replays_the_rest() -> None:
     log, state = filled()
     name = write(log, state)
     assert (name, state_names(log.storage)) == ("state-00000000000000000009", [name])
@@ -125,7 +125,7 @@ def test_what_is_restored_is_what_was_known_and_only_the_rest_is_replayed() -> N
     assert known(third, NAMES) == known(again, NAMES)
 
 
-def test_what_has_been_committed_since_a_state_makes_what_it_holds_expire() -> None:
+def test_state_file_restored_ids_expire_by_later_commits() -> None:
     log = a_log()
     state = a_state(log)
     append(log, state, ["old"], at=1000)
@@ -140,7 +140,7 @@ def test_what_has_been_committed_since_a_state_makes_what_it_holds_expire() -> N
     assert (again.ids.find(b"old", 0), again.ids.find(b"new", 0), len(again.ids)) == (None, Stored(1, 1), 1)
 
 
-def test_what_is_not_on_this_disk_or_not_known_is_not_written() -> None:
+def test_state_file_is_not_written_for_unflushed_or_incomplete_state() -> None:
     log = a_log()
     state = a_state(log)
     assert state.snapshot(OF) is None, "an empty log"
@@ -165,7 +165,7 @@ def test_what_is_not_on_this_disk_or_not_known_is_not_written() -> None:
         ("damaged log", "x"),
     ],
 )  # fmt: skip
-def test_one_that_does_not_fit_is_left_out_and_removed(what: str, why: str) -> None:
+def test_state_file_that_does_not_fit_is_ignored_and_removed(what: str, why: str) -> None:
     log, state = filled()
     name = write(log, state)
     data = log.storage.load(name)
@@ -208,7 +208,7 @@ def test_one_that_does_not_fit_is_left_out_and_removed(what: str, why: str) -> N
     assert state_names(log.storage) == []
 
 
-def test_of_several_the_newest_that_fits_is_taken() -> None:
+def test_state_file_newest_fitting_file_is_loaded() -> None:
     log, state = filled()
     name = write(log, state)
     log.storage.replace(state_name(3), b"old")
@@ -218,7 +218,7 @@ def test_of_several_the_newest_that_fits_is_taken() -> None:
     assert (loaded.end_offset, list(unfit), state_names(log.storage)) == (9, [state_name(99)], [name])
 
 
-def test_what_is_removed_stays_so_after_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_removal_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, told = MemoryStorage(), list[str]()
     monkeypatch.setattr(storage, "remove", told.append)
     monkeypatch.setattr(storage, "sync_folder", lambda: told.append("synced"))
@@ -231,7 +231,7 @@ def test_what_is_removed_stays_so_after_a_power_cut(monkeypatch: pytest.MonkeyPa
     assert told == [], "nothing was there"
 
 
-def test_a_log_that_was_cut_and_written_anew_has_another_epoch_there() -> None:
+def test_state_file_of_a_truncated_and_rewritten_log_does_not_fit() -> None:
     log, state = filled()
     name = write(log, state)
     log.cut_to(7)
@@ -244,7 +244,7 @@ def test_a_log_that_was_cut_and_written_anew_has_another_epoch_there() -> None:
     assert again.end_offset is None
 
 
-def test_parts_that_are_unknown_are_passed_over_and_those_that_can_t_be_used_leave_all_out() -> None:
+def test_state_file_unknown_parts_are_ignored_and_unusable_parts_reject_all() -> None:
     log, state = filled()
     write(log, state)
     loaded, _ = load_state(log, OF)
@@ -282,7 +282,7 @@ def test_parts_that_are_unknown_are_passed_over_and_those_that_can_t_be_used_lea
     assert small.ids.size_bytes <= 4096
 
 
-def test_who_had_asked_and_did_not_know_all_reads_backwards() -> None:
+def test_state_file_incomplete_subjects_are_read_backward_after_restore() -> None:
     log = a_log()
     state = a_state(log)
     for _ in range(5):
@@ -302,7 +302,7 @@ def test_who_had_asked_and_did_not_know_all_reads_backwards() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_no_byte_of_a_file_can_be_another(data: st.DataObject) -> None:
+def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> None:
     log, state = filled()
     name = write(log, state)
     content = log.storage.load(name)
@@ -322,7 +322,7 @@ def test_no_byte_of_a_file_can_be_another(data: st.DataObject) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
-def test_any_bytes_of_a_part_are_refused_or_bounded(data: bytes, name: str) -> None:
+def test_state_file_random_part_bytes_are_rejected_or_bounded(data: bytes, name: str) -> None:
     """The CRC can't be relied on here: a version with a bug may have written it."""
     log, state = filled()
     write(log, state)
@@ -335,7 +335,7 @@ def test_any_bytes_of_a_part_are_refused_or_bounded(data: bytes, name: str) -> N
     assert decode_state(data) is None
 
 
-def test_a_file_with_a_part_twice_or_bytes_left_over_is_none() -> None:
+def test_state_file_with_repeated_part_or_trailing_bytes_is_rejected() -> None:
     state = State("s", 5, 1, {"a": (1, b"x"), "b": (2, b"")})
     assert decode_state(encode_state(state)) == state
     twice = encode_state(state)[8:-4].replace(b"\x01\x00b", b"\x01\x00a")
@@ -344,7 +344,7 @@ def test_a_file_with_a_part_twice_or_bytes_left_over_is_none() -> None:
     assert decode_state(None) is None
 
 
-def test_when_one_is_written() -> None:
+def test_state_pace_is_due_by_log_growth_time_and_last_file_size() -> None:
     pace = Pace(60, 1000, 10)
     assert not pace.is_due(999, 0, 59)
     assert pace.is_due(1000, 0, 0)
@@ -359,7 +359,7 @@ def test_when_one_is_written() -> None:
     )
 
 
-def test_the_writer_keeps_count_and_a_full_disk_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_writer_counts_files_and_survives_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     log = a_log()
     state = a_state(log)
     now = [0]
@@ -397,7 +397,7 @@ def test_the_writer_keeps_count_and_a_full_disk_stops_nothing(monkeypatch: pytes
     assert (writer.written, writer.failed, state_names(log.storage)) == (1, 2, [name])
 
 
-def test_a_folder_with_states_is_known_to_have_some() -> None:
+def test_recovery_reports_whether_state_files_exist() -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     state = a_state(log)
@@ -424,7 +424,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEPS, max_size=30))
-def test_with_files_and_without_the_same_is_known(steps: list[tuple[object, ...]]) -> None:
+def test_state_with_and_without_files_is_equal_for_random_operations(steps: list[tuple[object, ...]]) -> None:
     log = a_log()
     state, plain = a_state(log), a_state(log)
     now, epoch, ends = 1000, 1, [0]
@@ -469,7 +469,7 @@ def test_with_files_and_without_the_same_is_known(steps: list[tuple[object, ...]
                 assert state.subjects.find(f"s.{name}") == plain.subjects.find(f"s.{name}")
 
 
-def test_a_log_without_ids_subjects_and_producers_has_a_small_one() -> None:
+def test_state_file_of_a_log_without_ids_is_small() -> None:
     log = a_log()
     state = a_state(log)
     batch = build_batch([b"v"], subjects=["s.a"], base_offset=0, leader_epoch=1, timestamp_ns=1)
@@ -494,7 +494,7 @@ class _Careless(MemoryStorage):
         super().replace(name, whole[:-1])
 
 
-def test_state_that_cannot_be_read_back_leaves_the_older_one() -> None:
+def test_state_that_cannot_be_read_back_keeps_the_older_file() -> None:
     older = encode_state(State(OF, 5, 1, {"ids": (1, b"older")}))
     for storage, stays in ((MemoryStorage(), 9), (_Careless(), 5)):
         MemoryStorage.replace(storage, state_name(5), older)
@@ -516,7 +516,7 @@ def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
-def test_state_giver_with_two_askers_in_turns_gives_each_a_whole_state_of_a_growing_log(seconds: float) -> None:
+def test_state_giver_with_two_alternating_askers_gives_each_a_whole_state(seconds: float) -> None:
     """A follower and a backup, say. The second one must not make the first one begin again and again, nor the other way round."""
     log = a_log()
     state = a_state(log)

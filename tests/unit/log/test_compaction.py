@@ -58,7 +58,7 @@ def _newest_per_key(records: list[Record]) -> dict[bytes, tuple[int, bytes | Non
     return {r.key: (r.offset, r.value) for r in records if r.key is not None}
 
 
-def test_the_last_record_of_each_key_stays_at_its_offset() -> None:
+def test_compaction_keeps_the_last_record_of_each_key_at_its_offset() -> None:
     log = _keyed()
     before, epochs, segments = _records(log), log.epochs.entries, len(log.segments)
     dropped = _compact(log)
@@ -76,7 +76,7 @@ def test_the_last_record_of_each_key_stays_at_its_offset() -> None:
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
 
 
-def test_a_follower_whose_log_ends_in_what_was_dropped_can_go_on() -> None:
+def test_compaction_lets_a_follower_with_dropped_records_at_its_end_continue() -> None:
     leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
     ends = [0]
     while follower.log_end_offset < 100:
@@ -99,7 +99,7 @@ def test_a_follower_whose_log_ends_in_what_was_dropped_can_go_on() -> None:
     assert follower.epochs.entries == leader.epochs.entries
 
 
-def test_too_little_that_is_new_is_left_for_later() -> None:
+def test_compaction_waits_while_the_dirty_ratio_is_too_small() -> None:
     log = _keyed()
     compaction = log.begin_compaction(NOW_NS, min_dirty_ratio=0.5)
     assert compaction is not None
@@ -108,7 +108,7 @@ def test_too_little_that_is_new_is_left_for_later() -> None:
     assert log.begin_compaction(NOW_NS, min_dirty_ratio=0.5) is None
 
 
-def test_a_full_disk_leaves_nothing_of_a_compaction_behind() -> None:
+def test_compaction_on_a_full_disk_leaves_no_files() -> None:
     storage = MemoryStorage()
     log = _keyed(storage)
     before, names = _records(log), storage.names()
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing_of_a_compaction_behind() -> None:
     assert (_records(log), storage.names()) == (before, names)
 
 
-def test_an_error_while_files_are_exchanged_closes_the_log() -> None:
+def test_compaction_error_during_the_file_exchange_closes_the_log() -> None:
     storage = MemoryStorage()
     log = _keyed(storage)
     compaction = log.begin_compaction(NOW_NS)
@@ -131,13 +131,13 @@ def test_an_error_while_files_are_exchanged_closes_the_log() -> None:
         log.read(0, 100)
 
 
-def test_nothing_above_the_high_watermark_is_touched() -> None:
+def test_compaction_ignores_records_above_the_high_watermark() -> None:
     log = _keyed()
     log.high_watermark = -1
     assert log.begin_compaction(NOW_NS) is None
 
 
-def test_a_tombstone_goes_after_its_time() -> None:
+def test_compaction_removes_a_tombstone_after_its_retention() -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     _append(log, [(b"first", b"v")])
     _append(log, [(b"a", b"v" * 2000)])
@@ -152,7 +152,7 @@ def test_a_tombstone_goes_after_its_time() -> None:
     assert b"a" not in {r.key for r in _records(log)}
 
 
-def test_a_cut_while_compaction_ran_makes_it_void() -> None:
+def test_compaction_is_discarded_when_the_log_was_truncated_meanwhile() -> None:
     log = _keyed()
     compaction = log.begin_compaction(NOW_NS)
     assert compaction is not None
@@ -165,7 +165,7 @@ def test_a_cut_while_compaction_ran_makes_it_void() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
-def test_a_death_at_every_call_is_recovered(power: bool) -> None:
+def test_compaction_crash_at_any_storage_call_is_recovered(power: bool) -> None:
     calls = 0
     while True:
         storage = MemoryStorage()
@@ -198,7 +198,7 @@ _rows = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(_rows, min_size=1, max_size=60))
-def test_any_history_keeps_the_last_of_each_key(history: list) -> None:
+def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: list) -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     for number, rows in enumerate(history):
         _append(log, rows, epoch=1 + number // 10)
@@ -213,7 +213,7 @@ def test_any_history_keeps_the_last_of_each_key(history: list) -> None:
 
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
-def test_what_may_have_a_message_id_stays_for_the_window_of_log_time(window_s: float, kept: list[int]) -> None:
+def test_compaction_keeps_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
     """Whoever opens the log without a state beside it learns the ids from it."""
     storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
     log, _ = Log.open(storage, config)

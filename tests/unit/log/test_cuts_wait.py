@@ -35,7 +35,7 @@ def with_a_flush() -> tuple[Log, list[str]]:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_no_file_is_cut_or_removed_beside_a_flush(what: str) -> None:
+def test_log_file_change_waits_for_a_running_flush(what: str) -> None:
     log, told = with_a_flush()
     CHANGES[what](log)
     assert told.count("waited") == 1
@@ -45,7 +45,7 @@ def test_no_file_is_cut_or_removed_beside_a_flush(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_nobody_who_could_be_waited_for_is_an_error_and_no_silent_cut(what: str) -> None:
+def test_log_truncation_during_a_flush_without_waiter_is_an_error(what: str) -> None:
     log, _ = with_a_flush()
     flush = log._flush
     assert flush is not None
@@ -55,7 +55,7 @@ def test_nobody_who_could_be_waited_for_is_an_error_and_no_silent_cut(what: str)
     assert log.segments[-1].next_offset == 19
 
 
-def test_an_unclean_close_waits_for_nobody_and_stores_nothing() -> None:
+def test_log_unclean_close_does_not_wait_and_stores_nothing() -> None:
     log, told = with_a_flush()
     log.close(clean=False)
     log.close()
@@ -72,7 +72,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[MemoryFile]:
     return closed
 
 
-def test_the_journal_closes_the_file_that_it_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_journal_closes_a_replaced_file(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
     closed = counted(monkeypatch)
     journal = PromiseJournal(storage)
@@ -88,7 +88,7 @@ def test_the_journal_closes_the_file_that_it_has_replaced(monkeypatch: pytest.Mo
     assert closed == [first, second]
 
 
-def test_a_cut_a_fresh_start_and_retention_close_what_they_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_truncation_reset_and_retention_close_removed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled()
     files = [segment.file for segment in log.segments]
     closed = counted(monkeypatch)
@@ -103,7 +103,7 @@ def test_a_cut_a_fresh_start_and_retention_close_what_they_remove(monkeypatch: p
 
 
 # ---- fillers ---------------------------------------------------------------------------------------------------------------
-def test_a_filler_has_the_newest_time_and_the_whole_extent_of_what_it_stands_for() -> None:
+def test_compaction_filler_has_the_newest_time_and_full_offset_range() -> None:
     log = keyed([(b"a", b"1")], [(b"b", b"1"), (b"a", b"2")], [(b"b", b"2")], [(b"a", b"3"), (b"b", b"3")])
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -116,7 +116,7 @@ def test_a_filler_has_the_newest_time_and_the_whole_extent_of_what_it_stands_for
     assert log.offset_for_timestamp(3 * S) == 4
 
 
-def test_a_filler_is_of_one_epoch_and_each_epoch_keeps_its_first_offset() -> None:
+def test_compaction_filler_spans_a_single_epoch() -> None:
     log = keyed([(b"a", b"1")], [(b"a", b"2")], [(b"a", b"3")], [(b"a", b"4")], epochs=(1, 1, 2, 3))
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -130,7 +130,7 @@ def test_a_filler_is_of_one_epoch_and_each_epoch_keeps_its_first_offset() -> Non
     assert again.epochs.entries == log.epochs.entries == ((1, 0), (2, 2), (3, 3))
 
 
-def test_a_batch_that_loses_its_ends_keeps_its_extent_and_its_stamps() -> None:
+def test_compaction_batch_without_its_ends_keeps_offset_range_and_stamps() -> None:
     log = keyed([(b"z", b"0")], [(b"a", b"1"), (b"k", b"stays"), (b"a", b"2")], [(b"a", b"3")])
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -142,7 +142,7 @@ def test_a_batch_that_loses_its_ends_keeps_its_extent_and_its_stamps() -> None:
     assert (log.size_bytes, log.log_end_offset) == (sum(s.file.size_bytes for s in log.segments), 5)
 
 
-def test_what_compaction_leaves_of_a_batch_keeps_its_own_times_headers_and_replies() -> None:
+def test_compaction_remaining_records_keep_times_headers_and_replies() -> None:
     log = a_log(compaction=True)
     log.append(
         build_batch(

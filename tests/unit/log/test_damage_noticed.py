@@ -62,7 +62,7 @@ def finish(scan: Scan, file: LogFile, piece: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(sealed=st.booleans(), share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), in_header=st.booleans())
-def test_whatever_bit_flips_it_is_noticed_where_it_is_served(sealed: bool, share: float, bit: int, in_header: bool) -> None:
+def test_log_read_detects_any_flipped_bit(sealed: bool, share: float, bit: int, in_header: bool) -> None:
     log, storage, told = filled()
     segment = log.segments[0 if sealed else -1]
     assert segment.checked, "written by this process"
@@ -87,7 +87,7 @@ def test_whatever_bit_flips_it_is_noticed_where_it_is_served(sealed: bool, share
     bit=st.integers(0, 7),
     piece=st.sampled_from([1, 777, 5000, 1 << 20]),
 )
-def test_the_scrub_finds_every_flip_and_where(sealed: bool, share: float, bit: int, piece: int) -> None:
+def test_scrub_detects_any_flipped_bit_and_its_position(sealed: bool, share: float, bit: int, piece: int) -> None:
     log, storage, told = filled()
     assert scrubbed(log, log.segments, piece)
     segment = log.segments[0 if sealed else -1]
@@ -103,7 +103,7 @@ def test_the_scrub_finds_every_flip_and_where(sealed: bool, share: float, bit: i
     assert len(told) == 1
 
 
-def test_a_scan_goes_on_where_another_one_was() -> None:
+def test_scan_resumes_at_a_given_position() -> None:
     log, _, _ = filled()
     segment = log.segments[0]
     whole = scan_of(log, segment)
@@ -116,7 +116,7 @@ def test_a_scan_goes_on_where_another_one_was() -> None:
     assert rest.done
 
 
-def test_what_is_not_flushed_is_not_scanned() -> None:
+def test_scan_ignores_unflushed_data() -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     assert scan_of(log, log.segments[0]) is None
     log.append(build_batch([b"x"], leader_epoch=1))
@@ -125,7 +125,7 @@ def test_what_is_not_flushed_is_not_scanned() -> None:
     assert scan_of(log, log.segments[0]) is not None
 
 
-def test_a_segment_that_was_cut_meanwhile_is_no_damage() -> None:
+def test_scan_of_a_truncated_segment_is_no_damage() -> None:
     log, _, told = filled()
     segment = log.segments[-1]
     scan = scan_of(log, segment)
@@ -137,7 +137,7 @@ def test_a_segment_that_was_cut_meanwhile_is_no_damage() -> None:
     assert not told
 
 
-def test_only_what_this_process_sealed_is_read_back_at_once() -> None:
+def test_freshly_sealed_returns_only_segments_sealed_by_this_process() -> None:
     log, storage, _ = filled()
     assert freshly_sealed(log) is log.segments[0]
     log, _ = Log.open(storage.crash(power=False), CONFIG)
@@ -149,7 +149,7 @@ def test_only_what_this_process_sealed_is_read_back_at_once() -> None:
     assert freshly_sealed(log) is log.segments[1]
 
 
-def test_segments_come_one_after_the_other() -> None:
+def test_next_segment_returns_segments_in_order() -> None:
     log, _, _ = filled()
     first = next_segment(log, -1)
     assert first is log.segments[0]
@@ -158,7 +158,7 @@ def test_segments_come_one_after_the_other() -> None:
     assert next_segment(log, second.base_offset) is None
 
 
-def test_compaction_that_meets_damage_leaves_no_index_that_says_otherwise() -> None:
+def test_compaction_that_finds_damage_removes_the_index() -> None:
     log, storage, told = filled(replace(CONFIG, compaction=True))
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -172,7 +172,7 @@ def test_compaction_that_meets_damage_leaves_no_index_that_says_otherwise() -> N
     assert report.must_leave_isr
 
 
-def test_retention_that_meets_damage_tells() -> None:
+def test_retention_that_finds_damage_reports_it() -> None:
     log, storage, told = filled()
     position = next(at for at, header in log.segments[0].batches(0, 1 << 20) if header.base_offset == 10 * BATCH)
     for at in range(position, position + 6):
@@ -183,7 +183,7 @@ def test_retention_that_meets_damage_tells() -> None:
     assert told
 
 
-def test_complaints_are_bounded() -> None:
+def test_log_complaints_are_limited_per_peer() -> None:
     log, _, told = filled()
     assert log.complaint(0, "b", 0) is Recheck.SOUND
     assert log.complaint(0, "b", EVERY_NS - 1) is Recheck.TOO_SOON
@@ -202,7 +202,7 @@ def test_complaints_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("spoil", ["damage", "remove"])
-def test_an_index_that_is_gone_or_damaged_is_written_again_on_opening(spoil: str) -> None:
+def test_log_open_rewrites_a_missing_or_damaged_index(spoil: str) -> None:
     """[S6]"""
     _, storage, _ = filled()
     before = storage.load(index_name(0))
@@ -220,7 +220,7 @@ def test_an_index_that_is_gone_or_damaged_is_written_again_on_opening(spoil: str
     assert report.rebuilt_indexes == 0
 
 
-def test_no_room_for_an_index_stops_nobody() -> None:
+def test_log_open_without_space_for_an_index_succeeds() -> None:
     _, storage, _ = filled()
     storage.remove(index_name(0))
     storage.capacity_bytes = storage.used_bytes() + 10

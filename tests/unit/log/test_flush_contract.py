@@ -14,7 +14,7 @@ from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageE
 from tests.unit.log.small_logs import a_log, add, filled, stored
 
 
-def test_a_flush_proves_what_had_been_appended_when_it_began() -> None:
+def test_flush_covers_only_records_appended_before_it_began() -> None:
     log = a_log()
     add(log, 3)
     flush = log.begin_flush()
@@ -28,7 +28,7 @@ def test_a_flush_proves_what_had_been_appended_when_it_began() -> None:
 
 
 @pytest.mark.parametrize("mode", ["always", "none", "interval:50"])
-def test_what_counts_as_flushed_is_the_streams_policy_and_what_is_durable_is_not(mode: str) -> None:
+def test_flush_policy_defines_flushed_end_but_not_durable_end(mode: str) -> None:
     log = a_log(flush=FlushPolicy.parse(mode))
     add(log, 3)
     assert log.flushed_end_offset == (0 if mode == "always" else 3)
@@ -36,7 +36,7 @@ def test_what_counts_as_flushed_is_the_streams_policy_and_what_is_durable_is_not
 
 
 @pytest.mark.parametrize("kind", [StorageError, NoSpaceError])
-def test_a_flush_that_failed_closes_the_log_and_leaves_its_mark(kind: type[StorageError]) -> None:
+def test_flush_that_fails_closes_the_log_and_leaves_a_mark(kind: type[StorageError]) -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     add(log)
@@ -62,7 +62,7 @@ def test_a_flush_that_failed_closes_the_log_and_leaves_its_mark(kind: type[Stora
             use()
 
 
-def test_a_write_that_failed_closes_the_log() -> None:
+def test_write_that_fails_closes_the_log() -> None:
     storage = MemoryStorage(capacity_bytes=1000)
     log = a_log(storage)
     add(log)
@@ -72,7 +72,7 @@ def test_a_write_that_failed_closes_the_log() -> None:
         add(log)
 
 
-def test_a_flush_syncs_files_then_names_and_writes_indexes_last() -> None:
+def test_flush_syncs_files_then_directory_and_writes_indexes_last() -> None:
     calls: list[str] = []
 
     class File:
@@ -101,7 +101,7 @@ def test_a_flush_syncs_files_then_names_and_writes_indexes_last() -> None:
     assert calls == ["sync active"]
 
 
-def test_the_stored_hw_is_durable_records_alone() -> None:
+def test_checkpoint_stores_a_high_watermark_of_durable_records_only() -> None:
     log = a_log(flush=FlushPolicy.parse("none"))
     add(log, 5)
     log.raise_high_watermark(4)
@@ -112,7 +112,7 @@ def test_the_stored_hw_is_durable_records_alone() -> None:
     assert stored(log).high_watermark == 4
 
 
-def test_a_promise_never_falls_and_goes_with_the_next_checkpoint() -> None:
+def test_promised_epoch_never_falls_and_is_stored_in_the_checkpoint() -> None:
     log = a_log()
     for number, (epoch, held) in enumerate(((5, 5), (3, 5), (7, 7))):
         log.promised(epoch)
@@ -125,7 +125,7 @@ def test_a_promise_never_falls_and_goes_with_the_next_checkpoint() -> None:
     assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=8)[0].persisted_epoch == 8
 
 
-def test_readers_are_woken_by_appends_hw_and_cuts_and_by_nothing_else() -> None:
+def test_log_on_advance_is_called_by_appends_hw_and_truncation_only() -> None:
     log, woken = a_log(), []
     log.on_advance = lambda: woken.append(1)
     for step, wakes in (
@@ -139,7 +139,7 @@ def test_readers_are_woken_by_appends_hw_and_cuts_and_by_nothing_else() -> None:
         log.raise_high_watermark(99)
 
 
-def test_flushes_move_to_the_loop_by_points_and_back_by_one_that_is_long() -> None:
+def test_flush_place_moves_to_the_loop_by_points_and_back_after_a_long_flush() -> None:
     place = FlushPlace()
     place.tried_out([SHORT_S] * (PROBES - 1))
     assert not place.on_loop
@@ -155,7 +155,7 @@ def test_flushes_move_to_the_loop_by_points_and_back_by_one_that_is_long() -> No
     assert not place.on_loop
 
 
-def test_every_step_of_a_close_is_made() -> None:
+def test_log_close_flushes_checkpoints_and_stores_epochs() -> None:
     log = filled()
     add(log, 2, epoch=3)
     log.close()

@@ -70,7 +70,7 @@ class Shell:
         return told
 
 
-def test_what_is_appended_during_a_flush_goes_with_the_next_one() -> None:
+def test_group_commit_flushes_appends_during_a_flush_with_the_next_flush() -> None:
     shell = Shell()
     shell.append()
     assert shell.heard() == ["begin"]
@@ -84,7 +84,7 @@ def test_what_is_appended_during_a_flush_goes_with_the_next_one() -> None:
     assert shell.commit.count == 2
 
 
-def test_a_wanted_one_is_begun_once_and_takes_what_came_until_it_starts() -> None:
+def test_group_commit_requests_a_flush_once_until_it_starts() -> None:
     shell = Shell()
     shell.starts = False
     shell.append(3)
@@ -96,7 +96,7 @@ def test_a_wanted_one_is_begun_once_and_takes_what_came_until_it_starts() -> Non
     assert shell.heard() == ["done", (3, 7)]
 
 
-def test_what_is_done_later_is_done_behind_what_runs_in_order_and_nothing_begins_before() -> None:
+def test_group_commit_deferred_work_runs_in_order_after_the_running_flush() -> None:
     shell = Shell()
     shell.append()
     late = shell.commit.running
@@ -122,7 +122,7 @@ def test_what_is_done_later_is_done_behind_what_runs_in_order_and_nothing_begins
     assert len(done) == 2, "the log is about to be closed"
 
 
-def test_nothing_runs_beside_a_change_of_files_and_what_it_leaves_is_flushed() -> None:
+def test_group_commit_file_change_waits_for_the_flush_and_flushes_afterwards() -> None:
     shell = Shell()
     shell.append(3)
     late = shell.commit.running
@@ -145,7 +145,7 @@ def test_nothing_runs_beside_a_change_of_files_and_what_it_leaves_is_flushed() -
     assert shell.heard() == ["done", (2, 7)]
 
 
-def test_what_came_during_a_flush_is_flushed_although_retention_waited_for_that_flush() -> None:
+def test_group_commit_appends_during_a_flush_are_flushed_after_retention() -> None:
     shell = Shell()
     shell.append(2)
     shell.commit.alone(lambda: shell.log.apply_retention(0))
@@ -154,7 +154,7 @@ def test_what_came_during_a_flush_is_flushed_although_retention_waited_for_that_
     assert shell.log.durable_end_offset == 2
 
 
-def test_a_segment_that_retention_has_sealed_is_flushed() -> None:
+def test_group_commit_flushes_a_segment_sealed_by_retention() -> None:
     shell = Shell()
     shell.append()
     shell.end()
@@ -166,7 +166,7 @@ def test_a_segment_that_retention_has_sealed_is_flushed() -> None:
     assert [job.index_name for job in shell.begun[-1].seals] == ["00000000000000000000.index"]
 
 
-def test_a_change_that_raises_leaves_the_log_in_use() -> None:
+def test_group_commit_failed_file_change_leaves_the_log_usable() -> None:
     shell = Shell()
     shell.append()
     shell.end()
@@ -178,7 +178,7 @@ def test_a_change_that_raises_leaves_the_log_in_use() -> None:
 
 
 @pytest.mark.parametrize("waited_for", [False, True])
-def test_an_error_is_final(waited_for: bool) -> None:
+def test_group_commit_flush_error_is_final(waited_for: bool) -> None:
     shell = Shell()
     shell.append(2)
     shell.heard()
@@ -198,7 +198,7 @@ def test_an_error_is_final(waited_for: bool) -> None:
     assert shell.log.durable_end_offset == 0
 
 
-def test_an_interval_flushes_when_its_timer_says_so_and_counts_records_at_once() -> None:
+def test_group_commit_interval_policy_flushes_by_timer_and_counts_at_once() -> None:
     shell = Shell("interval:50")
     shell.append(2)
     assert shell.heard() == [(1, 0), "arm", (2, 0)]
@@ -219,7 +219,7 @@ def test_an_interval_flushes_when_its_timer_says_so_and_counts_records_at_once()
     assert shell.log.durable_end_offset == 4
 
 
-def test_without_flushes_all_counts_at_once() -> None:
+def test_group_commit_none_policy_counts_records_at_once() -> None:
     shell = Shell("none")
     shell.append(2)
     assert shell.heard() == [(1, 0), (2, 0)]
@@ -227,7 +227,7 @@ def test_without_flushes_all_counts_at_once() -> None:
     assert shell.heard() == [(1, 0)]
 
 
-def test_checkpoints_are_one_at_a_time_and_not_beside_a_change_of_files() -> None:
+def test_group_commit_runs_a_single_checkpoint_and_none_during_file_changes() -> None:
     shell = Shell()
     assert shell.commit.begin_checkpoint()
     assert not shell.commit.begin_checkpoint()
@@ -242,7 +242,7 @@ def test_checkpoints_are_one_at_a_time_and_not_beside_a_change_of_files() -> Non
     assert shell.commit.begin_checkpoint(), "that one was over"
 
 
-def test_after_a_close_nothing_begins() -> None:
+def test_group_commit_after_close_starts_nothing() -> None:
     shell = Shell()
     shell.starts = False
     shell.append()
@@ -253,7 +253,7 @@ def test_after_a_close_nothing_begins() -> None:
     assert shell.heard() == ["begin"]
 
 
-def test_a_close_counts_what_still_runs() -> None:
+def test_group_commit_close_counts_the_running_flush() -> None:
     shell = Shell()
     shell.append(2)
     shell.commit.close()

@@ -44,7 +44,7 @@ def reopened(storage: MemoryStorage, *, power: bool) -> Log:
     return Log.open(storage.crash(power=power), CONFIG)[0]
 
 
-def test_it_is_told_stored_and_found_again() -> None:
+def test_compaction_horizon_is_reported_stored_and_reloaded() -> None:
     log, told = filled(), []
     log.on_compacted = told.append
     assert log.horizon == NEVER
@@ -55,7 +55,7 @@ def test_it_is_told_stored_and_found_again() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_whenever_the_process_dies_a_compacted_log_knows_that_it_is(power: bool) -> None:
+def test_compaction_horizon_is_known_after_a_crash_at_any_call(power: bool) -> None:
     compacted = 0
     for calls in range(40):
         storage = MemoryStorage()
@@ -74,7 +74,7 @@ def test_whenever_the_process_dies_a_compacted_log_knows_that_it_is(power: bool)
 
 
 @pytest.mark.parametrize("spoil", [lambda s: s.remove(HORIZON_NAME), lambda s: s.replace(HORIZON_NAME, b"torn")])
-def test_without_its_file_the_traces_count(spoil: Callable[[MemoryStorage], None]) -> None:
+def test_compaction_horizon_without_file_is_inferred_from_traces(spoil: Callable[[MemoryStorage], None]) -> None:
     log = filled()
     spoil(log.storage)
     assert reopened(log.storage, power=False).horizon == NEVER, "nothing has been compacted"
@@ -83,7 +83,7 @@ def test_without_its_file_the_traces_count(spoil: Callable[[MemoryStorage], None
     assert reopened(log.storage, power=False).horizon == Horizon(SEALED_END, 2, SEALED_END)
 
 
-def test_what_was_fetched_compacted_counts_up_to_the_leaders_high_watermark() -> None:
+def test_compaction_horizon_of_fetched_batches_rises_to_the_leaders() -> None:
     leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
     compact(leader)
     for chunk in leader.read(0, 150).chunks:
@@ -94,7 +94,7 @@ def test_what_was_fetched_compacted_counts_up_to_the_leaders_high_watermark() ->
     assert reopened(follower.storage, power=False).horizon == Horizon(10, 2)
 
 
-def test_whole_batches_raise_nothing() -> None:
+def test_compaction_horizon_of_uncompacted_batches_does_not_rise() -> None:
     leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
     for chunk in leader.read(0, 1 << 20).chunks:
         follower.append_batches(chunk, split_batches(chunk), compacted=Horizon(10, 2))
@@ -102,7 +102,7 @@ def test_whole_batches_raise_nothing() -> None:
 
 
 @pytest.mark.parametrize("empty", [lambda log: log.start_afresh(0), lambda log: log.cut_to(0)])
-def test_an_empty_log_lacks_nothing(empty: Callable[[Log], object]) -> None:
+def test_compaction_horizon_of_an_empty_log_is_never(empty: Callable[[Log], object]) -> None:
     log = filled()
     compact(log)
     empty(log)
@@ -110,7 +110,7 @@ def test_an_empty_log_lacks_nothing(empty: Callable[[Log], object]) -> None:
     assert reopened(log.storage, power=True).horizon == NEVER
 
 
-def test_its_bytes() -> None:
+def test_compaction_horizon_encoding_round_trips_and_rejects_damage() -> None:
     assert decode_horizon(encode_horizon(Horizon(7, 3))) == Horizon(7, 3)
     assert decode_horizon(None) is decode_horizon(b"") is decode_horizon(encode_horizon(NEVER)[:-1]) is None
 
@@ -119,7 +119,9 @@ def test_its_bytes() -> None:
     ("horizon", "end_on_leader", "wanted"),
     [(0, 4, Cut(4, True)), (4, 4, Cut(4, True)), (5, 4, StartAfresh(0)), (20, 4, StartAfresh(0)), (20, 10, Cut(10, True))],
 )
-def test_a_cut_below_it_is_no_cut(horizon: int, end_on_leader: int, wanted: Cut | StartAfresh) -> None:
+def test_reconcile_does_not_truncate_below_the_compaction_horizon(
+    horizon: int, end_on_leader: int, wanted: Cut | StartAfresh
+) -> None:
     log = LogOffsets()
     log.opened(0, 10, 9, ((1, 0),))
     log.compacted(Horizon(horizon, 1))
@@ -134,7 +136,7 @@ def test_a_cut_below_it_is_no_cut(horizon: int, end_on_leader: int, wanted: Cut 
     )
 
 
-def test_the_leader_reaches_it_or_does_not() -> None:
+def test_reconcile_reaches_a_horizon_only_at_its_end_offset() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
         assert (
             reaches(

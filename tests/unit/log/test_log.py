@@ -21,14 +21,14 @@ def _log(storage: MemoryStorage | None = None, config: StreamConfig = SMALL) -> 
     return Log.open(storage or MemoryStorage(), config)[0]
 
 
-def test_a_new_log_is_empty() -> None:
+def test_log_new_is_empty() -> None:
     log = _log()
     assert (log.log_start_offset, log.log_end_offset, log.newest_offset, log.high_watermark) == (0, 0, -1, -1)
     assert log.read(0, 1000).chunks == ()
     assert log.epochs.end_offset_for(7, log.log_end_offset) == (0, 0)
 
 
-def test_positions_are_flushed_positions() -> None:
+def test_log_flush_covers_positions_appended_before_it_began() -> None:
     log = _log()
     fill(log, 2)
     assert (log.log_end_offset, log.flushed_end_offset) == (6, 0)
@@ -42,13 +42,13 @@ def test_positions_are_flushed_positions() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "interval:100"])
-def test_other_policies_count_what_is_written(policy: str) -> None:
+def test_log_other_flush_policies_count_written_records(policy: str) -> None:
     log = _log(config=StreamConfig(segment_bytes=4096, flush=FlushPolicy.parse(policy)))
     fill(log, 1)
     assert log.flushed_end_offset == 3
 
 
-def test_a_flush_error_is_final() -> None:
+def test_log_flush_error_is_final() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     fill(log, 1)
@@ -61,7 +61,7 @@ def test_a_flush_error_is_final() -> None:
             call()
 
 
-def test_a_full_disk_refuses_the_batch_and_keeps_the_rest() -> None:
+def test_log_on_a_full_disk_rejects_the_batch_and_keeps_earlier_ones() -> None:
     storage = MemoryStorage(capacity_bytes=600)
     log = _log(storage)
     with pytest.raises(NoSpaceError):
@@ -70,7 +70,7 @@ def test_a_full_disk_refuses_the_batch_and_keeps_the_rest() -> None:
     assert [o for o, _ in content(reopened(storage.crash(power=False)))] == list(range(end))
 
 
-def test_offsets_and_epochs_must_follow() -> None:
+def test_log_append_rejects_wrong_offsets_and_lower_epochs() -> None:
     log = _log()
     log.append(batch(0, 2, epoch=3))
     for wrong in (batch(1, epoch=3), batch(3, epoch=3), batch(2, epoch=2)):
@@ -79,7 +79,7 @@ def test_offsets_and_epochs_must_follow() -> None:
     assert log.log_end_offset == 2
 
 
-def test_reads_stop_at_the_high_watermark() -> None:
+def test_log_reads_stop_at_the_high_watermark() -> None:
     log = _log()
     fill(log, 5)
     assert log.read(0, 10_000).next_offset == 0
@@ -94,7 +94,7 @@ def test_reads_stop_at_the_high_watermark() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1, 400, 1000, 5000, 100_000])
-def test_reads_give_whole_batches_over_segments(max_bytes: int) -> None:
+def test_log_reads_return_whole_batches_across_segments(max_bytes: int) -> None:
     log = _log()
     fill(log, 60)
     assert len(log.segments) > 3
@@ -107,14 +107,14 @@ def test_reads_give_whole_batches_over_segments(max_bytes: int) -> None:
         offset = result.next_offset
 
 
-def test_the_first_offset_at_a_time() -> None:
+def test_log_offset_for_timestamp_returns_the_first_at_or_after() -> None:
     log = _log()
     fill(log, 60)  # batch at offset n has timestamp 1000 n
     for timestamp, offset in [(0, 0), (1, 3), (3000, 3), (100_500, 102), (177_000, 177), (177_001, 180)]:
         assert log.offset_for_timestamp(timestamp) == offset
 
 
-def test_readers_that_tail_are_woken() -> None:
+def test_log_on_advance_is_called_for_appends_and_high_watermark() -> None:
     log, calls = _log(), []
     log.on_advance = lambda: calls.append((log.log_end_offset, log.high_watermark))
     fill(log, 1)
@@ -123,7 +123,7 @@ def test_readers_that_tail_are_woken() -> None:
     assert calls == [(3, -1), (3, 2)]
 
 
-def test_a_flush_from_before_a_cut_says_nothing_of_what_comes_after() -> None:
+def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() -> None:
     log = _log()
     fill(log, 3)
     flush = log.begin_flush()
@@ -135,7 +135,7 @@ def test_a_flush_from_before_a_cut_says_nothing_of_what_comes_after() -> None:
     assert log.complete_flush(flush) == 3
 
 
-def test_what_was_promised_about_epochs_is_kept() -> None:
+def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     log.promised(5)
@@ -157,7 +157,7 @@ def test_what_was_promised_about_epochs_is_kept() -> None:
     assert Log.open(storage.crash(), StreamConfig(), promised_epoch=4)[0].persisted_epoch == 5
 
 
-def test_epochs_are_those_of_a_scan() -> None:
+def test_log_epoch_cache_equals_a_scan_of_the_batches() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     for epoch in (1, 4, 9):
@@ -171,7 +171,7 @@ def test_epochs_are_those_of_a_scan() -> None:
     assert log.epochs.entries == expected[:1]
 
 
-def test_a_reset_begins_elsewhere() -> None:
+def test_log_start_afresh_empties_the_log_at_the_new_offset() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     fill(log, 30)
@@ -183,7 +183,7 @@ def test_a_reset_begins_elsewhere() -> None:
     assert [o for o, _ in content(reopened(storage.crash()))] == [500]
 
 
-def test_the_start_moves_forward_by_whole_segments_and_batches() -> None:
+def test_log_drop_prefix_moves_the_start_by_whole_batches() -> None:
     log = _log()
     fill(log, 60)
     log.raise_high_watermark(100)
@@ -214,7 +214,7 @@ _steps = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(_steps, max_size=40))
-def test_any_history_equals_a_list(steps: list[tuple]) -> None:
+def test_log_random_operations_match_a_list_model(steps: list[tuple]) -> None:
     storage = MemoryStorage()
     log = _log(storage)
     model: list[tuple[int, int, bytes]] = []  # (first offset, end offset, batch)
@@ -282,7 +282,7 @@ def _with(storage: MemoryStorage, name: str, data: bytes) -> MemoryStorage:
     return after
 
 
-def test_a_cut_at_every_byte_of_every_file_leaves_a_prefix() -> None:
+def test_log_recovery_after_truncation_at_any_byte_leaves_a_prefix() -> None:
     storage, expected = _written()
     last = max(n for n in storage.files if n.endswith(".log"))
     for name, file in storage.files.items():
@@ -299,7 +299,7 @@ def test_a_cut_at_every_byte_of_every_file_leaves_a_prefix() -> None:
                 assert report.lost_committed == (len(got) <= 20)
 
 
-def test_a_flip_of_every_bit_is_never_silent() -> None:
+def test_log_recovery_after_any_flipped_bit_reports_or_repairs() -> None:
     storage, expected = _written(size=3)
     assert {n.rpartition(".")[2] for n in storage.names()} == {"log", "index", "high-watermark", "leader-epochs"}
     for name, file in storage.files.items():
@@ -316,7 +316,7 @@ def test_a_flip_of_every_bit_is_never_silent() -> None:
                 assert report.must_leave_isr or report.cut_bytes, (name, bit)
 
 
-def test_damage_in_the_middle_is_set_aside_and_reported() -> None:
+def test_log_recovery_quarantines_damage_in_the_middle_and_reports_it() -> None:
     storage, expected = _written()
     name = max(n for n in storage.files if n.endswith(".log"))
     storage.files[name].data[100] ^= 1
@@ -346,7 +346,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_death_at_every_call_is_recovered(operation: str, power: bool) -> None:
+def test_log_crash_at_any_storage_call_is_recovered(operation: str, power: bool) -> None:
     """[S7]"""
     calls = 0
     while True:
@@ -381,7 +381,7 @@ def test_a_death_at_every_call_is_recovered(operation: str, power: bool) -> None
 # ---- other ways through a log ----------------------------------------------------------------------------------------
 
 
-def test_retention_gives_up_whole_committed_segments() -> None:
+def test_log_retention_deletes_whole_committed_segments() -> None:
     def log_with(**retention: float) -> Log:
         log = _log(config=StreamConfig(segment_bytes=4096, **retention))
         fill(log, 60)
@@ -400,7 +400,7 @@ def test_retention_gives_up_whole_committed_segments() -> None:
     assert not log_with().apply_retention(10**15)
 
 
-def test_a_quiet_stream_keeps_to_its_age_too() -> None:
+def test_log_retention_by_age_applies_without_new_records() -> None:
     storage = MemoryStorage()
     log = _log(storage, StreamConfig(retention_age_s=1.0))
     fill(log, 5)
@@ -415,7 +415,7 @@ def test_a_quiet_stream_keeps_to_its_age_too() -> None:
     assert reopened(storage).log_end_offset == 15
 
 
-def test_an_emptied_log_keeps_the_epoch_of_what_it_has_dropped() -> None:
+def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
     """Its position in an election [C9]."""
     storage = MemoryStorage()
     log = _log(storage, StreamConfig(retention_age_s=1.0))
@@ -438,7 +438,7 @@ def test_an_emptied_log_keeps_the_epoch_of_what_it_has_dropped() -> None:
     assert reopened(storage.crash(power=True)).epochs.position_epoch == 0
 
 
-def test_a_part_of_a_log_that_is_dropped_leaves_its_epoch() -> None:
+def test_log_drop_prefix_keeps_the_epoch_before_the_start() -> None:
     log = _log()
     fill(log, 2, epoch=3)
     fill(log, 2, epoch=5)
@@ -449,7 +449,7 @@ def test_a_part_of_a_log_that_is_dropped_leaves_its_epoch() -> None:
         assert (log.log_start_offset, log.epochs.before_start, log.epochs.position_epoch) == (start, before, 5)
 
 
-def test_only_the_batches_named_are_appended() -> None:
+def test_log_append_batches_writes_only_the_given_batches() -> None:
     log, first, second = _log(), batch(0, 2), batch(2, 2)
     received = split_batches(first + second)
     log.append_batches(memoryview(first + second), received[:1])
@@ -460,7 +460,7 @@ def test_only_the_batches_named_are_appended() -> None:
     assert [o for o, _ in content(log)] == [0, 1, 2, 3]
 
 
-def test_a_tail_that_is_cut_after_a_clean_stop_was_no_crash() -> None:
+def test_log_torn_tail_after_a_clean_stop_counts_as_lost_data() -> None:
     storage, _ = _written()
     log = reopened(storage)
     log.close()
@@ -471,7 +471,7 @@ def test_a_tail_that_is_cut_after_a_clean_stop_was_no_crash() -> None:
     assert report.must_leave_isr
 
 
-def test_the_epochs_file_is_a_copy_that_the_log_corrects() -> None:
+def test_log_epochs_file_is_corrected_from_the_batches() -> None:
     storage, _ = _written()
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
     storage.replace(EPOCHS_NAME, encode_epochs([(1, 0), (7, 5)]))
@@ -481,7 +481,7 @@ def test_the_epochs_file_is_a_copy_that_the_log_corrects() -> None:
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
 
 
-def test_a_segment_rolls_by_age() -> None:
+def test_log_segment_rolls_by_age() -> None:
     log = _log(config=StreamConfig(segment_age_s=10))
     log.append(batch(0), 1_000_000_000)
     log.append(batch(1), 10_999_999_999)
@@ -490,7 +490,7 @@ def test_a_segment_rolls_by_age() -> None:
     assert len(log.segments) == 2
 
 
-def test_a_format_of_another_version_is_refused_and_left_alone() -> None:
+def test_log_with_another_format_version_is_rejected_and_unchanged() -> None:
     """[S11]"""
     storage, _ = _written()
     name = max(n for n in storage.files if n.endswith(".log"))

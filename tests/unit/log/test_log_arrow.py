@@ -68,7 +68,7 @@ def _rows(batches: list[RecordBatch], first: int, end: int) -> list[dict]:
 
 @settings(max_examples=150, deadline=None)
 @given(_logs(), st.integers(0, 60), st.integers(0, 150))
-def test_rows_are_the_records_between_the_bounds(batches: list[RecordBatch], first: int, end: int) -> None:
+def test_to_arrow_rows_are_the_records_between_the_offsets(batches: list[RecordBatch], first: int, end: int) -> None:
     got = to_arrow(batches, from_offset=first, end_offset=end)
     got.validate(full=True)
     numbers = pa.RecordBatch.from_arrays(
@@ -79,30 +79,30 @@ def test_rows_are_the_records_between_the_bounds(batches: list[RecordBatch], fir
     assert numbers.to_pylist() == _rows(batches, first, end)
 
 
-def test_no_batches_are_no_rows() -> None:
+def test_to_arrow_without_batches_has_no_rows() -> None:
     assert to_arrow([]).num_rows == 0
     assert to_arrow([]).schema == SCHEMA
 
 
-def test_columns_are_chosen() -> None:
+def test_to_arrow_returns_the_chosen_columns() -> None:
     got = to_arrow(split_batches(build_batch([b"a"], base_offset=4)), columns=["value", "offset"])
     assert got.to_pydict() == {"value": [b"a"], "offset": [4]}
 
 
-def test_the_bytes_of_one_batch_are_not_copied() -> None:
+def test_to_arrow_does_not_copy_the_bytes_of_a_single_batch() -> None:
     buffer = build_batch([b"abc", b"defgh"])
     data = to_arrow(split_batches(buffer)).column("value").buffers()[2]
     assert np.shares_memory(np.frombuffer(data, dtype=np.uint8), np.frombuffer(buffer, dtype=np.uint8))
 
 
-def test_columns_that_do_not_fit_are_corruption() -> None:
+def test_to_arrow_with_inconsistent_columns_raises_corruption() -> None:
     damaged = bytearray(build_batch([b"abc"]))
     damaged[64:68] = b"\xff\xff\xff\x7f"
     with pytest.raises(CorruptionError):
         to_arrow(split_batches(bytes(damaged), verify=False))
 
 
-def test_what_a_control_batch_holds_is_no_record_of_an_application() -> None:
+def test_to_arrow_leaves_out_control_batches() -> None:
     parts = [
         build_batch([b"a", b"b"], base_offset=0, leader_epoch=1),
         build_batch([b"for the log itself"], base_offset=2, leader_epoch=1, control=True),

@@ -25,7 +25,7 @@ from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
 from tests.unit.log.test_recovery_closes_files import open_in
 
 
-def test_a_compacted_log_is_read_from_its_new_files_and_keeps_no_old_one_open(tmp_path: Path) -> None:
+def test_compaction_on_disk_closes_old_files_and_reads_new_ones(tmp_path: Path) -> None:
     log, _ = Log.open(FolderStorage(tmp_path / "0"), CONFIG)
     for number in range(80):
         _append(log, [(b"k%d" % ((number * 3 + j) % 7), b"%d-%d" % (number, j) + b"." * 40) for j in range(3)])
@@ -65,12 +65,12 @@ def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> An
         ([a_segment(5, 10, 4)], Horizon(10, 0, 10)),
     ],
 )
-def test_traces_tell_how_far_a_compaction_can_have_looked(segments: list[Any], horizon: Horizon) -> None:
+def test_compaction_horizon_is_inferred_from_segment_traces(segments: list[Any], horizon: Horizon) -> None:
     assert inferred(segments) == horizon
 
 
 @pytest.mark.parametrize(("high_watermark", "missing"), [(11, False), (12, True), (40, True), (-1, False)])
-def test_committed_records_that_are_missing_are_a_fault(high_watermark: int, missing: bool) -> None:
+def test_inspect_reports_missing_committed_records(high_watermark: int, missing: bool) -> None:
     from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 
     storage = MemoryStorage()
@@ -82,7 +82,7 @@ def test_committed_records_that_are_missing_are_a_fault(high_watermark: int, mis
     assert found == ((f"committed records are missing: HW {high_watermark}, the log ends before 12",) if missing else ())
 
 
-def test_what_a_write_left_that_was_cut_short_goes_with_the_next_start() -> None:
+def test_promise_journal_removes_the_file_of_an_interrupted_write() -> None:
     storage = MemoryStorage()
     PromiseJournal(storage).store({"s-u1/0": 4})
     storage.create(f"{PROMISES_NAME}.tmp").append([b"half"])
@@ -92,7 +92,7 @@ def test_what_a_write_left_that_was_cut_short_goes_with_the_next_start() -> None
 
 
 @pytest.mark.parametrize("where", ["append", "sync"])
-def test_a_copy_that_fails_leaves_nothing_and_harms_nothing(where: str) -> None:
+def test_rewrite_copy_that_fails_leaves_no_file(where: str) -> None:
     storage = MemoryStorage()
     file = storage.create("a")
     file.append([b"0123456789"])
@@ -121,7 +121,7 @@ def one_segment(batches: int = 40) -> tuple[Log, Segment]:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 100, 2800, 3000, 9000, 1 << 20])
-def test_a_scan_in_pieces_counts_every_byte_once(piece_bytes: int) -> None:
+def test_scan_in_pieces_reads_each_byte_once(piece_bytes: int) -> None:
     _, segment = one_segment()
     scan = Scan(0, segment.size_bytes)
     sizes = []
@@ -144,7 +144,7 @@ def test_scan_of_batches_larger_than_a_step_reads_little_more_than_they_take() -
     assert segment.size_bytes < scan.read_bytes < 2 * segment.size_bytes
 
 
-def test_damage_that_a_whole_look_confirms_is_raised_with_its_place() -> None:
+def test_scan_damage_confirmed_by_a_second_read_has_its_position() -> None:
     _, segment = one_segment()
     file: Any = segment.file
     sizes = [header.size_bytes for _, header in segment.batches(0, segment.size_bytes)]
@@ -157,7 +157,7 @@ def test_damage_that_a_whole_look_confirms_is_raised_with_its_place() -> None:
         assert (scan.position, scan.next_offset) == (sizes[0], 3), "nothing of it counts as checked"
 
 
-def test_each_block_is_checked_once_and_one_that_is_right_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_verifies_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, written = one_segment()
     assert len(written.entries) > 2
     reads: list[tuple[int, int]] = []
@@ -190,7 +190,7 @@ def test_each_block_is_checked_once_and_one_that_is_right_is_not_read_again(monk
 
 # ---- a segment that is split for its unproven tail ------------------------------------------------------------------------
 @pytest.mark.parametrize("flushed", [1, 5, 11, 12, 20, 23])
-def test_the_index_of_a_split_segment_is_what_a_walk_finds(flushed: int) -> None:
+def test_segment_index_after_a_split_equals_a_walk(flushed: int) -> None:
     storage = MemoryStorage()
     log, _ = Log.open(storage, StreamConfig())
     for number in range(24):

@@ -35,7 +35,7 @@ CHANGES: dict[str, Callable[[MemoryStorage, MemoryFile], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_every_change_is_counted_and_can_fail_and_then_nothing_has_changed(what: str) -> None:
+def test_memory_storage_counts_each_change_and_an_injected_failure_changes_nothing(what: str) -> None:
     storage, file = with_a_file()
     before, calls = storage.calls, []
     storage.fault = calls.append
@@ -49,7 +49,7 @@ def test_every_change_is_counted_and_can_fail_and_then_nothing_has_changed(what:
     assert {name: bytes(held.data) for name, held in storage.files.items()} == {"a": b"abcdef"}
 
 
-def test_a_process_that_dies_after_so_many_calls_makes_no_other() -> None:
+def test_memory_storage_fail_after_rejects_all_later_calls() -> None:
     storage, file = with_a_file(b"")
     storage.fail_after(2)
     file.append([b"1"])
@@ -60,7 +60,7 @@ def test_a_process_that_dies_after_so_many_calls_makes_no_other() -> None:
     assert bytes(file.data) == b"12"
 
 
-def test_it_is_full_at_its_capacity_and_not_before() -> None:
+def test_memory_storage_is_full_exactly_at_its_capacity() -> None:
     storage = MemoryStorage(capacity_bytes=10)
     storage.replace("small", b"1234")
     file = storage.create("a")
@@ -75,7 +75,7 @@ def test_it_is_full_at_its_capacity_and_not_before() -> None:
     assert (storage.used_bytes(), storage.crash().capacity_bytes) == (10, 10)
 
 
-def test_a_kill_leaves_what_was_written_and_a_power_cut_what_was_synced() -> None:
+def test_memory_storage_kill_keeps_written_and_power_cut_keeps_synced_data() -> None:
     storage, file = with_a_file(synced=4)
     assert bytes(storage.crash(power=False).files["a"].data) == b"abcdef"
     assert bytes(storage.crash().files["a"].data) == b"abcd"
@@ -86,7 +86,7 @@ def test_a_kill_leaves_what_was_written_and_a_power_cut_what_was_synced() -> Non
     assert bytes(file.data) == b"abcdef", "the one that is gone is not touched"
 
 
-def test_after_a_power_cut_all_that_is_there_is_on_the_disk_and_after_a_kill_it_is_not() -> None:
+def test_memory_storage_data_left_by_a_power_cut_is_durable() -> None:
     storage, _ = with_a_file(synced=4)
     assert storage.crash(keep=lambda name, synced, written: 6).crash().files["a"].size_bytes == 6
     killed = storage.crash(power=False)
@@ -95,7 +95,7 @@ def test_after_a_power_cut_all_that_is_there_is_on_the_disk_and_after_a_kill_it_
     assert killed.crash().files["a"].size_bytes == 6
 
 
-def test_names_are_durable_after_the_folder_is_synced() -> None:
+def test_memory_storage_names_are_durable_after_a_directory_sync() -> None:
     storage, _ = with_a_file()
     storage.rename("a", "b")
     storage.create("c")
@@ -120,7 +120,7 @@ def a_failed_sync(file: MemoryFile, storage: MemoryStorage) -> None:
     storage.fault = None
 
 
-def test_what_a_failed_sync_has_not_written_is_never_written() -> None:
+def test_memory_storage_data_of_a_failed_sync_is_never_durable() -> None:
     storage, file = with_a_file(synced=4)
     a_failed_sync(file, storage)
     file.append([b"gh"])
@@ -136,7 +136,7 @@ def test_what_a_failed_sync_has_not_written_is_never_written() -> None:
 
 
 @pytest.mark.parametrize(("cut", "synced"), [(5, 4), (4, 6), (3, 5)])
-def test_what_is_cut_off_and_written_again_is_written(cut: int, synced: int) -> None:
+def test_memory_storage_truncated_and_rewritten_data_can_be_synced(cut: int, synced: int) -> None:
     storage, file = with_a_file(synced=4)
     a_failed_sync(file, storage)
     file.truncate(cut)
@@ -147,7 +147,7 @@ def test_what_is_cut_off_and_written_again_is_written(cut: int, synced: int) -> 
 
 
 @pytest.mark.parametrize(("position", "synced"), [(5, 4), (4, 6), (0, 6)])
-def test_what_is_written_once_more_from_where_it_failed_is_written(position: int, synced: int) -> None:
+def test_memory_storage_rewrite_from_the_failed_position_can_be_synced(position: int, synced: int) -> None:
     storage, file = with_a_file(synced=4)
     a_failed_sync(file, storage)
     file.rewrite(position)

@@ -15,7 +15,7 @@ from tests.unit.log.small_logs import a_log, add, filled
 
 
 @pytest.mark.parametrize(("hw", "lost"), [(16, False), (17, False), (18, True)])
-def test_a_checkpoint_above_the_log_is_a_loss(hw: int, lost: bool) -> None:
+def test_log_open_with_checkpoint_above_the_log_reports_lost_committed_records(hw: int, lost: bool) -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     storage.replace(CHECKPOINT_NAME, small_files.encode_checkpoint(Checkpoint(hw, 0, 0)))
@@ -25,7 +25,7 @@ def test_a_checkpoint_above_the_log_is_a_loss(hw: int, lost: bool) -> None:
     assert log.high_watermark == min(hw, 17)
 
 
-def test_hw_is_never_below_the_log_start() -> None:
+def test_log_open_high_watermark_is_never_below_the_log_start() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     log.drop_prefix(12)
@@ -38,7 +38,7 @@ def test_hw_is_never_below_the_log_start() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_tail_that_is_cut_after_a_clean_stop_was_flushed_once(clean: bool) -> None:
+def test_log_open_torn_tail_after_a_clean_stop_counts_as_lost_flushed(clean: bool) -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     storage.files[log_name(12)].data += b"torn"
@@ -50,7 +50,7 @@ def test_a_tail_that_is_cut_after_a_clean_stop_was_flushed_once(clean: bool) -> 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("failed", [True, False])
-def test_a_log_is_believed_after_a_clean_stop_without_a_failed_flush(clean: bool, failed: bool) -> None:
+def test_log_open_skips_the_rewrite_after_a_clean_stop_without_flush_failure(clean: bool, failed: bool) -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     log.close()
@@ -66,7 +66,7 @@ def test_a_log_is_believed_after_a_clean_stop_without_a_failed_flush(clean: bool
     assert bool(report.flush_failed) is failed
 
 
-def test_one_record_past_the_proven_hw_is_written_again() -> None:
+def test_log_open_rewrites_all_records_above_the_proven_high_watermark() -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     for _ in range(4):
@@ -79,7 +79,7 @@ def test_one_record_past_the_proven_hw_is_written_again() -> None:
     assert report.rewritten_bytes == 2 * size
 
 
-def test_what_is_written_again_is_flushed_before_it_has_its_name() -> None:
+def test_log_open_flushes_rewritten_data_before_the_rename() -> None:
     calls: list[str] = []
     storage = MemoryStorage(fault=calls.append)
     log = a_log(storage)
@@ -93,7 +93,7 @@ def test_what_is_written_again_is_flushed_before_it_has_its_name() -> None:
     assert left.files[log_name(0)].synced == left.files[log_name(0)].size_bytes
 
 
-def test_a_split_that_was_interrupted_is_completed_by_its_cut_and_its_name() -> None:
+def test_log_open_completes_an_interrupted_split() -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     for _ in range(4):
@@ -108,7 +108,7 @@ def test_a_split_that_was_interrupted_is_completed_by_its_cut_and_its_name() -> 
 
 
 @pytest.mark.parametrize("wrong", ["longer", "shorter", "another base"])
-def test_an_index_is_never_believed_against_its_segment(wrong: str) -> None:
+def test_log_open_ignores_an_index_that_does_not_match_its_segment(wrong: str) -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     if wrong == "longer":
@@ -122,7 +122,7 @@ def test_an_index_is_never_believed_against_its_segment(wrong: str) -> None:
     assert report.rebuilt_indexes + len(report.damage) > 0
 
 
-def test_an_index_with_bytes_behind_it_is_none() -> None:
+def test_index_with_trailing_bytes_is_rejected() -> None:
     summary = filled().segments[0].summary()
     good = small_files.encode_index(summary)
     assert small_files.decode_index(good) == summary

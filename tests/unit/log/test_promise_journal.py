@@ -16,7 +16,7 @@ def held(storage: MemoryStorage) -> dict[str, int]:
     return {key: journal.epoch_of(key) for key in KEYS if journal.epoch_of(key)}
 
 
-def test_what_was_stored_is_found_again_and_the_highest_counts() -> None:
+def test_promise_journal_returns_the_highest_stored_epoch_after_reopen() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3, KEYS[1]: 7})
@@ -26,7 +26,7 @@ def test_what_was_stored_is_found_again_and_the_highest_counts() -> None:
         assert held(storage.crash(power=power)) == {KEYS[0]: 5, KEYS[1]: 7}
 
 
-def test_many_promises_cost_one_flush() -> None:
+def test_promise_journal_stores_many_promises_with_a_single_flush() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     calls: list[str] = []
@@ -36,7 +36,7 @@ def test_many_promises_cost_one_flush() -> None:
 
 
 @pytest.mark.parametrize("bound", [64 * 1024, 100])
-def test_a_death_or_a_power_cut_at_any_call_leaves_what_was_promised(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_journal_crash_at_any_call_keeps_stored_promises(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", bound)
     monkeypatch.setattr("liftpy.core.log.epoch_promises._GROWTH", 1)
     for calls in range(60):
@@ -59,7 +59,7 @@ def test_a_death_or_a_power_cut_at_any_call_leaves_what_was_promised(bound: int,
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_behind_what_does_not_fit_nothing_is_read_and_nothing_is_appended(damage: str) -> None:
+def test_promise_journal_drops_damaged_entries_and_keeps_later_promises(damage: str) -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3})
@@ -78,19 +78,19 @@ def test_behind_what_does_not_fit_nothing_is_read_and_nothing_is_appended(damage
         assert held(after.crash()) == {KEYS[0]: 3, KEYS[2]: 8}
 
 
-def test_any_bytes_are_read_without_an_error() -> None:
+def test_promise_journal_decodes_any_bytes_without_an_error() -> None:
     for data in (None, b"", b"LFPJ", b"LFPJ\x01\0\0\0", b"no journal at all", b"LFPJ\x01\0\0\0" + b"\xff" * 40):
         assert decode_promises(data) == {}
 
 
-def test_another_version_is_refused() -> None:
+def test_promise_journal_of_another_version_is_rejected() -> None:
     storage = MemoryStorage()
     storage.replace(PROMISES_NAME, b"LFPJ\x02\0\0\0" + encode_promises({KEYS[0]: 1}))
     with pytest.raises(UnknownFormatError):
         PromiseJournal(storage)
 
 
-def test_a_flush_that_failed_is_final_and_the_next_process_goes_on() -> None:
+def test_promise_journal_flush_failure_is_final_until_the_next_process() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3})
@@ -112,7 +112,7 @@ def test_a_flush_that_failed_is_final_and_the_next_process_goes_on() -> None:
     assert held(after.crash(power=True)) == {KEYS[0]: 3, KEYS[1]: 6}, "the pages that count as clean are not the file any more"
 
 
-def test_a_full_disk_refuses_promises_until_there_is_room() -> None:
+def test_promise_journal_on_a_full_disk_rejects_promises_until_space_is_free() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3})
@@ -130,7 +130,7 @@ def test_a_full_disk_refuses_promises_until_there_is_room() -> None:
     assert held(full.crash()) == {KEYS[0]: 3, KEYS[1]: 4}
 
 
-def test_the_file_stays_small_and_forgets_partitions_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_journal_file_is_bounded_and_forgets_deleted_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", 1000)
     storage = MemoryStorage()
     journal = PromiseJournal(storage)

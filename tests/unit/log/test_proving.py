@@ -95,7 +95,7 @@ ends = pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 
 
 @ends
-def test_what_is_shown_is_on_the_disk(end: End) -> None:
+def test_log_open_shows_only_durable_records(end: End) -> None:
     storage, written = end()
     log, _ = opened(storage)
     assert content(log) == written, "a kill takes nothing"
@@ -106,7 +106,7 @@ def test_what_is_shown_is_on_the_disk(end: End) -> None:
 
 
 @ends
-def test_a_second_opening_after_another_kill_shows_the_same(end: End) -> None:
+def test_log_open_after_a_second_kill_shows_the_same_records(end: End) -> None:
     storage, written = end()
     opened(storage)
     again = storage.crash(power=False)
@@ -117,7 +117,7 @@ def test_a_second_opening_after_another_kill_shows_the_same(end: End) -> None:
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @ends
-def test_a_death_at_every_call_of_an_opening_is_recovered(end: End, power: bool) -> None:
+def test_log_open_crash_at_any_storage_call_is_recovered(end: End, power: bool) -> None:
     calls, done = 0, False
     while not done:
         storage, written = end()
@@ -141,7 +141,7 @@ def test_a_death_at_every_call_of_an_opening_is_recovered(end: End, power: bool)
 
 
 @ends
-def test_a_full_disk_is_opened_too(end: End) -> None:
+def test_log_open_on_a_full_disk_succeeds(end: End) -> None:
     storage, written = end()
     storage.capacity_bytes = storage.used_bytes()
     log, report = opened(storage)
@@ -153,7 +153,7 @@ def test_a_full_disk_is_opened_too(end: End) -> None:
 
 
 @ends
-def test_a_folder_that_was_closed_in_good_order_is_not_written_again(end: End) -> None:
+def test_log_open_after_a_clean_close_rewrites_nothing(end: End) -> None:
     storage, _ = end()
     log, _ = opened(storage)
     log.close()
@@ -161,7 +161,7 @@ def test_a_folder_that_was_closed_in_good_order_is_not_written_again(end: End) -
     assert report.rewritten_bytes == 0
 
 
-def test_only_what_is_not_proven_is_written_again() -> None:
+def test_log_open_rewrites_only_unproven_records() -> None:
     storage, _ = killed_while_everything_was_flushed()
     assert opened(storage)[1].rewritten_bytes == 0
     storage, _ = killed_after_a_failed_flush()
@@ -169,7 +169,7 @@ def test_only_what_is_not_proven_is_written_again() -> None:
     assert 0 < opened(storage)[1].rewritten_bytes < size_bytes * 0.7
 
 
-def test_after_a_failed_flush_the_next_opening_says_so_once() -> None:
+def test_log_open_reports_an_earlier_flush_failure_once() -> None:
     storage, _ = killed_after_a_failed_flush()
     assert FLUSH_FAILED_NAME in storage.crash(power=True).names(), "the mark is durable"
     report = opened(storage)[1]
@@ -178,20 +178,20 @@ def test_after_a_failed_flush_the_next_opening_says_so_once() -> None:
     assert opened(storage)[1].flush_failed == ""
 
 
-def test_a_mark_wins_over_a_clean_stop() -> None:
+def test_log_open_flush_failure_mark_overrides_a_clean_stop() -> None:
     storage, written = killed_after_a_failed_flush()
     Log.open(storage, SMALL, clean=True)
     assert lose_power(storage) == written
 
 
-def test_without_a_mark_nothing_is_believed_either() -> None:
+def test_log_open_after_a_kill_rewrites_even_without_a_failure_mark() -> None:
     storage, written = killed_after_a_failed_flush()
     storage.remove(FLUSH_FAILED_NAME)
     opened(storage)
     assert lose_power(storage) == written
 
 
-def test_a_disk_that_cannot_be_written_opens_no_log() -> None:
+def test_log_open_on_an_unwritable_disk_fails() -> None:
     storage, _ = killed_after_a_failed_flush()
 
     def fault(what: str) -> None:
@@ -206,7 +206,7 @@ def test_a_disk_that_cannot_be_written_opens_no_log() -> None:
     assert lose_power(storage) == content(log)
 
 
-def test_a_flush_that_finds_the_disk_full_is_told_as_such() -> None:
+def test_log_flush_on_a_full_disk_raises_no_space() -> None:
     log, _ = opened(MemoryStorage())
     fill(log, 1)
 
@@ -229,7 +229,7 @@ OPERATIONS: dict[str, Callable[[Log], object]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_index_is_never_there_before_its_segment_is_on_the_disk(operation: str) -> None:
+def test_log_index_is_never_durable_before_its_segment(operation: str) -> None:
     calls, done = 0, False
     while not done:
         storage, _ = killed_with_unflushed_segments()
@@ -257,7 +257,7 @@ def decoded_indexes(storage: MemoryStorage) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def test_a_lazily_flushed_log_proves_only_what_it_has_flushed() -> None:
+def test_log_with_interval_flush_proves_only_flushed_records() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig(flush=FlushPolicy.parse("interval:100")))
     fill(log, 10)
     log.flush()
@@ -270,7 +270,7 @@ def test_a_lazily_flushed_log_proves_only_what_it_has_flushed() -> None:
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
-def test_a_roll_whose_bytes_never_came_is_a_torn_tail_and_no_damage(kept: float) -> None:
+def test_log_open_empty_segment_after_a_power_cut_is_a_torn_tail(kept: float) -> None:
     """A power cut between a roll and its flush: the new name is on the disk, empty, and the end of the segment before it is not. Nobody
     was told of it, so nobody has to leave an ISR; all replicas roll at the same offset, and may lose power together [S1, S3]."""
     storage = MemoryStorage()
@@ -289,7 +289,7 @@ def test_a_roll_whose_bytes_never_came_is_a_torn_tail_and_no_damage(kept: float)
     fill(again, 1)
 
 
-def test_a_right_batch_behind_what_is_gone_is_damage_still() -> None:
+def test_log_open_valid_batch_behind_missing_bytes_is_damage() -> None:
     storage = MemoryStorage()
     log, _ = opened(storage)
     while len(log.segments) == 1:
@@ -299,7 +299,7 @@ def test_a_right_batch_behind_what_is_gone_is_damage_still() -> None:
     assert opened(storage.crash(power=False))[1].damage
 
 
-def test_a_flushed_segment_that_is_short_is_damage_still() -> None:
+def test_log_open_short_flushed_segment_is_damage() -> None:
     storage = MemoryStorage()
     log, _ = opened(storage)
     while len(log.segments) == 1:
@@ -330,7 +330,7 @@ def killed_before_its_checkpoint_was_durable(log_start_offset: int, base_offset:
 
 
 @pytest.mark.parametrize("base_offset", [0, 500])
-def test_a_checkpoint_that_proves_and_promises_is_not_written_again(base_offset: int) -> None:
+def test_log_open_does_not_rewrite_a_sufficient_checkpoint(base_offset: int) -> None:
     storage = killed_before_its_checkpoint_was_durable(base_offset, base_offset)
     replaced: list[str] = []
     storage.fault = lambda what: replaced.append(what)
@@ -343,13 +343,13 @@ def test_a_checkpoint_that_proves_and_promises_is_not_written_again(base_offset:
     assert lose_power(storage) == written, "also what the older checkpoint does not prove"
 
 
-def test_a_log_start_within_a_segment_does_not_fall_back() -> None:
+def test_log_open_keeps_a_log_start_inside_a_segment() -> None:
     storage = killed_before_its_checkpoint_was_durable(20)
     assert opened(storage)[0].log_start_offset == 20
     assert opened(storage.crash(power=True))[0].log_start_offset == 20
 
 
-def test_after_a_failed_flush_the_checkpoint_is_written_again() -> None:
+def test_log_open_after_a_flush_failure_rewrites_the_checkpoint() -> None:
     storage = killed_before_its_checkpoint_was_durable(0)
     storage.replace(FLUSH_FAILED_NAME, b"why")
     opened(storage)

@@ -30,7 +30,7 @@ def stored(log: Log) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("start", [0, 1, 50, 4096])
-def test_a_log_without_a_segment_begins_where_its_checkpoint_says(start: int) -> None:
+def test_log_open_without_segments_starts_at_its_checkpoint(start: int) -> None:
     storage = MemoryStorage()
     storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(start - 1, start, 7)))
     log = reopened(storage)
@@ -47,7 +47,7 @@ def test_a_log_without_a_segment_begins_where_its_checkpoint_says(start: int) ->
     assert reopened(storage).log_end_offset == start + 2
 
 
-def test_a_part_of_a_batch_is_what_lies_there() -> None:
+def test_log_read_part_returns_the_requested_bytes_of_a_batch() -> None:
     log = a_log()
     for base, whole in stored(log).items():
         for offset in (base, base + 2):
@@ -60,7 +60,7 @@ def test_a_part_of_a_batch_is_what_lies_there() -> None:
         assert log.read_part(base, len(whole), 1, end_offset=log.log_end_offset) is None
 
 
-def test_a_part_of_what_is_not_committed_or_not_there_is_none() -> None:
+def test_log_read_part_of_an_uncommitted_or_missing_batch_is_none() -> None:
     log = a_log()
     assert log.read_part(96, 0, 10) is not None
     assert log.read_part(99, 0, 10) is None, "HW lies within that batch: it is given whole or not at all"
@@ -71,7 +71,7 @@ def test_a_part_of_what_is_not_committed_or_not_there_is_none() -> None:
         log.read_part(121, 0, 10)
 
 
-def test_the_first_batch_at_or_past_a_time_and_never_below_the_log_start() -> None:
+def test_log_offset_for_timestamp_is_never_below_the_log_start() -> None:
     log = a_log()  # each batch is stamped with a thousand times its offset
     for wanted, offset in ((0, 0), (1, 3), (3000, 3), (3001, 6), (117_000, 117), (117_001, 120)):
         assert log.offset_for_timestamp(wanted) == offset
@@ -81,7 +81,7 @@ def test_the_first_batch_at_or_past_a_time_and_never_below_the_log_start() -> No
     assert log.offset_for_timestamp(60_000) == 60
 
 
-def test_a_filler_that_begins_before_what_was_asked_for_is_cut_and_all_else_left() -> None:
+def test_log_read_without_past_cuts_a_filler_at_the_requested_offset() -> None:
     filler, following = build_filler(10, 20, 3, 5), batch(20, 2)
     result = ReadResult((memoryview(filler + following),), len(filler + following), 22)
     cut = without_past(result, 14)
@@ -100,7 +100,7 @@ def test_a_filler_that_begins_before_what_was_asked_for_is_cut_and_all_else_left
     assert [parse_batch(chunk).base_offset for chunk in alone.chunks] == [19]
 
 
-def test_where_an_offset_lies() -> None:
+def test_log_segment_of_an_offset_is_found() -> None:
     log = a_log()
     bases = [segment.base_offset for segment in log.segments]
     for number, base in enumerate(bases):

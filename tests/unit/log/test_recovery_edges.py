@@ -34,7 +34,7 @@ def a_batch(base_offset: int, epoch: int, count: int = 2) -> bytes:
         (a_batch(9, 6), ""),
     ],
 )
-def test_a_right_batch_in_a_wrong_place_ends_a_walk(second: bytes, fault: str) -> None:
+def test_recovery_walk_ends_at_a_valid_batch_with_wrong_offset_or_epoch(second: bytes, fault: str) -> None:
     first = a_batch(0, 5)
     storage = a_file(first, second)
     segment = Segment(0, storage.open(log_name(0)), 0)
@@ -43,7 +43,7 @@ def test_a_right_batch_in_a_wrong_place_ends_a_walk(second: bytes, fault: str) -
     assert segment.checked is not bool(fault)
 
 
-def test_behind_a_fault_only_what_could_be_this_logs_is_right() -> None:
+def test_recovery_behind_a_fault_accepts_only_batches_of_this_log() -> None:
     first, wrong = a_batch(4, 5), b"\0" * 90
     for behind, valid in ((a_batch(5, 5), False), (a_batch(6, 5), True), (b"LB\x01" * 3 + a_batch(6, 5), True)):
         storage = a_file(first, wrong, behind)
@@ -51,7 +51,7 @@ def test_behind_a_fault_only_what_could_be_this_logs_is_right() -> None:
         assert (found.end, found.valid_behind) == (len(first), valid)
 
 
-def test_empty_segments_behind_a_torn_one_go_with_its_tail() -> None:
+def test_recovery_drops_empty_segments_behind_a_torn_one() -> None:
     """A power cut between a roll and its flush has left the new names, and not the bytes before them."""
     storage = MemoryStorage()
     log = a_log(storage)
@@ -68,7 +68,7 @@ def test_empty_segments_behind_a_torn_one_go_with_its_tail() -> None:
     assert [name for name in storage.names() if name.endswith(".log")] == [log_name(0)]
 
 
-def test_a_segment_that_was_merged_or_given_up_leaves_nothing() -> None:
+def test_recovery_removes_files_of_merged_and_deleted_segments() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     log.close()
@@ -82,7 +82,7 @@ def test_a_segment_that_was_merged_or_given_up_leaves_nothing() -> None:
     assert not {log_name(merged), index_name(merged), index_name(99)} & set(storage.names())
 
 
-def test_a_fresh_start_leaves_nothing_to_flush_and_the_next_flush_is_a_plain_one() -> None:
+def test_log_start_afresh_leaves_nothing_to_flush() -> None:
     log = a_log()
     add(log)
     log.roll()
@@ -95,7 +95,7 @@ def test_a_fresh_start_leaves_nothing_to_flush_and_the_next_flush_is_a_plain_one
     assert (flush.is_plain, flush.seals, flush.end_offset) == (True, (), 51)
 
 
-def test_who_complains_again_is_remembered_and_who_did_long_ago_is_forgotten() -> None:
+def test_rechecks_forget_the_peer_that_complained_longest_ago() -> None:
     rechecks = Rechecks()
     assert rechecks.is_due("first", 0)
     for number in range(MAX_ASKERS - 1):
@@ -106,7 +106,7 @@ def test_who_complains_again_is_remembered_and_who_did_long_ago_is_forgotten() -
     assert rechecks.is_due("n0", 1)
 
 
-def test_what_lies_before_a_torn_segment_stays() -> None:
+def test_recovery_keeps_segments_before_a_torn_one() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     add(log, epoch=2)
@@ -120,7 +120,7 @@ def test_what_lies_before_a_torn_segment_stays() -> None:
     assert log_name(19) not in storage.names()
 
 
-def test_files_of_others_are_no_segments() -> None:
+def test_recovery_ignores_files_that_are_no_segments() -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     storage.create("notes.log").append([b"of an operator"])
@@ -130,7 +130,7 @@ def test_files_of_others_are_no_segments() -> None:
     assert {"notes.log", "12.log.old"} <= set(storage.names())
 
 
-def test_what_was_set_aside_and_dropped_is_gone_for_good() -> None:
+def test_quarantine_drop_removes_files_durably() -> None:
     storage = MemoryStorage()
     for number in range(2):
         storage.create(log_name(number))
@@ -140,7 +140,7 @@ def test_what_was_set_aside_and_dropped_is_gone_for_good() -> None:
     assert drop_set_aside(storage) == ()
 
 
-def test_a_time_in_damaged_bytes_is_an_error_and_told() -> None:
+def test_log_offset_for_timestamp_in_damaged_bytes_raises_and_reports() -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     log, told = a_log(storage), list[CorruptionError]()

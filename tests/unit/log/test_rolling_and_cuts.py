@@ -27,7 +27,7 @@ def offsets_of(log: Log, start: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("over", [0, 1])
-def test_a_segment_is_as_large_as_the_setting(over: int) -> None:
+def test_log_segment_rolls_at_the_configured_size(over: int) -> None:
     size = len(build_batch([b"x" * 1000]))
     log = a_log(segment_bytes=4 * size - over)
     for _ in range(8):
@@ -36,7 +36,7 @@ def test_a_segment_is_as_large_as_the_setting(over: int) -> None:
 
 
 @pytest.mark.parametrize(("age_ns", "rolled"), [(59 * S, False), (60 * S, True)])
-def test_a_segment_is_as_old_as_the_setting(age_ns: int, rolled: bool) -> None:
+def test_log_segment_rolls_at_the_configured_age(age_ns: int, rolled: bool) -> None:
     log = a_log(segment_age_s=60.0)
     log.append(build_batch([b"a"], base_offset=0, leader_epoch=1), 1000 * S)
     log.append(build_batch([b"b"], base_offset=1, leader_epoch=1), 1000 * S + age_ns)
@@ -44,7 +44,7 @@ def test_a_segment_is_as_old_as_the_setting(age_ns: int, rolled: bool) -> None:
 
 
 @pytest.mark.parametrize("end", [0, 2, 6, 7, 11, 12, 18])
-def test_a_cut_is_whole_in_everything_that_a_log_knows(end: int) -> None:
+def test_log_truncation_updates_all_positions_epochs_and_the_checkpoint(end: int) -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     whole = end // 2 * 2  # batches of two are atomic
@@ -64,7 +64,7 @@ def test_a_cut_is_whole_in_everything_that_a_log_knows(end: int) -> None:
     assert not report.lost_committed
 
 
-def test_a_fresh_start_keeps_nothing() -> None:
+def test_log_start_afresh_keeps_only_the_promised_epoch() -> None:
     log = filled()
     log.promised(4)
     log.start_afresh(100)
@@ -78,7 +78,7 @@ def test_a_fresh_start_keeps_nothing() -> None:
     assert not [name for name in log.storage.names() if name.endswith(".log") and name != log_name(100)]
 
 
-def test_the_log_start_is_known_before_anything_is_removed() -> None:
+def test_log_start_is_stored_before_files_are_removed() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     seen: list[int] = []
@@ -92,7 +92,7 @@ def test_the_log_start_is_known_before_anything_is_removed() -> None:
     assert offsets_of(log, 12) == list(range(12, 18))
 
 
-def test_retention_stops_at_hw() -> None:
+def test_log_retention_stops_at_the_high_watermark() -> None:
     log = a_log()
     for _ in range(6):
         add(log, 2)
@@ -105,7 +105,7 @@ def test_retention_stops_at_hw() -> None:
 
 
 @pytest.mark.parametrize(("committed", "now_s", "start"), [(5, 101, 6), (5, 100, 0), (4, 101, 0), (-1, 101, 0)])
-def test_a_quiet_log_keeps_to_its_age_once_all_of_it_is_committed(committed: int, now_s: int, start: int) -> None:
+def test_log_retention_by_age_empties_a_fully_committed_log(committed: int, now_s: int, start: int) -> None:
     log = a_log(retention_age_s=100.0)
     add(log, 6, timestamp_ns=1)
     log.flush()
@@ -116,7 +116,7 @@ def test_a_quiet_log_keeps_to_its_age_once_all_of_it_is_committed(committed: int
 
 
 @pytest.mark.parametrize(("held_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
-def test_what_a_service_still_needs_is_held(held_from: int | None, hold_bytes: int, start: int) -> None:
+def test_log_retention_keeps_records_that_a_service_needs(held_from: int | None, hold_bytes: int, start: int) -> None:
     log = a_log(retention_records=1)
     for count in (2, 4, 1):
         add(log, count)
@@ -147,7 +147,7 @@ class Held:
         ({"retention_age_s": 1.0}, 30),
     ],
 )  # fmt: skip
-def test_what_retention_leaves(config: dict[str, Any], start: int) -> None:
+def test_retained_start_applies_size_count_and_age_limits(config: dict[str, Any], start: int) -> None:
     """Four segments of 10 records and 100 bytes, stamped 0, 10, 20 and 30 s; it is 100 s now."""
     segments = [Held(10 * n, newest_ns=10 * n * S) for n in range(4)]
     assert retained_start(segments, StreamConfig(**config), 39, 100 * S) == start
@@ -160,7 +160,7 @@ def test_what_retention_leaves(config: dict[str, Any], start: int) -> None:
     [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
 )  # fmt: skip
-def test_what_is_held_beyond_retention(held_from: int | None, most_bytes: int, start: int) -> None:
+def test_held_start_limits_how_much_a_service_can_hold(held_from: int | None, most_bytes: int, start: int) -> None:
     """The same four segments, of which retention wants to leave the last one."""
     segments = [Held(10 * n) for n in range(4)]
     assert held_start(segments, 30, held_from, most_bytes) == start
@@ -170,7 +170,7 @@ def test_what_is_held_beyond_retention(held_from: int | None, most_bytes: int, s
 @pytest.mark.parametrize(
     ("asked", "start", "bases"), [(0, 0, [0, 6, 12]), (6, 6, [6, 12]), (9, 8, [6, 12]), (17, 16, [12]), (18, 18, [18])]
 )
-def test_what_is_asked_for_is_given_up_by_batches_and_files_as_whole_segments(asked: int, start: int, bases: list[int]) -> None:
+def test_log_requested_start_deletes_whole_batches_and_whole_segment_files(asked: int, start: int, bases: list[int]) -> None:
     log = filled()
     log.asked_start = asked
     assert log.may_give_up is (asked > 0)
@@ -180,7 +180,7 @@ def test_what_is_asked_for_is_given_up_by_batches_and_files_as_whole_segments(as
     assert log.log_end_offset == 18
 
 
-def test_nothing_uncommitted_is_given_up_and_the_rest_is_when_it_is_committed() -> None:
+def test_log_requested_start_deletes_only_committed_records() -> None:
     log = a_log()
     for _ in range(3):
         add(log, 2)
@@ -196,14 +196,14 @@ def test_nothing_uncommitted_is_given_up_and_the_rest_is_when_it_is_committed() 
     assert (log.apply_retention(0), log.log_start_offset) == (False, 6)
 
 
-def test_what_a_service_needs_is_given_up_too_where_somebody_asks_for_it() -> None:
+def test_log_requested_start_overrides_the_hold_of_a_service() -> None:
     log = filled()
     log.asked_start = 12
     assert log.apply_retention(0, 2, 1 << 30)
     assert log.log_start_offset == 12
 
 
-def test_of_many_segments_some_go_at_a_time() -> None:
+def test_log_requested_start_deletes_a_bounded_number_of_segments_per_call() -> None:
     log = filled(AT_ONCE + 9, roll_every=1)
     log.asked_start = log.log_end_offset
     assert log.apply_retention(0)
@@ -212,7 +212,7 @@ def test_of_many_segments_some_go_at_a_time() -> None:
     assert (log.log_start_offset, len(log.segments)) == (log.log_end_offset, 1)
 
 
-def test_an_empty_segment_is_not_rolled_and_neither_is_one_with_a_record_that_stays() -> None:
+def test_log_requested_start_rolls_only_a_segment_fully_below() -> None:
     log = filled()
     active = log.segments[-1]
     assert [is_below(active, asked, hw) for asked, hw in ((18, 17), (17, 17), (18, 16), (19, 17))] == [True, False, False, True]

@@ -98,7 +98,7 @@ def read_all(log: Log, wanted: Filter, at: int, max_bytes: int, room: int, end: 
     st.integers(0, 200),
     st.integers(0, 60),
 )
-def test_each_record_that_is_kept_comes_once_and_in_order(
+def test_filtered_read_returns_each_matching_record_once_in_order(
     rows: list[Any], wanted: Filter, backwards: bool, max_bytes: int, room: int, look: int, place: int, dropped: int
 ) -> None:
     log, records = filled(rows)
@@ -117,7 +117,7 @@ def test_each_record_that_is_kept_comes_once_and_in_order(
         assert read_all(log, wanted, start, max_bytes, room, log.log_end_offset, backwards=backwards) == expected
 
 
-def test_an_answer_looks_at_a_bounded_part_of_the_log_whatever_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filtered_read_scans_a_bounded_part_of_the_log_per_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = filled([([(b"a", 300)] * 8, "p", Codec.NONE)] * 25)
     looked: list[int] = []
     mask = Filter.mask
@@ -146,7 +146,7 @@ def test_read_with_a_full_filter_over_many_subjects_costs_a_bounded_time() -> No
         assert 10_000 <= abs(portion.next_offset - start) <= 14_000, "the next read goes on there"
 
 
-def test_nothing_uncommitted_is_given_backwards_or_filtered() -> None:
+def test_filtered_read_returns_no_uncommitted_records() -> None:
     log, _ = filled([([(b"a", 3)], "p", Codec.NONE)] * 10)
     for wanted in (Filter(), Filter(keys=(b"a",))):
         forwards = read_selected(log, wanted, 2, 1 << 20, 1 << 20, end_offset=6)
@@ -156,7 +156,7 @@ def test_nothing_uncommitted_is_given_backwards_or_filtered() -> None:
         assert (forwards.next_offset, below.next_offset) == (6, 0)
 
 
-def test_damage_is_not_sealed_anew_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filtered_read_of_damaged_data_reports_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = filled([([(b"a", 3), (b"b", 3)], "p", Codec.NONE)] * 4)
     told: list[CorruptionError] = []
     monkeypatch.setattr(log, "met_damage", told.append)
@@ -174,7 +174,7 @@ def _flipped(read: Any) -> Any:
     return type(read)((memoryview(data),), read.size_bytes, read.next_offset)
 
 
-def test_a_batch_whose_columns_are_none_is_given_whole() -> None:
+def test_filtered_read_returns_a_batch_with_unreadable_columns_whole() -> None:
     log, _ = filled([([(b"a", 3)], "p", Codec.NONE)])
     data = bytearray(build_batch([b"v" * 100], keys=[b"k"], base_offset=1, leader_epoch=1, codec=Codec.LZ4))
     data[70:75] = b"\xff" * 5
@@ -186,7 +186,7 @@ def test_a_batch_whose_columns_are_none_is_given_whole() -> None:
     assert portion.chunks == (bytes(data),)
 
 
-def test_an_answer_of_several_batches_is_never_more_than_it_may_be() -> None:
+def test_filtered_read_answer_never_exceeds_its_size_limit() -> None:
     log, _ = filled([([(b"a", 1)], "p", Codec.NONE)] * 30)
     one = len(read_selected(log, Filter(), 0, 1, 1 << 20, end_offset=1).chunks[0])
     for backwards, start in ((False, 0), (True, 30)):
@@ -198,7 +198,7 @@ def test_an_answer_of_several_batches_is_never_more_than_it_may_be() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(batches, st.integers(0, 255), st.integers(100, 3000), st.integers(300, 4000))
-def test_without_columns_all_else_is_there(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
+def test_narrow_read_returns_all_columns_except_the_omitted(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
     log, records = filled(rows)
     at, end, found, assembly = 0, log.log_end_offset, [], Assembly()
     while at < end:
@@ -225,7 +225,7 @@ def test_without_columns_all_else_is_there(rows: list[Any], left_out: int, max_b
     assert found == wanted
 
 
-def test_an_answer_without_values_stands_for_a_megabyte_of_the_log() -> None:
+def test_narrow_read_without_values_scans_up_to_a_megabyte() -> None:
     log = Log.open(MemoryStorage(), StreamConfig())[0]
     for base in range(0, 4000, 100):
         log.append(build_batch([b"x" * 1000] * 100, base_offset=base, leader_epoch=1))

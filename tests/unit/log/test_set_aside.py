@@ -26,7 +26,7 @@ def flip(storage: MemoryStorage, name: str) -> None:
     storage.files.pop(name.replace(".log", ".index"), None)  # or a sealed segment is not looked at
 
 
-def test_the_damaged_segment_is_evidence_and_those_behind_it_are_spare() -> None:
+def test_quarantine_marks_the_damaged_segment_and_those_behind_it() -> None:
     storage = MemoryStorage()
     segments = a_log(storage)
     assert len(segments) > 4
@@ -46,7 +46,7 @@ def test_the_damaged_segment_is_evidence_and_those_behind_it_are_spare() -> None
     log.close()
 
 
-def test_damage_again_and_again_does_not_fill_the_disk() -> None:
+def test_quarantine_of_repeated_damage_does_not_fill_the_disk() -> None:
     storage = MemoryStorage()
     for _ in range(3):
         segments = a_log(storage, first=Log.open(storage, SMALL)[0].log_end_offset)
@@ -60,7 +60,7 @@ def test_damage_again_and_again_does_not_fill_the_disk() -> None:
     assert all(".damaged-" in name for name in names)
 
 
-def test_a_segment_that_is_set_aside_twice_keeps_both() -> None:
+def test_quarantine_of_the_same_segment_twice_keeps_both_files() -> None:
     storage = MemoryStorage()
     (name, *_) = a_log(storage, 3)
     first = bytes(storage.files[name].data)
@@ -72,6 +72,6 @@ def test_a_segment_that_is_set_aside_twice_keeps_both() -> None:
     assert names_set_aside(storage.names()) == (f"{name}.damaged-0", f"{name}.damaged-1")
 
 
-def test_names_of_others_are_left_alone() -> None:
+def test_quarantine_ignores_names_of_other_files() -> None:
     names = ["00000000000000000000.log", "notes.log.damaged-0", "00000000000000000000.log.damaged-x", "7.log.behind-3"]
     assert names_set_aside(names) == ("7.log.behind-3",)

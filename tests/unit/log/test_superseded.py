@@ -127,7 +127,7 @@ def expected(batches: list[list[Row]], rules: Rules, purges: list[Purge]) -> lis
         max_size=2,
     ),
 )  # fmt: skip
-def test_it_keeps_what_a_naive_model_keeps(
+def test_log_cleaning_keeps_what_a_naive_model_keeps(
     batches: list[list[Row]], rules: Rules, wishes: list[tuple[tuple[str, ...], tuple[bytes, ...], int]]
 ) -> None:
     log = log_of(
@@ -172,7 +172,7 @@ X: Row = (None, "x", False, False)
 Y: Row = (b"k", "y", False, False)
 
 
-def test_of_each_subject_the_newest_stay_and_the_nameless_all() -> None:
+def test_log_cleaning_keeps_the_newest_records_per_subject_and_all_without_subject() -> None:
     log = log_of([[X, X, Y, (None, "", False, False)], [X, (None, "", False, False)], [X]], max_per_subject=2)
     assert clean(log) == 2
     assert held(log) == [2, 3, 4, 5, 6]
@@ -181,7 +181,7 @@ def test_of_each_subject_the_newest_stay_and_the_nameless_all() -> None:
     assert clean(log, ratio=0.5) is None, "nothing is new"
 
 
-def test_a_purge_needs_what_lies_below_its_end_sealed_and_committed() -> None:
+def test_purge_starts_when_its_range_is_sealed_and_committed() -> None:
     log = log_of([[X, Y], [X]])
     assert not log.may_be_cleaned
     assert not log.may_give_up
@@ -209,7 +209,7 @@ def test_a_purge_needs_what_lies_below_its_end_sealed_and_committed() -> None:
     assert log.cleaning.purged == set()
 
 
-def test_only_what_a_purge_concerns_is_read_where_nothing_else_goes() -> None:
+def test_purge_reads_only_the_segments_it_concerns() -> None:
     log = log_of([[X], [X], [Y], [X]])
     log.told(state(purge(1, 2, subjects=("x",))))
     run = log.begin_compaction(0)
@@ -217,7 +217,7 @@ def test_only_what_a_purge_concerns_is_read_where_nothing_else_goes() -> None:
     assert [segment.base_offset for segment in run.inputs] == [0, 1]
 
 
-def test_files_of_which_nothing_goes_stay_as_they_are() -> None:
+def test_purge_leaves_files_without_matching_records_unchanged() -> None:
     log = log_of([[Y], [X], [Y]], segment_bytes=4096)
     log.config = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0.0)
     object.__setattr__(log.config, "segment_bytes", 1)  # so that neighbours don't fit one file together
@@ -230,7 +230,7 @@ def test_files_of_which_nothing_goes_stay_as_they_are() -> None:
     assert held(log) == [2]
 
 
-def test_what_may_have_a_message_id_is_purged_when_its_window_is_over() -> None:
+def test_purge_of_records_with_message_ids_waits_for_the_dedup_window() -> None:
     log = log_of([[(None, "x", True, False)]], dedup_window_s=100.0)
     log.told(state(purge(1, 1, subjects=("x",))))
     assert clean(log, 50 * NS_PER_S) == 0
@@ -241,7 +241,7 @@ def test_what_may_have_a_message_id_is_purged_when_its_window_is_over() -> None:
 
 
 @pytest.mark.parametrize("afresh", [False, True])
-def test_a_purge_is_undone_where_the_log_is_cut_below_its_end(afresh: bool) -> None:
+def test_purge_is_redone_after_a_truncation_below_its_end(afresh: bool) -> None:
     log = log_of([[X], [Y], [X]])
     early, late = purge(1, 1, subjects=("x",)), purge(2, 3, subjects=("x",))
     log.told(state(early, late))
@@ -256,7 +256,7 @@ def test_a_purge_is_undone_where_the_log_is_cut_below_its_end(afresh: bool) -> N
         assert log.cleaning.purged == {1}, "what it is about lies before the log"
 
 
-def test_a_purge_of_what_retention_has_taken_is_done() -> None:
+def test_purge_of_a_range_deleted_by_retention_is_done() -> None:
     log = log_of([[X], [X], [Y]])
     log.told(state(purge(1, 2, subjects=("x",)), purge(2, 3, subjects=("x",))))
     log.drop_prefix(2)

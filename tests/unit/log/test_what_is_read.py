@@ -17,7 +17,7 @@ from tests.unit.log.small_logs import S, a_log, add, filled
 
 @pytest.mark.parametrize("hw", range(-1, 8))
 @pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
-def test_nothing_past_hw_is_read_whole_or_in_pieces(hw: int, max_bytes: int) -> None:
+def test_log_read_returns_nothing_above_the_high_watermark(hw: int, max_bytes: int) -> None:
     log = a_log()
     for count in (1, 3, 2, 2):
         add(log, count)
@@ -36,7 +36,7 @@ def test_nothing_past_hw_is_read_whole_or_in_pieces(hw: int, max_bytes: int) -> 
 
 
 @pytest.mark.parametrize("max_bytes", [1, 250, 400, 700, 1 << 20])
-def test_reads_miss_nothing_whatever_fits_an_answer(max_bytes: int) -> None:
+def test_log_read_misses_no_batch_for_any_answer_size(max_bytes: int) -> None:
     log = filled(12)
     found, at = [], 0
     while at <= log.high_watermark:
@@ -51,7 +51,7 @@ def test_reads_miss_nothing_whatever_fits_an_answer(max_bytes: int) -> None:
     assert [offset for batch in found for offset in batch.offsets().tolist()] == list(range(24))
 
 
-def test_a_time_is_found_where_clocks_fall() -> None:
+def test_log_offset_for_timestamp_with_falling_clocks_returns_the_first_match() -> None:
     log = a_log()
     times = [10, 20, 5, 30, 30, 7, 40]
     for number, time_s in enumerate(times):
@@ -65,7 +65,7 @@ def test_a_time_is_found_where_clocks_fall() -> None:
     assert [segment.max_timestamp_ns // S for segment in log.segments] == [20, 30, 40]
 
 
-def test_epochs_by_offset_and_by_epoch() -> None:
+def test_epoch_cache_finds_epochs_by_offset_and_ends_by_epoch() -> None:
     cache = EpochCache([(1, 0), (4, 7), (6, 9)])
     assert [cache.epoch_at(offset) for offset in (0, 6, 7, 8, 9, 20)] == [1, 1, 4, 4, 6, 6]
     assert [cache.end_offset_for(epoch, 12) for epoch in (0, 1, 3, 4, 5, 6, 9)] == [
@@ -89,14 +89,14 @@ def three() -> list[RecordBatch]:
 
 @pytest.mark.parametrize("start", [None, *range(8)])
 @pytest.mark.parametrize("end", [None, *range(8)])
-def test_a_range_is_its_first_and_not_its_end(start: int | None, end: int | None) -> None:
+def test_to_arrow_range_includes_its_first_and_excludes_its_end_offset(start: int | None, end: int | None) -> None:
     rows = [(0, b"a", "x"), (1, b"b", "y"), (3, b"c", "y"), (4, b"d", "z"), (5, b"e", "z"), (6, b"f", "w")]
     table = arrow.to_arrow(three(), columns=("offset", "value", "subject"), from_offset=start, end_offset=end)
     wanted = [row for row in rows if row[0] >= (start or 0) and (end is None or row[0] < end)]
     assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == wanted
 
 
-def test_two_gibibytes_in_all_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_arrow_column_above_2_gib_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     class Column:
         ends = np.array([1 << 30], dtype=np.uint32)
         data = memoryview(b"")

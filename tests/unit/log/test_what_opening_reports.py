@@ -38,7 +38,7 @@ def closed(**how: int) -> MemoryStorage:
 
 
 # ---- opening -------------------------------------------------------------------------------------------------------------
-def test_a_right_folder_is_opened_as_it_is() -> None:
+def test_log_open_of_an_intact_directory_changes_nothing() -> None:
     storage = closed()
     log, report = Log.open(storage, SMALL, clean=True)
     assert report == OpenReport(walked_bytes=right(12, storage))
@@ -53,7 +53,7 @@ def test_a_right_folder_is_opened_as_it_is() -> None:
 
 @pytest.mark.parametrize("piece", [7, 100, 8 << 20])
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_of_a_damaged_segment_the_right_batches_stay_byte_for_byte(
+def test_log_open_keeps_valid_batches_of_a_damaged_segment_unchanged(
     damaged: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_COPY_BYTES", piece)
@@ -88,7 +88,7 @@ def test_of_a_damaged_segment_the_right_batches_stay_byte_for_byte(
 @pytest.mark.parametrize(
     ("log_start", "kept"), [(5, [0, 6, 12]), (6, [6, 12]), (7, [6, 12]), (12, [12]), (17, [12]), (18, [12])]
 )
-def test_segments_before_the_log_start_were_given_up(log_start: int, kept: list[int]) -> None:
+def test_log_open_deletes_segments_before_the_log_start(log_start: int, kept: list[int]) -> None:
     storage = closed()
     storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=17, log_start_offset=log_start)))
     found = recover(storage, clean=True)
@@ -97,7 +97,7 @@ def test_segments_before_the_log_start_were_given_up(log_start: int, kept: list[
     assert (found.report.damage, found.report.lost_committed) == ((), False)
 
 
-def test_a_log_that_ends_before_its_start_begins_there_anew() -> None:
+def test_log_open_that_ends_before_its_start_begins_at_the_start() -> None:
     storage = closed()
     storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=18, log_start_offset=19)))
     found = recover(storage, clean=True)
@@ -107,7 +107,7 @@ def test_a_log_that_ends_before_its_start_begins_there_anew() -> None:
     assert (log.log_start_offset, log.log_end_offset, report.damage) == (19, 19, ())
 
 
-def test_a_gap_between_segments_is_damage_and_what_is_behind_it_goes_aside() -> None:
+def test_log_open_gap_between_segments_is_damage_and_quarantines_the_rest() -> None:
     storage = closed()
     for name in (log_name(6), index_name(6)):
         storage.remove(name)
@@ -118,7 +118,7 @@ def test_a_gap_between_segments_is_damage_and_what_is_behind_it_goes_aside() -> 
 
 
 # ---- looking into a folder -----------------------------------------------------------------------------------------------
-def test_a_right_folder_is_told_segment_by_segment() -> None:
+def test_inspect_reports_each_segment_of_an_intact_directory() -> None:
     storage = closed()
     report = inspect(storage)
     assert [(s.name, s.file_size_bytes, s.index, s.fault, s.fault_position, s.torn_tail) for s in report.segments] == [
@@ -170,7 +170,7 @@ def gone(storage: MemoryStorage) -> None:
         ),
     ],
 )
-def test_each_fault_of_a_folder_is_named(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
+def test_inspect_names_each_fault_of_a_directory(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
     storage = closed()
     spoil(storage)
     before = {name: bytes(file.data) for name, file in storage.files.items()}
@@ -182,7 +182,7 @@ def test_each_fault_of_a_folder_is_named(spoil: Callable[[MemoryStorage], object
 
 
 @pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 1, False), (6, 2, False)])
-def test_only_the_last_bytes_of_all_are_a_torn_tail(base: int, batch_number: int, torn: bool) -> None:
+def test_inspect_only_the_end_of_the_last_segment_is_a_torn_tail(base: int, batch_number: int, torn: bool) -> None:
     storage = closed()
     at = batch_number * (right(base, storage) // 3)
     flip(storage, log_name(base), at + 70)
@@ -196,7 +196,7 @@ def test_only_the_last_bytes_of_all_are_a_torn_tail(base: int, batch_number: int
 
 
 # ---- reading it back -----------------------------------------------------------------------------------------------------
-def test_a_scan_goes_by_whole_batches_and_says_what_is_wrong() -> None:
+def test_scan_steps_by_whole_batches_and_reports_damage() -> None:
     log = filled()
     segment = log.segments[1]
     size = segment.size_bytes // 3
@@ -215,7 +215,7 @@ def test_a_scan_goes_by_whole_batches_and_says_what_is_wrong() -> None:
         assert (scan.position, scan.next_offset) == (size, 8)
 
 
-def test_a_scan_ends_where_the_batches_end_too_early() -> None:
+def test_scan_past_the_end_of_the_batches_raises() -> None:
     file = MemoryStorage().create("x")
     file.append([batch(0, 2)])
     scan = Scan(0, file.size_bytes + 30)
@@ -227,7 +227,7 @@ def test_a_scan_ends_where_the_batches_end_too_early() -> None:
 @pytest.mark.parametrize(
     ("base_offset", "epoch", "follows"), [(2, 3, True), (2, 4, True), (2, 2, False), (3, 3, False), (1, 3, False)]
 )
-def test_a_right_batch_in_a_wrong_place_is_found(base_offset: int, epoch: int, follows: bool) -> None:
+def test_scan_valid_batch_with_wrong_offset_or_epoch_raises(base_offset: int, epoch: int, follows: bool) -> None:
     file = MemoryStorage().create("x")
     file.append([batch(0, 2, 3), batch(base_offset, 1, epoch)])
     scan = Scan(0, file.size_bytes)
@@ -238,7 +238,7 @@ def test_a_right_batch_in_a_wrong_place_is_found(base_offset: int, epoch: int, f
         scan.step(file, 1 << 20)
 
 
-def test_segments_come_in_order_and_empty_ones_are_passed_over() -> None:
+def test_next_segment_skips_empty_segments() -> None:
     log = filled()
     assert [getattr(next_segment(log, after), "base_offset", None) for after in (-1, 0, 5, 6, 12, 99)] == [
         0,

@@ -95,14 +95,14 @@ async def controller() -> Controller:
     return made
 
 
-async def test_the_leader_answers(controller: Controller) -> None:
+async def test_control_desk_of_the_leader_answers(controller: Controller) -> None:
     await controller.receive(Message(REQUEST))
     await controller.settled()
     [(subject, response)] = controller.replies
     assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
 
 
-async def test_others_are_silent_unless_they_have_something_to_say(controller: Controller) -> None:
+async def test_control_desk_of_a_follower_answers_only_what_it_can_decide_alone(controller: Controller) -> None:
     controller.leads = False
     await controller.receive(Message(REQUEST))
     assert controller.replies == []
@@ -111,7 +111,9 @@ async def test_others_are_silent_unless_they_have_something_to_say(controller: C
     assert [response.index for _, response in controller.replies] == [3]
 
 
-async def test_what_is_over_the_bound_is_told_to_come_back(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_desk_above_its_bound_answers_unavailable(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "_MAX_WAITING", 2)
     controller.may_decide.clear()
     for _ in range(3):
@@ -130,7 +132,7 @@ async def test_what_is_over_the_bound_is_told_to_come_back(controller: Controlle
     "message",
     [Message(REQUEST, ""), Message(REQUEST, "shop.orders"), Message(REQUEST, "_INBOX.1"), Message(b"junk"), Message(b"")],
 )
-async def test_what_is_no_request_or_wants_no_inbox_is_not_answered(controller: Controller, message: Message) -> None:
+async def test_control_desk_invalid_request_or_reply_subject_gets_no_answer(controller: Controller, message: Message) -> None:
     await controller.receive(message)
     await controller.settled()
     assert controller.replies == []
@@ -139,7 +141,7 @@ async def test_what_is_no_request_or_wants_no_inbox_is_not_answered(controller: 
     }
 
 
-async def test_closing_gives_up_what_is_under_way(controller: Controller) -> None:
+async def test_control_desk_close_cancels_requests_in_progress(controller: Controller) -> None:
     controller.may_decide.clear()
     await controller.receive(Message(REQUEST))
     await controller.desk.close()
@@ -147,7 +149,7 @@ async def test_closing_gives_up_what_is_under_way(controller: Controller) -> Non
 
 
 @pytest.mark.parametrize(("subject", "taken"), [("acme.box.x", True), ("acme.>", True), ("shop.x", False)])
-async def test_a_stream_among_the_inboxes_is_refused(controller: Controller, subject: str, taken: bool) -> None:
+async def test_control_desk_rejects_a_stream_on_inbox_subjects(controller: Controller, subject: str, taken: bool) -> None:
     request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name="s", subject=subject))
     await controller.receive(Message(frames.encode(request), "_INBOX.1", "space.control.admin.alice"))
     await controller.settled()
@@ -156,7 +158,7 @@ async def test_a_stream_among_the_inboxes_is_refused(controller: Controller, sub
     assert ("inboxes under acme.box." in response.detail) is taken
 
 
-async def test_an_answer_larger_than_a_message_is_refused_with_the_way_to_ask(
+async def test_control_desk_answer_above_the_message_size_is_rejected_with_a_hint(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = controller.publish
@@ -217,7 +219,7 @@ def batch(*requests: pb.ControlRequest) -> pb.ControlRequest:
         ("space.control.node.n1", pb.ControlRequest(), False),
     ],
 )
-async def test_each_subject_takes_what_it_is_for(
+async def test_control_desk_subject_accepts_only_its_requests(
     controller: Controller, subject: str, request_: pb.ControlRequest, taken: bool
 ) -> None:
     reply = "space.inbox." + subject.rpartition(".")[2] + ".x" if ".node." in subject else "_INBOX.x"
@@ -230,7 +232,7 @@ async def test_each_subject_takes_what_it_is_for(
     assert len(controller.decided) == taken
 
 
-async def test_who_asks_is_what_the_subject_says(controller: Controller) -> None:
+async def test_control_desk_sender_is_taken_from_the_subject(controller: Controller) -> None:
     forged = pb.ControlRequest(operationId=b"o" * 16, sender="root", deleteStream=pb.DeleteStream(name="s"))
     for subject in ("space.control.admin", "space.control.admin.alice"):
         await controller.receive(Message(frames.encode(forged), "_INBOX.x", subject))
@@ -239,7 +241,7 @@ async def test_who_asks_is_what_the_subject_says(controller: Controller) -> None
 
 
 @pytest.mark.parametrize("reply", ["_INBOX.x", "space.inbox.n2.x", "space.inbox.n1", "space.inbox.n10.x", "space.feed", ""])
-async def test_a_node_is_answered_under_its_own_inbox_alone(controller: Controller, reply: str) -> None:
+async def test_control_desk_answers_a_node_only_in_its_own_inbox(controller: Controller, reply: str) -> None:
     await controller.receive(Message(REQUEST, reply))
     await controller.settled()
     assert controller.replies == []
@@ -247,13 +249,13 @@ async def test_a_node_is_answered_under_its_own_inbox_alone(controller: Controll
 
 
 @pytest.mark.parametrize("subject", ["space.info", "space.control.admin", "space.control.admin.alice"])
-async def test_applications_are_not_answered_where_nodes_are(controller: Controller, subject: str) -> None:
+async def test_control_desk_does_not_answer_applications_in_node_inboxes(controller: Controller, subject: str) -> None:
     await controller.receive(Message(frames.encode(DESCRIBE), "space.inbox.n1.x", subject))
     await controller.settled()
     assert controller.replies == []
 
 
-async def test_an_answer_is_cut_to_what_a_message_takes(controller: Controller) -> None:
+async def test_control_desk_answer_is_cut_to_the_message_size(controller: Controller) -> None:
     controller.max_payload = 4096
     wide = pb.Stream(name="s", partitions=[pb.Partition(partition=n, replicas=["n" * 60]) for n in range(200)])
     controller.response = pb.ControlResponse(stream=wide)
@@ -283,7 +285,7 @@ LONG = "a" * 400_000
         pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n" * 2000])])),
     ],
 )
-async def test_a_request_that_is_too_large_is_refused_before_it_is_logged(
+async def test_control_desk_too_large_request_is_rejected_before_the_log(
     controller: Controller, request_: pb.ControlRequest
 ) -> None:
     request_.operationId = b"o" * 16
@@ -296,7 +298,7 @@ async def test_a_request_that_is_too_large_is_refused_before_it_is_logged(
     assert controller.decided == []
 
 
-async def test_a_flood_of_large_requests_leaves_nothing_behind(controller: Controller) -> None:
+async def test_control_desk_flood_of_large_requests_leaves_no_memory(controller: Controller) -> None:
     request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name=LONG, subject="x"))
     message = Message(frames.encode(request), "_INBOX.x", "space.control.admin")
     await controller.receive(message)
@@ -310,7 +312,9 @@ async def test_a_flood_of_large_requests_leaves_nothing_behind(controller: Contr
     assert len(controller.replies) == 301
 
 
-async def test_requests_under_way_are_bounded_in_bytes(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_desk_requests_in_progress_are_bounded_in_bytes(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
     controller.may_decide.clear()
     for _ in range(3):
@@ -323,7 +327,7 @@ async def test_requests_under_way_are_bounded_in_bytes(controller: Controller, m
     assert len(controller.replies) == 4
 
 
-async def test_a_reason_for_people_is_cut_and_refuses_nothing(controller: Controller) -> None:
+async def test_control_desk_long_reason_is_truncated_and_accepted(controller: Controller) -> None:
     leaving = pb.LeaveIsr(stream="s", node="n1", reason="because " * 1000)
     await controller.receive(Message(frames.encode(pb.ControlRequest(operationId=b"o" * 16, leaveIsr=leaving))))
     await controller.settled()
@@ -331,7 +335,7 @@ async def test_a_reason_for_people_is_cut_and_refuses_nothing(controller: Contro
     assert len(controller.decided[0].leaveIsr.reason) <= 256
 
 
-def test_a_whole_batch_of_a_nodes_own_is_never_refused_for_its_size() -> None:
+def test_control_desk_full_batch_of_a_node_is_never_too_large() -> None:
     longest = pb.ChangeIsr(stream="s" * 64, uid="u" * 30, leader="n" * 64, isr=["n" * 64] * 3)
     request = batch(*[pb.ControlRequest(changeIsr=longest)] * MAX_REQUESTS)
     while request.batch.ByteSize() > MAX_BATCH_BYTES:
@@ -339,7 +343,7 @@ def test_a_whole_batch_of_a_nodes_own_is_never_refused_for_its_size() -> None:
     assert fit(request, len(frames.encode(request))) == ""
 
 
-async def test_a_flood_of_requests_is_dropped_unread_beyond_the_allowance_and_nodes_are_heard(
+async def test_control_desk_flood_is_dropped_unread_while_nodes_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_ns = 5_000_000_000
@@ -374,7 +378,7 @@ async def test_a_flood_of_requests_is_dropped_unread_beyond_the_allowance_and_no
         controller.leads = True
 
 
-async def test_an_operator_who_asks_too_much_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_desk_operator_above_the_allowance_gets_a_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 5_000_000_000
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
@@ -413,7 +417,7 @@ async def ran() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_floods_waits_for_its_turn_and_nobody_waits_with_it(controller: Controller) -> None:
+async def test_control_desk_flooding_sender_waits_without_delaying_others(controller: Controller) -> None:
     controller.may_decide.clear()
     for number in range(10):
         await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))
@@ -442,7 +446,7 @@ async def test_who_floods_waits_for_its_turn_and_nobody_waits_with_it(controller
     assert len(controller.desk._turns) == 0
 
 
-async def test_whose_turn_does_not_come_is_told_so_and_nothing_of_it_is_logged(
+async def test_control_desk_request_whose_turn_does_not_come_is_unavailable(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_TIMEOUT_S", 0.01)
@@ -460,7 +464,7 @@ async def test_whose_turn_does_not_come_is_told_so_and_nothing_of_it_is_logged(
     assert len(controller.desk._turns) == 0
 
 
-async def test_a_node_that_nobody_knows_is_allowed_what_strangers_are(controller: Controller) -> None:
+async def test_control_desk_unknown_node_shares_the_allowance_of_strangers(controller: Controller) -> None:
     controller.desk._allowance = control.Allowance(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
@@ -469,7 +473,7 @@ async def test_a_node_that_nobody_knows_is_allowed_what_strangers_are(controller
     assert (len(controller.replies), controller.desk.counters[control.FLOODED]) == (3, 2)
 
 
-def test_what_may_be_logged_is_what_the_table_says() -> None:
+def test_control_requests_that_may_be_logged_match_the_table() -> None:
     for name, kind in REQUESTS.items():
         request = pb.ControlRequest()
         getattr(request, name).SetInParent()

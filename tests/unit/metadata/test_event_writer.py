@@ -104,7 +104,7 @@ class FakePublisher:
         self.world.said.append(f"publisher of {self.uid} closed")
 
 
-async def test_each_event_is_written_once_and_what_comes_later_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_writes_each_event_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 0, 1)
     del world.image.streams[EVENTS_STREAM]
     world.writer.start()
@@ -121,7 +121,7 @@ async def test_each_event_is_written_once_and_what_comes_later_behind_it(monkeyp
     assert world.said == ["connected", "client closed"], "one connection for all, and none is left"
 
 
-async def test_where_another_was_faster_its_end_is_read_and_nothing_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_after_a_faster_writer_reads_the_end_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1, 1, 1)
     write = world.writer._write
     await write()
@@ -145,9 +145,7 @@ async def test_where_another_was_faster_its_end_is_read_and_nothing_is_there_twi
 
 @pytest.mark.parametrize("junk", [b"junk", b"[]", b'{"index": -1, "number": 0}', b'{"kind": "election"}'])
 @pytest.mark.parametrize("count", [1, 64, 700])
-async def test_what_is_no_event_behind_the_last_one_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch, junk: bytes, count: int
-) -> None:
+async def test_event_writer_skips_records_that_are_no_events(monkeypatch: pytest.MonkeyPatch, junk: bytes, count: int) -> None:
     """Without rights of NATS anybody may publish there, who says behind which offset."""
     world = World(monkeypatch, *[1] * 4)
     await world.writer._write()
@@ -164,14 +162,14 @@ async def test_what_is_no_event_behind_the_last_one_stops_nothing(
     assert len(reads) <= 3
 
 
-async def test_a_stream_of_junk_alone_has_no_event_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_on_a_stream_without_events_starts_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1)
     world.stream.records += [b"junk"] * 3
     await world.writer._write()
     assert b'"index": 1' in world.stream.records[-1]
 
 
-async def test_of_several_that_are_on_their_way_those_before_a_refusal_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_partial_rejection_keeps_the_accepted_events(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1, 1, 1)
     publish, left = world.stream.publish, [2]
 
@@ -186,7 +184,7 @@ async def test_of_several_that_are_on_their_way_those_before_a_refusal_count(mon
     await world.writer.close()
 
 
-async def test_who_does_not_lead_any_more_writes_nothing_and_has_written_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_that_lost_leadership_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1)
     world.writer.start()
     await world.until(lambda: world.trail.written == (1, 0))
@@ -204,7 +202,7 @@ async def test_who_does_not_lead_any_more_writes_nothing_and_has_written_nothing
     await world.writer.close()
 
 
-async def test_who_loses_the_lead_with_much_to_write_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_that_loses_leadership_stops_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *[1] * 100)
     publish = world.stream.publish
 
@@ -219,7 +217,7 @@ async def test_who_loses_the_lead_with_much_to_write_stops_there(monkeypatch: py
     await world.writer.close()
 
 
-async def test_a_stream_that_is_made_again_and_a_connection_that_is_closed_are_opened_anew(
+async def test_event_writer_reopens_a_recreated_stream_and_a_closed_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch, 1)

@@ -54,7 +54,7 @@ def some(index: int, count: int, time_ns: int | None = None) -> Any:
     )
 
 
-async def test_who_asks_gets_pages_behind_a_place() -> None:
+async def test_events_desk_returns_pages_after_a_position() -> None:
     bus = Bus()
     await bus.desk.open()
     bus.desk.trail.applied(4, some(4, MOST_ANSWERED + 1, 10))
@@ -74,7 +74,7 @@ async def test_who_asks_gets_pages_behind_a_place() -> None:
     assert not bus.listening
 
 
-async def test_what_is_asked_oddly_is_refused_in_words_and_who_is_no_inbox_hears_nothing() -> None:
+async def test_events_desk_rejects_invalid_questions_and_ignores_non_inboxes() -> None:
     bus = Bus()
     await bus.desk.open()
     for question in (
@@ -92,7 +92,7 @@ async def test_what_is_asked_oddly_is_refused_in_words_and_who_is_no_inbox_hears
     assert bus.desk.counters[REPLY] == 1
 
 
-def test_only_the_leader_publishes_and_only_what_is_recent_and_some_at_a_time() -> None:
+def test_events_desk_only_the_leader_publishes_recent_events_in_portions() -> None:
     bus = Bus()
     bus.leads = False
     bus.desk.trail.applied(1, some(1, 1))
@@ -110,7 +110,7 @@ def test_only_the_leader_publishes_and_only_what_is_recent_and_some_at_a_time() 
     assert (bus.sent[0][1]["index"], bus.sent[-1][1]["number"]) == (3, MOST_AT_ONCE)
 
 
-def test_what_finds_no_room_is_counted() -> None:
+def test_events_desk_counts_events_beyond_its_buffer() -> None:
     bus = Bus()
     bus.desk.look()
     assert not bus.desk.counters

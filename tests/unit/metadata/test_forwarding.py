@@ -37,7 +37,7 @@ def forwarder(bus: Bus) -> Forwarder:
     return Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
 
 
-async def test_a_change_of_the_leader_repeats_what_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwarder_leader_change_repeats_unanswered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "ATTEMPT_NS", 3600 * 1_000_000_000)
     bus = Bus(silent=1)
     made = forwarder(bus)
@@ -55,14 +55,14 @@ async def test_a_change_of_the_leader_repeats_what_was_not_answered(monkeypatch:
     assert bus.asked[0].operationId == bus.asked[1].operationId, "one operation, however often it is asked for"
 
 
-async def test_nobody_answers_until_the_deadline() -> None:
+async def test_forwarder_without_answer_until_the_deadline_returns_unknown() -> None:
     bus = Bus(silent=1000)
     response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.2)
     assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
     assert len(bus.asked) == 1
 
 
-async def test_an_answer_to_another_request_decides_nothing_and_the_request_is_asked_again() -> None:
+async def test_forwarder_ignores_an_answer_to_another_request_and_asks_again() -> None:
     class Mixed(Bus):
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             answer = await super().request(subject, payload, timeout)

@@ -99,7 +99,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_node_that_the_feed_names_becomes_a_controller_beside_it_and_takes_its_place(tmp_path: Path) -> None:
+async def test_group_role_node_named_by_the_feed_becomes_a_controller(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, member = Part(an_image(5)), Member(an_image(3, "n1", "n2", "n3", "n4", at=8))
     member.started.clear()
@@ -126,7 +126,7 @@ async def test_a_node_that_the_feed_names_becomes_a_controller_beside_it_and_tak
     assert member.calls == ["start", "stop"]
 
 
-async def test_role_on_a_full_disk_follows_the_feed_and_becomes_a_controller_when_there_is_room(
+async def test_role_on_a_full_disk_follows_the_feed_until_space_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
@@ -140,7 +140,7 @@ async def test_role_on_a_full_disk_follows_the_feed_and_becomes_a_controller_whe
     await bench.role.stop()
 
 
-async def test_a_controller_that_is_none_any_more_follows_the_feed_first(tmp_path: Path) -> None:
+async def test_group_role_removed_controller_follows_the_feed_first(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n1")
     member, feed = Member(an_image(7, *THREE, at=3)), Part(an_image(6, "n2", "n3", at=6))
     feed.started.clear()
@@ -168,7 +168,7 @@ async def test_a_controller_that_is_none_any_more_follows_the_feed_first(tmp_pat
     await bench.role.stop()
 
 
-async def test_who_is_taken_back_before_it_has_caught_up_goes_on_with_the_feed(tmp_path: Path) -> None:
+async def test_group_role_learner_removed_before_catching_up_stays_with_the_feed(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, left_at=7)
     bench.feeds, bench.members = [feed], [member]
@@ -188,7 +188,7 @@ async def test_who_is_taken_back_before_it_has_caught_up_goes_on_with_the_feed(t
     ],
     ids=["its log names it", "its log names it no more", "nobody has changed the list, and it never was one"],
 )
-async def test_a_journal_says_who_is_a_controller_and_not_the_settings(
+async def test_group_role_journal_overrides_the_settings(
     tmp_path: Path, given: dict[str, Any], starts: bool, follows: bool
 ) -> None:
     bench = Bench(tmp_path, "n9", ("n2", "n3"), journal=True)
@@ -201,7 +201,7 @@ async def test_a_journal_says_who_is_a_controller_and_not_the_settings(
     await bench.role.stop()
 
 
-async def test_a_member_that_its_settings_no_longer_name_does_not_start_while_they_say_who_is_one(tmp_path: Path) -> None:
+async def test_group_role_member_missing_in_its_settings_does_not_start_during_bootstrap(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4", journal=True)
     bench.members = [Member(an_image(3), controllers=ControllerList(THREE), has_voted=True)]
     with pytest.raises(ConfigError, match="controllers = n1, n2, n3 does not contain this node, but n4 is a member"):
@@ -210,7 +210,7 @@ async def test_a_member_that_its_settings_no_longer_name_does_not_start_while_th
 
 @pytest.mark.parametrize("index", [0, 30])
 @pytest.mark.parametrize("first", [None, TimeoutError()])
-async def test_a_single_controller_begins_no_second_group_on_a_new_folder(
+async def test_group_role_single_controller_with_empty_directory_starts_no_second_group(
     tmp_path: Path, index: int, first: Exception | None
 ) -> None:
     bench = Bench(tmp_path, "n1", ("n1",))
@@ -234,7 +234,7 @@ async def test_a_single_controller_begins_no_second_group_on_a_new_folder(
     await bench.role.stop()
 
 
-async def test_who_stops_takes_no_other_role(tmp_path: Path) -> None:
+async def test_group_role_retired_takes_no_other_role(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(5))
     bench.feeds = [feed]
@@ -246,7 +246,9 @@ async def test_who_stops_takes_no_other_role(tmp_path: Path) -> None:
     await bench.role.stop()
 
 
-async def test_settings_that_differ_from_the_log_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_group_role_settings_that_differ_from_the_log_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(5, *THREE, at=2))
     bench.feeds = [feed]
@@ -262,7 +264,7 @@ async def test_settings_that_differ_from_the_log_are_said_once(tmp_path: Path, c
 
 
 # ---- at its edges ----------------------------------------------------------------------------------------------------------
-async def test_one_that_left_is_a_controller_again_by_a_later_list_alone(tmp_path: Path) -> None:
+async def test_group_role_removed_controller_returns_only_by_a_later_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n1", journal=True)
     left = Member(an_image(7, *THREE, at=3), is_member=False, left_at=6, controllers=ControllerList(THREE, "", "", 3))
     feed, again = Part(an_image(5, *THREE, at=6)), Member(an_image(9, *THREE, at=7))
@@ -276,7 +278,7 @@ async def test_one_that_left_is_a_controller_again_by_a_later_list_alone(tmp_pat
     await bench.role.stop()
 
 
-async def test_one_that_is_taken_out_while_it_comes_follows_on_and_comes_by_a_later_list(tmp_path: Path) -> None:
+async def test_group_role_node_removed_while_joining_returns_by_a_later_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(8, *THREE, at=8, learner="n4"))
     out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))
@@ -293,7 +295,7 @@ async def test_one_that_is_taken_out_while_it_comes_follows_on_and_comes_by_a_la
     assert (out.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
 
 
-async def test_one_that_stops_while_it_comes_stops_both_parts(tmp_path: Path) -> None:
+async def test_group_role_stop_while_joining_stops_feed_and_member(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
     comes.started.clear()
@@ -309,7 +311,7 @@ async def test_one_that_stops_while_it_comes_stops_both_parts(tmp_path: Path) ->
     assert (feed.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
 
 
-async def test_one_that_retires_while_it_comes_takes_no_role(tmp_path: Path) -> None:
+async def test_group_role_retire_while_joining_takes_no_role(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
     comes.started.clear()
@@ -324,7 +326,7 @@ async def test_one_that_retires_while_it_comes_takes_no_role(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("controllers", [("n1", "n2"), THREE])
-async def test_one_of_several_asks_nobody_whether_it_may_begin(tmp_path: Path, controllers: tuple[str, ...]) -> None:
+async def test_group_role_controller_of_several_starts_without_asking(tmp_path: Path, controllers: tuple[str, ...]) -> None:
     asked: list[int] = []
     bench = Bench(tmp_path, "n1", controllers)
 
@@ -337,7 +339,7 @@ async def test_one_of_several_asks_nobody_whether_it_may_begin(tmp_path: Path, c
     assert asked == []
 
 
-async def test_a_single_one_begins_at_once_where_nobody_listens(tmp_path: Path) -> None:
+async def test_group_role_single_controller_starts_at_once_without_responders(tmp_path: Path) -> None:
     asked: list[int] = []
     bench = Bench(tmp_path, "n1", ("n1",))
 
@@ -350,7 +352,7 @@ async def test_a_single_one_begins_at_once_where_nobody_listens(tmp_path: Path) 
     assert asked == [1]
 
 
-def test_settings_that_differ_are_told_once_a_minute_and_at_once_when_others_are_in_the_log(
+def test_group_role_differing_settings_are_logged_once_per_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, now_s = Bench(tmp_path, "n1"), [1000.0]

@@ -30,14 +30,14 @@ def stored(folder: DataFolder) -> NodeIdentity:
     return found
 
 
-def test_a_start_is_on_disk_before_it_is_told(folder: DataFolder) -> None:
+def test_node_file_start_is_stored_before_its_use(folder: DataFolder) -> None:
     starts = NodeFile(folder, "a").count_start()
     assert stored(folder).starts == starts
     assert (starts.starts, starts.earlier, starts.registered) == (1, (), 0)
     assert starts.folder_id
 
 
-def test_every_process_draws_its_own_nonce_and_knows_those_before(folder: DataFolder) -> None:
+def test_node_file_each_process_has_its_own_nonce_and_knows_earlier_ones(folder: DataFolder) -> None:
     drawn = []
     for number in range(1, 6):
         identity = NodeFile(folder, "a")
@@ -49,7 +49,7 @@ def test_every_process_draws_its_own_nonce_and_knows_those_before(folder: DataFo
     assert len(set(drawn)) == 5
 
 
-def test_the_clean_stop_is_used_up_before_the_next_process_acts(folder: DataFolder) -> None:
+def test_node_file_clean_stop_is_consumed_when_the_next_process_registers(folder: DataFolder) -> None:
     """[S9]"""
     first = NodeFile(folder, "a")
     first.count_start()
@@ -63,7 +63,7 @@ def test_the_clean_stop_is_used_up_before_the_next_process_acts(folder: DataFold
     assert not NodeFile(folder, "a").previous.clean_stop
 
 
-def test_what_recovery_has_found_is_not_forgotten_by_a_process_that_never_registers(folder: DataFolder) -> None:
+def test_node_file_distrust_survives_a_process_that_never_registers(folder: DataFolder) -> None:
     first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)
@@ -75,7 +75,7 @@ def test_what_recovery_has_found_is_not_forgotten_by_a_process_that_never_regist
 
 
 @pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {"folder_id": "", "starts": 0}])
-def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, Any]) -> None:
+def test_node_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, Any]) -> None:
     """Commit 6ef61ecd wrote all fields, some of them empty."""
     said = {"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, "nonce": 0, "registered": 0, "earlier": []}
     body = json.dumps(said | names).encode()
@@ -89,7 +89,7 @@ def test_a_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str,
     assert stored(folder).starts == starts
 
 
-def test_the_file_says_it_all_in_one_flat_object(folder: DataFolder) -> None:
+def test_node_file_is_a_flat_json_object(folder: DataFolder) -> None:
     folder.store_identity(NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,))))
     body = json.loads((folder.path / "node").read_bytes().partition(b"\n")[2])
     assert body == {
@@ -98,7 +98,7 @@ def test_the_file_says_it_all_in_one_flat_object(folder: DataFolder) -> None:
     }  # fmt: skip
 
 
-def test_folders_of_streams_that_the_image_does_not_know_are_named(folder: DataFolder) -> None:
+def test_unknown_folders_names_stream_directories_missing_in_the_image(folder: DataFolder) -> None:
     for name in ("orders-u1", "orders-u2", "gone-u3"):
         (folder.path / "streams" / name / "0").mkdir(parents=True)
     known: Any = SimpleNamespace(streams={"orders": SimpleNamespace(name="orders", uid="u2")})

@@ -51,9 +51,7 @@ class Strict:
         raise OSError
 
 
-async def test_a_link_connects_until_it_is_let_in_and_closes_all_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
     monkeypatch.setattr(joining, "StrictConnection", Strict)
     monkeypatch.setattr(joining, "_RECONNECT_WAIT_S", 0.0)
@@ -95,7 +93,7 @@ class Beaten:
         return pb.ControlResponse(index=len(self.asked))
 
 
-async def test_a_heartbeat_leaves_at_each_time_and_none_while_the_nodes_loop_stands_still(
+async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
@@ -162,7 +160,7 @@ def a_membership(group: Any, told: list[Any]) -> membership.Membership:
     ("node", "seen", "incarnation", "ends"),
     [(None, 9, 3, True), (None, 8, 3, False), (None, 9, 0, False), ("n1", 9, 3, False)],
 )
-async def test_a_node_that_was_removed_ends_when_the_image_says_so_too(
+async def test_membership_removed_node_ends_when_the_image_confirms_the_removal(
     node: str | None, seen: int, incarnation: int, ends: bool
 ) -> None:
     group, told = Asking(), list[Any]()
@@ -177,7 +175,7 @@ async def test_a_node_that_was_removed_ends_when_the_image_says_so_too(
 
 
 @pytest.mark.parametrize(("own", "ends"), [(4, True), (3, False), (2, False), (None, False)])
-async def test_another_process_of_the_id_ends_this_one(own: int | None, ends: bool) -> None:
+async def test_membership_newer_process_of_the_id_ends_the_node(own: int | None, ends: bool) -> None:
     group, told = Asking(), list[Any]()
     made = a_membership(group, told)
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
@@ -192,7 +190,7 @@ async def test_another_process_of_the_id_ends_this_one(own: int | None, ends: bo
     assert len(told) == ends, "after the last heartbeat nothing is heard any more"
 
 
-async def test_who_leaves_says_so_after_its_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
+async def test_membership_leave_is_sent_after_the_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     refusal = pb.ControlResponse(error=UNAVAILABLE, detail="nobody leads")
     group, told = Asking(refusal, pb.ControlResponse(), refusal), list[Any]()
@@ -215,7 +213,7 @@ async def test_who_leaves_says_so_after_its_last_heartbeat(caplog: pytest.LogCap
 
 
 # ---- who follows the feed --------------------------------------------------------------------------------------------------
-async def test_what_is_missing_is_asked_for_until_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_missing_entries_are_requested_until_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_POLL_S", 0.0)
     asked: list[Any] = []
     shown: list[tuple[int, int]] = []
@@ -269,7 +267,7 @@ async def test_what_is_missing_is_asked_for_until_it_comes(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError()])
-async def test_an_answer_that_can_not_be_sent_harms_no_controller(error: Exception) -> None:
+async def test_feed_publisher_survives_an_answer_that_cannot_be_sent(error: Exception) -> None:
     sent: list[Any] = []
 
     class Connection:

@@ -93,7 +93,7 @@ async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell()
 
 
-async def test_each_decision_is_done(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proposal_executor_carries_out_each_decision(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def absent(connection: Any, subjects: Subjects, node_id: str) -> bool:
         return node_id == "gone"
 
@@ -116,7 +116,9 @@ async def test_each_decision_is_done(shell: Shell, monkeypatch: pytest.MonkeyPat
         (FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-async def test_what_the_library_says_of_an_entry_is_told(shell: Shell, reason: int, outcome: EntryOutcome) -> None:
+async def test_proposal_executor_reports_the_librarys_result_for_an_entry(
+    shell: Shell, reason: int, outcome: EntryOutcome
+) -> None:
     answer = b"answer" if reason == FAIL_REASON.SUCCESS else None
     shell.driver.answer.set_result((answer, reason))
     before_ns = time.time_ns()
@@ -129,13 +131,13 @@ async def test_what_the_library_says_of_an_entry_is_told(shell: Shell, reason: i
     assert before_ns <= time_ns <= time.time_ns()
 
 
-async def test_nothing_said_in_time_is_an_unknown_outcome(shell: Shell) -> None:
+async def test_proposal_executor_without_result_in_time_reports_unknown(shell: Shell) -> None:
     response = await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), 0.01)
     assert response is not None
     assert response.detail == "UNKNOWN"
 
 
-async def test_a_member_that_has_stopped_decides_nothing(shell: Shell) -> None:
+async def test_proposal_executor_of_a_stopped_member_decides_nothing(shell: Shell) -> None:
     shell.driver.stopped = True
     assert await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), _LONG_S) is None
 
@@ -168,7 +170,7 @@ async def made(tmp_path: Path) -> Any:
     one.log.journal.abandon()
 
 
-async def test_duties_end_with_the_leadership(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_duties_end_with_the_leadership(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     told = made.calls(monkeypatch, (made.member._member, "resign"))
     made.member._state_changed(0, 2)
     assert told == []
@@ -176,14 +178,14 @@ async def test_duties_end_with_the_leadership(made: Made, monkeypatch: pytest.Mo
     assert told == ["resign"]
 
 
-async def test_duties_end_before_a_successor_is_asked_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_duties_end_before_a_leadership_transfer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """That one waits for no election time-out, and so for no lease."""
     told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "hand_over"))
     made.member._transfer()
     assert told == ["resign", "hand_over"]
 
 
-async def test_each_tick_looks_at_probation_and_has_done_what_is_decided(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_tick_checks_probation_and_carries_out_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
     leaders: list[str] = []
     monkeypatch.setattr(made.member._forwarder, "leader_is", leaders.append)
@@ -192,7 +194,9 @@ async def test_each_tick_looks_at_probation_and_has_done_what_is_decided(made: M
     assert leaders == [made.log.leader_id], "what the one before has not answered is asked again"
 
 
-async def test_an_image_is_shown_once_and_before_what_follows_from_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_image_is_shown_once_before_decisions_that_follow(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[Any] = []
     made.member.watch(lambda old, new: shown.append((old.index, new.index)))
     monkeypatch.setattr(made.member._orders, "look", lambda: shown.append("decisions"))
@@ -203,7 +207,7 @@ async def test_an_image_is_shown_once_and_before_what_follows_from_it(made: Made
     assert shown == ["decisions", (0, 5), "decisions", "decisions"]
 
 
-async def test_sessions_know_the_connection_and_what_it_takes(made: Made) -> None:
+async def test_raft_member_sessions_follow_the_connection_and_its_message_size(made: Made) -> None:
     sessions = made.log.transport.sessions
     made.member.bus_changed(True)
     assert sessions.online
@@ -213,7 +217,7 @@ async def test_sessions_know_the_connection_and_what_it_takes(made: Made) -> Non
     assert not sessions.online
 
 
-async def test_a_barrier_is_over_when_it_is_applied_not_when_it_is_committed(
+async def test_raft_member_barrier_ends_when_applied_and_not_when_committed(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def propose(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
@@ -226,7 +230,7 @@ async def test_a_barrier_is_over_when_it_is_applied_not_when_it_is_committed(
     assert await made.member.barrier(_LONG_S)
 
 
-async def test_a_barrier_of_an_earlier_turn_ends_no_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_barrier_of_an_earlier_turn_ends_no_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probation may begin anew while a barrier is on its way: the folder is found to have gone back."""
     applied: list[int] = []
     probation = made.log.probation

@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     one.log.journal.abandon()
 
 
-def test_the_feed_hears_of_each_entry(opened: Opened) -> None:
+def test_member_log_feed_gets_each_entry(opened: Opened) -> None:
     for index in (2, 3):
         assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
     assert opened.feed.index == opened.log.image.index == 3
@@ -47,7 +47,7 @@ def test_the_feed_hears_of_each_entry(opened: Opened) -> None:
     assert told == ["d2", "d3"]
 
 
-def test_a_snapshot_takes_the_place_of_image_journal_and_feed(opened: Opened, tmp_path: Path) -> None:
+def test_member_log_snapshot_replaces_image_journal_and_feed(opened: Opened, tmp_path: Path) -> None:
     other = Opened(tmp_path / "other")
     for index in range(2, 10):
         other.apply(index)
@@ -67,7 +67,7 @@ def test_a_snapshot_takes_the_place_of_image_journal_and_feed(opened: Opened, tm
     other.log.journal.abandon()
 
 
-def test_a_new_folder_is_on_probation_and_what_it_promised_is_forgotten(opened: Opened) -> None:
+def test_member_log_new_directory_is_on_probation_and_forgets_its_vote(opened: Opened) -> None:
     assert opened.log.core.on_probation
     assert not opened.log.probation.over
     journal = opened.log.journal
@@ -79,7 +79,7 @@ def test_a_new_folder_is_on_probation_and_what_it_promised_is_forgotten(opened: 
     again.log.journal.abandon()
 
 
-def test_the_journal_is_flushed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_log_journal_is_flushed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(sidecar.quorum.journal.os, "fdatasync", flushed.append)
     journal = opened.log.journal
@@ -90,7 +90,7 @@ def test_the_journal_is_flushed(opened: Opened, monkeypatch: pytest.MonkeyPatch)
     assert len(flushed) == 1
 
 
-def test_a_damaged_snapshot_is_refused_and_not_gone_on_without(opened: Opened) -> None:
+def test_member_log_damaged_snapshot_is_rejected(opened: Opened) -> None:
     opened.apply(2)
     name = opened.folder / "snapshot"
     opened.log._save(str(name), ((b"\0x", 2, 1), (b"\0x", 1, 1), {Node("a")}))
@@ -103,7 +103,7 @@ def test_a_damaged_snapshot_is_refused_and_not_gone_on_without(opened: Opened) -
 
 
 @pytest.mark.parametrize("lost", ["journal", "snapshot"])
-def test_a_member_whose_files_are_lost_does_not_begin_anew(opened: Opened, lost: str) -> None:
+def test_member_log_with_lost_files_does_not_start(opened: Opened, lost: str) -> None:
     opened.log.journal.close()
     (opened.folder / "member").write_text("a\n")
     journal = opened.folder / "journal"
@@ -116,7 +116,7 @@ def test_a_member_whose_files_are_lost_does_not_begin_anew(opened: Opened, lost:
         Opened(opened.folder)
 
 
-def test_who_acknowledges_nothing_is_not_counted_as_live_but_for_the_learner(opened: Opened) -> None:
+def test_member_log_live_members_exclude_those_that_acknowledge_nothing(opened: Opened) -> None:
     """A member on probation waits for the majority that a change of the controllers would need it for."""
     log = opened.log
     assert log.view().live == {"a"}
@@ -139,9 +139,7 @@ def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error
 @pytest.mark.parametrize(
     "known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)]
 )
-def test_who_is_named_by_a_list_that_its_log_does_not_reach_listens_to_those_in_it(
-    opened: Opened, known: ControllerList
-) -> None:
+def test_member_log_named_by_an_unknown_list_follows_the_members_in_the_list(opened: Opened, known: ControllerList) -> None:
     """Seed 57 of ``tests.simulation.whole``: it had been taken out and in again, or all others had been replaced, while it was down."""
     log = opened.log
     assert not _told(opened, known, pb.ControlResponse.UNAVAILABLE)

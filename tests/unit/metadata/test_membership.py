@@ -36,7 +36,7 @@ def member(*, known: bool, incarnation: int = 4) -> tuple[Membership, list[Excep
     return made, fatal
 
 
-def test_a_node_that_was_removed_is_told_by_name_what_to_do() -> None:
+def test_membership_removed_node_gets_an_error_with_the_next_step() -> None:
     made, fatal = member(known=False)
     made._answered(1, pb.ControlResponse(error=NOT_FOUND, index=50))
     (error,) = fatal
@@ -53,13 +53,13 @@ def test_a_node_that_was_removed_is_told_by_name_what_to_do() -> None:
         (False, 50, 0, "it has not registered yet"),
     ],
 )
-def test_one_witness_ends_no_node(known: bool, index: int, incarnation: int, why: str) -> None:
+def test_membership_single_sign_of_removal_does_not_end_the_node(known: bool, index: int, incarnation: int, why: str) -> None:
     made, fatal = member(known=known, incarnation=incarnation)
     made._answered(1, pb.ControlResponse(error=NOT_FOUND, index=index))
     assert fatal == [], why
 
 
-def test_a_forged_record_alone_ends_no_node() -> None:
+def test_membership_forged_record_alone_does_not_end_the_node() -> None:
     made, fatal = member(known=True)
     made._image_changed(made._group.image, member(known=False)[0]._group.image)
     assert fatal == []

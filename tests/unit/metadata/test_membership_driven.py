@@ -95,7 +95,7 @@ async def until(what: Callable[[], bool]) -> None:
 
 # ---- registration --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("clean", [False, True])
-async def test_it_registers_what_the_folder_says(driven: Driven, clean: bool) -> None:
+async def test_membership_registers_with_the_state_of_its_directory(driven: Driven, clean: bool) -> None:
     driven.group.show(5)
     driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
     assert await driven.register(clean_stop=clean, flushed_always=not clean) == driven.member.incarnation == 7
@@ -106,7 +106,7 @@ async def test_it_registers_what_the_folder_says(driven: Driven, clean: bool) ->
     assert said.partitionBudget == 9
 
 
-async def test_all_attempts_are_one_operation(driven: Driven) -> None:
+async def test_membership_registration_attempts_share_an_operation_id(driven: Driven) -> None:
     """Else an attempt whose answer was lost makes an incarnation of its own, and the node fences itself."""
     answers = [
         Response(error=Response.UNAVAILABLE),
@@ -120,7 +120,7 @@ async def test_all_attempts_are_one_operation(driven: Driven) -> None:
     assert len({request.operationId for request in driven.group.asked}) == 1
 
 
-async def test_the_start_waits_until_the_image_shows_the_registration(driven: Driven) -> None:
+async def test_membership_start_waits_until_the_image_shows_the_registration(driven: Driven) -> None:
     driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
     registering = asyncio.create_task(driven.register())
     await until(lambda: bool(driven.member.incarnation))
@@ -132,7 +132,7 @@ async def test_the_start_waits_until_the_image_shows_the_registration(driven: Dr
     assert await asyncio.wait_for(registering, _LONG_S) == 7
 
 
-async def test_a_refusal_ends_the_start(driven: Driven) -> None:
+async def test_membership_refused_registration_ends_the_start(driven: Driven) -> None:
     driven.group.answer = lambda _: Response(error=Response.INVALID, detail="no such weight")
     with pytest.raises(LiftError, match="no such weight"):
         await driven.register()
@@ -148,7 +148,7 @@ async def beating(driven: Driven) -> Driven:
     return driven
 
 
-async def test_only_a_grant_extends_the_lease(beating: Driven) -> None:
+async def test_membership_only_an_ok_answer_extends_the_lease(beating: Driven) -> None:
     for error in Response.Error.values():
         if error != Response.OK:
             beating.beats(error, 10, 1000 + error)
@@ -160,7 +160,7 @@ async def test_only_a_grant_extends_the_lease(beating: Driven) -> None:
     await beating.member.close()
 
 
-async def test_a_lease_waits_until_all_watchers_have_seen_the_image_of_its_answer(beating: Driven) -> None:
+async def test_membership_lease_waits_until_watchers_have_seen_the_answers_image(beating: Driven) -> None:
     beating.group.image = replace(beating.group.image, index=12)  # applied, and not shown yet
     beating.beats(Response.OK, 12, 5000)
     assert beating.heard == []
@@ -172,14 +172,14 @@ async def test_a_lease_waits_until_all_watchers_have_seen_the_image_of_its_answe
     await beating.member.close()
 
 
-async def test_after_the_last_heartbeat_nothing_extends_the_lease(beating: Driven) -> None:
+async def test_membership_after_the_last_heartbeat_extends_no_lease(beating: Driven) -> None:
     await beating.member.close()
     beating.beats(Response.OK, 10, 5000)
     await asyncio.sleep(0)
     assert beating.heard == []
 
 
-async def test_a_heartbeat_counts_from_when_it_was_sent(driven: Driven) -> None:
+async def test_membership_heartbeat_counts_from_its_send_time(driven: Driven) -> None:
     driven.group.show(10)
     answered_ns: list[int] = []
 
@@ -199,7 +199,7 @@ async def test_a_heartbeat_counts_from_when_it_was_sent(driven: Driven) -> None:
     await driven.member.close()
 
 
-async def test_a_heartbeat_without_an_answer_is_given_up_before_the_session_ends(driven: Driven) -> None:
+async def test_membership_unanswered_heartbeat_ends_before_the_session(driven: Driven) -> None:
     given: list[float] = []
 
     async def propose(request: pb.ControlRequest, timeout_s: float = 5.0) -> Response:
@@ -214,7 +214,7 @@ async def test_a_heartbeat_without_an_answer_is_given_up_before_the_session_ends
 
 
 # ---- the end -------------------------------------------------------------------------------------------------------------------
-async def test_it_leaves_after_its_last_heartbeat(beating: Driven) -> None:
+async def test_membership_leaves_after_its_last_heartbeat(beating: Driven) -> None:
     await until(lambda: "heartbeat" in beating.group.kinds())
     await beating.member.leave(1.0)
     kinds = beating.group.kinds()
@@ -225,7 +225,7 @@ async def test_it_leaves_after_its_last_heartbeat(beating: Driven) -> None:
     assert beating.group.kinds() == kinds, "who beats on is unfenced again"
 
 
-async def test_a_drain_waits_until_nothing_moves(beating: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_membership_drain_waits_until_no_partition_moves(beating: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     moving = [True]
     monkeypatch.setattr(Membership, "_moving", lambda self: moving[0])
     beating.group.answer = lambda request: Response(index=10) if request.HasField("drainNode") else None
@@ -242,7 +242,7 @@ async def test_a_drain_waits_until_nothing_moves(beating: Driven, monkeypatch: p
     await beating.member.close()
 
 
-async def test_a_drain_that_is_refused_is_over(beating: Driven) -> None:
+async def test_membership_refused_drain_ends_at_once(beating: Driven) -> None:
     beating.group.answer = lambda request: Response(error=Response.UNAVAILABLE) if request.HasField("drainNode") else None
     await asyncio.wait_for(beating.member.drain(1000.0), _LONG_S)
     await beating.member.close()

@@ -33,7 +33,7 @@ async def turns(condition: Callable[[], object] = lambda: False, most: int = 50)
 
 
 # ---- the desk ------------------------------------------------------------------------------------------------------------
-def test_a_clock_that_falls_takes_no_allowance_away() -> None:
+def test_allowance_survives_a_falling_clock() -> None:
     allowance = control.Allowance(1.0, 3)
     assert allowance.take(10 * S)
     assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
@@ -47,7 +47,7 @@ async def desk() -> Controller:
     return made
 
 
-async def test_room_is_given_back_when_a_request_is_answered(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_desk_answered_request_frees_its_bytes(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
     for _ in range(3):
         desk.may_decide.clear()
@@ -63,19 +63,19 @@ async def test_room_is_given_back_when_a_request_is_answered(desk: Controller, m
 
 
 @pytest.mark.parametrize("reply", ["space.inbox.n1.*", "space.inbox.n1.>", "space.inbox.n1.a b", "space.inbox.n1.\r\nPUB x 0"])
-async def test_what_is_no_subject_is_answered_nowhere(desk: Controller, reply: str) -> None:
+async def test_control_desk_invalid_reply_subject_gets_no_answer(desk: Controller, reply: str) -> None:
     await desk.receive(Message(REQUEST, reply))
     await desk.settled()
     assert (desk.replies, desk.decided, desk.desk.counters) == ([], [], {"refused: reply subject": 1})
 
 
-async def test_what_may_not_be_asked_there_is_counted(desk: Controller) -> None:
+async def test_control_desk_request_on_the_wrong_subject_is_counted(desk: Controller) -> None:
     await desk.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
     assert [response.error for _, response in desk.replies] == [pb.ControlResponse.INVALID]
     assert desk.desk.counters == {"refused: control request": 1}
 
 
-async def test_what_was_given_up_is_answered_by_nobody_later(desk: Controller) -> None:
+async def test_control_desk_request_cancelled_by_close_is_never_answered(desk: Controller) -> None:
     desk.may_decide.clear()
     await desk.receive(Message(REQUEST))
     await turns(lambda: desk.begun)
@@ -119,7 +119,7 @@ UNREACHED, UNKNOWN = pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_
     ],
     ids=str,
 )
-async def test_what_was_sent_once_may_have_been_decided(
+async def test_forwarder_request_that_was_sent_may_have_unknown_outcome(
     answers: list[Any], error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = Asked(*answers)
@@ -132,7 +132,7 @@ async def test_what_was_sent_once_may_have_been_decided(
     assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
 
 
-async def test_what_was_asked_before_the_leader_changed_may_have_been_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forwarder_request_sent_before_a_leader_change_may_have_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Asked(None, nats.errors.NoRespondersError())
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1")
@@ -153,7 +153,7 @@ async def test_what_was_asked_before_the_leader_changed_may_have_been_decided(mo
 
 
 # ---- heartbeats ----------------------------------------------------------------------------------------------------------
-async def test_a_heartbeat_that_takes_long_is_followed_by_a_shorter_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_slow_answer_shortens_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
     monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -179,7 +179,7 @@ async def test_a_heartbeat_that_takes_long_is_followed_by_a_shorter_pause(monkey
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------
-async def test_a_snapshot_for_the_feed_is_the_image_without_its_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_snapshot_is_the_image_without_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     image, ready, sent = replace(ClusterImage(), index=5), list[Any](), list[Any]()
 
     class Producer:
@@ -219,7 +219,7 @@ class Feed:
         await asyncio.Event().wait()
 
 
-async def test_a_feed_that_does_not_answer_is_asked_again_until_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_subscriber_without_answer_asks_again_until_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_POLL_S", 0.0)
     now = [S]
     monkeypatch.setattr(feed.clock, "now_ns", lambda: now.__setitem__(0, now[0] + 10 * S) or now[0])
@@ -236,7 +236,7 @@ async def test_a_feed_that_does_not_answer_is_asked_again_until_the_node_stops(m
     await asyncio.gather(starting, return_exceptions=True)
 
 
-async def test_an_image_that_is_not_believed_is_fetched_anew_and_that_is_counted() -> None:
+async def test_feed_subscriber_distrusted_image_is_fetched_again_and_counted() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     anew: list[int] = []
     node._subscription.start_again = lambda: anew.append(1)
@@ -248,7 +248,7 @@ async def test_an_image_that_is_not_believed_is_fetched_anew_and_that_is_counted
     assert node.counters == {"refused: no envelope": 2, "images fetched anew": 3}
 
 
-async def test_a_part_of_the_node_that_can_not_follow_the_image_ends_it_loudly() -> None:
+async def test_feed_subscriber_watcher_that_fails_is_reported() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))

@@ -102,7 +102,7 @@ async def register(made: Membership) -> int:
         return await made.register(3, True, False, "http://x", STARTS, 64)
 
 
-async def test_a_registration_says_all_of_the_node_and_goes_on_until_it_is_taken(quick: None, tmp_path: Path) -> None:
+async def test_membership_registration_has_all_fields_and_is_retried(quick: None, tmp_path: Path) -> None:
     silent = pb.ControlResponse(error=UNAVAILABLE)
     made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
     assert (await register(made), made.incarnation) == (7, 7)
@@ -114,7 +114,7 @@ async def test_a_registration_says_all_of_the_node_and_goes_on_until_it_is_taken
     assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 
 
-async def test_who_is_registered_has_seen_the_image_that_says_so(quick: None, tmp_path: Path) -> None:
+async def test_membership_registered_node_has_seen_its_image(quick: None, tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path, taken_in(index=8))
     registering = asyncio.ensure_future(register(made))
     await until(lambda: made.incarnation)
@@ -128,14 +128,16 @@ async def test_who_is_registered_has_seen_the_image_that_says_so(quick: None, tm
 
 
 @pytest.mark.parametrize("error", [INVALID, STALE])
-async def test_a_node_that_the_group_refuses_does_not_try_for_ever(error: Any, quick: None, tmp_path: Path) -> None:
+async def test_membership_registration_refused_permanently_raises(error: Any, quick: None, tmp_path: Path) -> None:
     made, _group, _, _ = a_member(tmp_path, pb.ControlResponse(error=error, detail="no such rack"))
     with pytest.raises(LiftError, match="rejected the registration of this node: no such rack"):
         await register(made)
     assert made.incarnation == 0
 
 
-async def test_an_id_that_stays_taken_is_given_up(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_membership_registration_with_a_taken_id_raises_fenced(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(membership_module, "DEFAULT_WAIT_S", 0.0)
     made, group, _, _ = a_member(tmp_path, *[pb.ControlResponse(error=EXISTS, detail="n4 runs on another host")] * 3)
     with pytest.raises(FencedError, match="n4 runs on another host"):
@@ -147,7 +149,7 @@ async def test_an_id_that_stays_taken_is_given_up(quick: None, tmp_path: Path, m
     ("node", "live"),
     [(None, False), ({}, True), ({"incarnation": 6}, False), ({"incarnation": 8}, False), ({"fenced": True}, False)],
 )
-async def test_this_process_lives_when_the_image_has_it_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
+async def test_membership_is_live_when_the_image_shows_its_process_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path)
     made.incarnation = 7
     if node is not None:
@@ -170,7 +172,7 @@ async def test_this_process_lives_when_the_image_has_it_unfenced(node: Any, live
     await made.live(0.0)
 
 
-async def test_a_lease_runs_on_when_everybody_has_seen_the_image_of_the_answer(tmp_path: Path) -> None:
+async def test_membership_lease_is_extended_after_watchers_saw_the_image(tmp_path: Path) -> None:
     made, group, heard, _ = a_member(tmp_path)
     made._answered(10, pb.ControlResponse(error=OK, index=5))
     assert heard == [], "no heartbeats are out"
@@ -186,7 +188,7 @@ async def test_a_lease_runs_on_when_everybody_has_seen_the_image_of_the_answer(t
     assert heard == [11, 12]
 
 
-async def test_a_lease_is_as_long_as_its_answer_says_whatever_the_image_and_the_settings_say(tmp_path: Path) -> None:
+async def test_membership_lease_length_comes_from_the_answer(tmp_path: Path) -> None:
     group, heard = Group(), []
     made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
     group.show(session_times=SessionTimes(9000, 8000))
@@ -198,7 +200,7 @@ async def test_a_lease_is_as_long_as_its_answer_says_whatever_the_image_and_the_
     assert heard == [(11, 400_000_000), (12, 300_000_000)]
 
 
-async def test_the_pace_of_heartbeats_and_the_session_are_the_images_and_settings_that_differ_are_named(
+async def test_membership_heartbeat_pace_and_session_come_from_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, group, _, _ = a_member(tmp_path)
@@ -227,7 +229,7 @@ async def test_the_pace_of_heartbeats_and_the_session_are_the_images_and_setting
 
 
 @pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
-async def test_only_a_newer_process_of_its_id_ends_a_node(incarnation: int, ends: bool, tmp_path: Path) -> None:
+async def test_membership_only_a_newer_process_of_its_id_is_fatal(incarnation: int, ends: bool, tmp_path: Path) -> None:
     made, group, _, fatal = a_member(tmp_path)
     made.incarnation = 7
     made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
@@ -247,7 +249,7 @@ class Leading(Group):
         self.image = driver.fsm.image
 
 
-async def test_a_drain_waits_until_nothing_of_the_node_is_moving(quick: None, tmp_path: Path) -> None:
+async def test_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp_path: Path) -> None:
     driver = Driver(("n4", "n5"), elections=True)
     driver.create("orders", partitions=2, replicationFactor=2)
     incarnation = driver.incarnation("n4")
@@ -283,7 +285,7 @@ async def test_a_drain_waits_until_nothing_of_the_node_is_moving(quick: None, tm
         await draining
 
 
-async def test_a_drain_that_is_refused_waits_for_nothing_and_one_without_end_is_bounded(quick: None, tmp_path: Path) -> None:
+async def test_membership_drain_is_bounded_in_time_and_ends_when_refused(quick: None, tmp_path: Path) -> None:
     made, group, _, _ = a_member(
         tmp_path, pb.ControlResponse(error=UNAVAILABLE, index=999), pb.ControlResponse(error=OK, index=999)
     )
@@ -293,7 +295,7 @@ async def test_a_drain_that_is_refused_waits_for_nothing_and_one_without_end_is_
     assert len(group.asked) == 2
 
 
-async def test_leaving_ends_the_heartbeats_before_it_says_so(tmp_path: Path) -> None:
+async def test_membership_leave_ends_heartbeats_first(tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
     made.incarnation = 7
     order: list[str] = []
@@ -350,7 +352,7 @@ def a_feed() -> tuple[Driver, FeedProducer]:
     return driver, producer
 
 
-async def test_a_node_follows_the_feed_from_a_snapshot_on_and_shows_every_step() -> None:
+async def test_feed_subscriber_follows_from_a_snapshot_and_shows_each_step() -> None:
     driver, _ = a_feed()
     producer = FeedProducer(driver.index)
     bus, shown = Bus(), []
@@ -392,7 +394,7 @@ async def test_a_node_follows_the_feed_from_a_snapshot_on_and_shows_every_step()
     await node.stop()
 
 
-async def test_who_asks_for_the_feed_is_answered_under_an_inbox_alone() -> None:
+async def test_feed_publisher_answers_only_inboxes() -> None:
     driver, producer = a_feed()
     bus = Bus()
     publisher = FeedPublisher(
@@ -407,7 +409,7 @@ async def test_who_asks_for_the_feed_is_answered_under_an_inbox_alone() -> None:
     await publisher._asked(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
 
 
-async def test_a_barrier_is_behind_what_the_feed_has_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_subscriber_barrier_waits_for_the_answered_index(monkeypatch: pytest.MonkeyPatch) -> None:
     node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
 
@@ -462,7 +464,7 @@ def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
     return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
 
 
-async def test_an_order_that_is_not_answered_in_its_time_is_unknown_and_not_refused() -> None:
+async def test_proposal_executor_unanswered_order_is_unknown_not_refused() -> None:
     async def never(entry: bytes, *, change: bool) -> Any:
         await asyncio.Event().wait()
 
@@ -474,7 +476,7 @@ async def test_an_order_that_is_not_answered_in_its_time_is_unknown_and_not_refu
     assert member.told == [("ended", "UNKNOWN", None)]
 
 
-async def test_what_is_no_entry_is_answered_without_the_log() -> None:
+async def test_proposal_executor_request_without_entry_is_answered_without_the_log() -> None:
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
 
@@ -488,7 +490,7 @@ async def test_what_is_no_entry_is_answered_without_the_log() -> None:
     assert await some_orders(answered, propose, stopped=True).decide(pb.ControlRequest(), 1.0) is None
 
 
-async def test_what_is_looked_for_is_told_and_nothing_goes_on_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proposal_executor_reports_looked_for_nodes_until_its_close(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     async def is_absent(connection: Any, subjects: Any, node_id: str) -> bool:
@@ -509,7 +511,7 @@ async def test_what_is_looked_for_is_told_and_nothing_goes_on_after_the_end(monk
 
 
 @pytest.mark.parametrize("way", ["answered", "leader changes"])
-async def test_a_question_that_is_over_leaves_no_task_behind(way: str) -> None:
+async def test_forwarder_finished_request_leaves_no_task(way: str) -> None:
     cancelled: list[str] = []
 
     class Asked:
@@ -545,7 +547,7 @@ def a_link(tmp_path: Path, **settings: Any) -> GroupLink:
     return GroupLink(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
 
 
-async def test_the_group_hears_whether_its_bus_is_there(tmp_path: Path) -> None:
+async def test_group_link_reports_connection_changes_to_the_group(tmp_path: Path) -> None:
     link, heard = a_link(tmp_path), []
     await link._disconnected()
     await link._reconnected()
@@ -555,13 +557,13 @@ async def test_the_group_hears_whether_its_bus_is_there(tmp_path: Path) -> None:
     assert heard == [False, True]
 
 
-async def test_the_settings_have_to_name_somebody(tmp_path: Path) -> None:
+async def test_group_link_without_controllers_in_settings_is_rejected(tmp_path: Path) -> None:
     a_link(tmp_path, controllers=("n2",))
     with pytest.raises(ConfigError, match="controllers is missing"):
         a_link(tmp_path, controllers=())
 
 
-async def test_a_message_that_can_not_be_taken_is_counted_and_a_lost_bus_is_not(tmp_path: Path) -> None:
+async def test_group_link_counts_messages_that_were_not_received(tmp_path: Path) -> None:
     link = a_link(tmp_path)
     for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
         await link._error(error)
@@ -576,7 +578,7 @@ async def test_a_message_that_can_not_be_taken_is_counted_and_a_lost_bus_is_not(
         (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
     ],
 )
-async def test_what_was_sent_to_nobody_was_certainly_not_done(error: Exception, outcome: Any) -> None:
+async def test_forwarder_request_without_responders_was_not_done(error: Exception, outcome: Any) -> None:
     class Nobody:
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error

@@ -41,30 +41,30 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicate_process_check.clock, "now_ns", lambda: 1_000_000_000)
 
 
-async def test_after_a_kill_one_question_is_enough() -> None:
+async def test_node_predecessor_after_a_kill_needs_a_single_question() -> None:
     bus = Bus(nats.errors.NoRespondersError())
     await wait(bus)
     assert bus.asked == ["space.status.n1"]
 
 
-async def test_one_that_stops_is_waited_for() -> None:
+async def test_node_predecessor_that_is_stopping_is_awaited() -> None:
     bus = Bus(b"yes", b"yes", nats.errors.NoRespondersError())
     await wait(bus)
     assert len(bus.asked) == 3
 
 
-async def test_one_that_stays_is_not_deposed() -> None:
+async def test_node_predecessor_that_stays_raises_fenced() -> None:
     with pytest.raises(FencedError, match=r"answers on space\.status\.n1.*must not use the same id"):
         await wait(Bus(b"yes"), wait_s=0.5)
 
 
-async def test_one_that_stands_still_is_deposed() -> None:
+async def test_node_predecessor_without_answer_is_replaced() -> None:
     bus = Bus(nats.errors.TimeoutError())
     await wait(bus)
     assert len(bus.asked) == 3
 
 
-async def test_a_connection_that_breaks_meanwhile_proves_nothing() -> None:
+async def test_node_predecessor_broken_connection_proves_nothing() -> None:
     bus = Bus(*[nats.errors.ConnectionClosedError()] * 9, nats.errors.NoRespondersError())
     await wait(bus)
     assert len(bus.asked) == 10

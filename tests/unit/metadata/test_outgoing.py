@@ -33,7 +33,7 @@ async def drained(made: Outgoing) -> None:
     await made._task
 
 
-async def test_in_order_and_again_after_a_pause() -> None:
+async def test_outgoing_sends_messages_in_order() -> None:
     bus = Bus()
     made = Outgoing(bus)  # type: ignore[arg-type]
     for number in range(3):
@@ -45,7 +45,7 @@ async def test_in_order_and_again_after_a_pause() -> None:
     assert not made.counters
 
 
-async def test_a_bus_that_takes_nothing_fills_the_bound_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outgoing_blocked_connection_fills_the_bound_and_drops_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_queue, "MAX_WAITING_BYTES", 100)
     bus = Bus()
     bus.open.clear()
@@ -61,7 +61,7 @@ async def test_a_bus_that_takes_nothing_fills_the_bound_and_no_more(monkeypatch:
     assert len(bus.sent) == 3
 
 
-async def test_nothing_is_kept_for_after_a_reconnect() -> None:
+async def test_outgoing_disconnected_drops_messages() -> None:
     bus = Bus()
     bus.is_connected = False
     made = Outgoing(bus)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ async def test_nothing_is_kept_for_after_a_reconnect() -> None:
     assert made.counters == {"not sent: not connected": 1}
 
 
-async def test_an_error_of_the_bus_is_counted_and_the_next_message_leaves() -> None:
+async def test_outgoing_send_error_is_counted_and_the_next_message_sent() -> None:
     bus = Bus()
     bus.error = nats.errors.OutboundBufferLimitError()
     made = Outgoing(bus)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_an_error_of_the_bus_is_counted_and_the_next_message_leaves() -> N
     assert made.counters == {"not sent: OutboundBufferLimitError": 1}
 
 
-async def test_closing_drops_what_waits() -> None:
+async def test_outgoing_close_drops_waiting_messages() -> None:
     bus = Bus()
     bus.open.clear()
     made = Outgoing(bus)  # type: ignore[arg-type]

@@ -73,9 +73,7 @@ OTHER = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=
         ([frames.sealed(OTHER), TimeoutError()], 2),
     ],
 )  # fmt: skip
-async def test_who_is_to_step_aside_is_asked_and_what_is_no_answer_ends_no_waiting(
-    answers: list[bytes | Exception], asked: int
-) -> None:
+async def test_step_aside_question_is_repeated_until_a_valid_answer(answers: list[bytes | Exception], asked: int) -> None:
     bus: Any = Bus(b"")
     given = iter(answers)
 

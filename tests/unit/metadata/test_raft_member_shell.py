@@ -66,7 +66,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     return made, calls
 
 
-def test_everything_that_was_refused_or_lost_is_counted_under_its_own_name() -> None:
+def test_raft_member_counters_have_their_own_names() -> None:
     made, _ = a_member()
     wanted = {"stale": 2, "not sent: x": 5, "desk": 1, "asked": 1, "looked": 4, "events": 7}
     assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
@@ -76,14 +76,14 @@ def test_everything_that_was_refused_or_lost_is_counted_under_its_own_name() -> 
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_a_bus_that_is_back_may_take_smaller_messages(online: bool) -> None:
+def test_raft_member_reconnect_adapts_to_the_message_size(online: bool) -> None:
     made, calls = a_member()
     made.bus_changed(online)
     fits = [("sessions.fit", 77), ("producer.fit", 77)] if online else []
     assert calls == [*fits, ("sessions.set_online", online)]
 
 
-async def test_a_start_is_over_with_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
+async def test_raft_member_start_ends_with_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
     made, calls = a_member()
     probation = made._log.probation
     probation.over = False
@@ -103,7 +103,7 @@ async def test_a_start_is_over_with_the_barrier_that_ends_probation(caplog: pyte
     assert caplog.messages == [], "nobody is told of what is done in a moment"
 
 
-async def test_a_start_that_goes_on_is_said_once_in_a_while(
+async def test_raft_member_long_start_is_logged_at_intervals(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]
@@ -131,7 +131,7 @@ async def test_a_start_that_goes_on_is_said_once_in_a_while(
     ("error", "index", "timeout_s", "over"),
     [(OK, 5, 3600, True), (OK, 4, 0, True), (OK, 6, 0.01, False), (UNAVAILABLE, 0, 3600, False)],
 )
-async def test_a_barrier_is_over_when_it_is_applied_here(error: Any, index: int, timeout_s: float, over: bool) -> None:
+async def test_raft_member_barrier_ends_when_its_index_is_applied(error: Any, index: int, timeout_s: float, over: bool) -> None:
     made, _ = a_member()
 
     async def propose(request: pb.ControlRequest, within_s: float) -> pb.ControlResponse:
@@ -144,7 +144,7 @@ async def test_a_barrier_is_over_when_it_is_applied_here(error: Any, index: int,
         assert await made.barrier(timeout_s) is over
 
 
-async def test_a_leader_hands_over_until_somebody_else_leads() -> None:
+async def test_raft_member_leader_transfers_until_another_member_leads() -> None:
     up: Any = type("Peer", (), {"up": True})()
     made, calls = a_member(peers={"n2": up})
 
@@ -165,7 +165,7 @@ async def test_a_leader_hands_over_until_somebody_else_leads() -> None:
     assert calls.index(("member.resign",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
 
 
-async def test_nobody_is_handed_to_who_is_not_there() -> None:
+async def test_raft_member_leader_without_live_peers_transfers_nothing() -> None:
     gone: Any = type("Peer", (), {"up": False})()
     made, calls = a_member(peers={"n2": gone})
     async with asyncio.timeout(30):
@@ -177,7 +177,7 @@ async def test_nobody_is_handed_to_who_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_stop_closes_everything_once_and_in_order(fails: bool) -> None:
+async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> None:
     made, calls = a_member(leads=False)
     if fails:
 
@@ -201,7 +201,7 @@ async def test_a_stop_closes_everything_once_and_in_order(fails: bool) -> None:
     assert [call[0] for call in calls] == wanted
 
 
-async def test_an_answer_names_the_leader_and_the_members() -> None:
+async def test_raft_member_answer_names_leader_and_members() -> None:
     made, _ = a_member(leader_id="n3")
     response = pb.ControlResponse(error=OK)
     response.cluster.metadataLeader = "old"
@@ -220,7 +220,7 @@ async def test_an_answer_names_the_leader_and_the_members() -> None:
     assert (alone.metadataLeader, alone.HasField("cluster")) == ("n3", False)
 
 
-async def test_what_waited_when_it_was_closed_is_never_sent() -> None:
+async def test_outgoing_message_waiting_at_close_is_never_sent() -> None:
     sent: list[bytes] = []
 
     class Slow:

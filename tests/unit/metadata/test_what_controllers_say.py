@@ -63,7 +63,7 @@ class Slow(Bus):
         return await super().request(subject, payload, timeout)
 
 
-async def test_a_change_of_the_leader_is_over_when_it_was_heard_of() -> None:
+async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_request() -> None:
     """What is asked after it is waited for."""
     bus = Slow(silent=0)
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ async def test_a_change_of_the_leader_is_over_when_it_was_heard_of() -> None:
     assert len(bus.asked[0].operationId) == 16
 
 
-async def test_who_has_named_the_operation_keeps_its_name() -> None:
+async def test_forwarder_keeps_a_given_operation_id() -> None:
     bus = Slow(silent=0)
     request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16)
     await Forwarder(bus, Subjects("space"), "n1").until_decided(request, 60.0)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ async def test_who_has_named_the_operation_keeps_its_name() -> None:
         (ConfigError("odd"), OUTCOME_UNKNOWN, "no answer from the metadata leader: ConfigError"),
     ],
 )
-async def test_an_error_says_whether_the_request_may_have_been_heard(error: Exception, outcome: Any, detail: str) -> None:
+async def test_forwarder_error_says_if_the_request_may_have_been_received(error: Exception, outcome: Any, detail: str) -> None:
     class Failing(Bus):
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error
@@ -104,7 +104,7 @@ async def test_an_error_says_whether_the_request_may_have_been_heard(error: Exce
     assert (response.error, response.detail) == (outcome, detail)
 
 
-async def test_who_leads_decides_without_the_bus_and_is_told_how_long_it_may_take() -> None:
+async def test_forwarder_on_the_leader_decides_locally_with_the_remaining_timeout() -> None:
     given: list[float] = []
 
     async def here(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
@@ -120,7 +120,7 @@ async def test_who_leads_decides_without_the_bus_and_is_told_how_long_it_may_tak
 
 
 # ---- what a member says ----------------------------------------------------------------------------------------------------
-def test_a_leader_says_of_each_member_how_far_it_is(made: Made) -> None:
+def test_member_log_leader_status_lists_the_position_of_each_member(made: Made) -> None:
     core, log = made.log.core, made.log
     core._SyncObj__raftState, core._SyncObj__raftLeader = 2, Node("a")
     core._SyncObj__raftCurrentTerm, core._SyncObj__raftCommitIndex, core._SyncObj__raftLastApplied = 7, 5, 4
@@ -136,7 +136,7 @@ def test_a_leader_says_of_each_member_how_far_it_is(made: Made) -> None:
     ]
 
 
-def test_others_know_of_the_leader_and_of_themselves(made: Made) -> None:
+def test_member_log_follower_status_knows_the_leader_and_itself(made: Made) -> None:
     core, log = made.log.core, made.log
     core._SyncObj__raftState, core._SyncObj__raftLeader, core._SyncObj__raftCurrentTerm = 0, Node("b"), 7
     log.transport.applied.update({"b": 5, "c": 2})
@@ -154,7 +154,7 @@ def test_others_know_of_the_leader_and_of_themselves(made: Made) -> None:
     assert log.waits_for() == "waits for a leader of the metadata group; not connected: nobody"
 
 
-async def test_the_desk_asks_the_member(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_control_desk_uses_its_image_and_leadership(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = made.member._desk
     assert not desk._is_known("d1")
     made.log.fsm.image = replace(made.log.fsm.image, nodes={"d1": None})  # type: ignore[dict-item]
@@ -166,7 +166,7 @@ async def test_the_desk_asks_the_member(made: Made, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_a_frame_that_is_not_of_its_sender_for_this_node_is_counted(made: Made, whole: bool) -> None:
+async def test_raft_member_frame_with_a_wrong_seal_is_counted(made: Made, whole: bool) -> None:
     sealed = seal("a", "b", b"frame")
     given = SimpleNamespace(subject="space.raft.a.b", data=sealed if whole else sealed[:-1] + bytes((sealed[-1] ^ 1,)))
     received: list[Any] = []
@@ -176,7 +176,7 @@ async def test_a_frame_that_is_not_of_its_sender_for_this_node_is_counted(made: 
     assert sum(made.log.transport.sessions.counters.values()) == (0 if whole else 1)
 
 
-async def test_a_leader_that_stops_waits_a_while_for_its_successor() -> None:
+async def test_raft_member_stopping_leader_waits_for_a_successor() -> None:
     member, calls = a_member(peers={"n2": SimpleNamespace(up=True)})
     stopping = asyncio.ensure_future(member.stop())
     async with asyncio.timeout(30):
@@ -190,7 +190,7 @@ async def test_a_leader_that_stops_waits_a_while_for_its_successor() -> None:
     assert ("driver.stop",) in calls
 
 
-async def test_a_barrier_is_over_when_the_watchers_have_seen_what_it_holds() -> None:
+async def test_group_thread_barrier_ends_when_watchers_have_seen_its_image() -> None:
     made: Any = GroupThread.__new__(GroupThread)
     shown: list[tuple[int, int]] = []
     made._watchers = [lambda before, after: shown.append((before.index, after.index))]
@@ -214,7 +214,7 @@ async def test_a_barrier_is_over_when_the_watchers_have_seen_what_it_holds() -> 
 
 
 # ---- the desk --------------------------------------------------------------------------------------------------------------
-def test_an_allowance_grows_with_time_up_to_its_bound_and_never_by_a_clock_that_falls() -> None:
+def test_allowance_grows_with_time_to_its_bound() -> None:
     allowance = Allowance(per_s=2, at_once=3)
     assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
     assert [allowance.take(NS // 2) for _ in range(2)] == [True, False]
@@ -222,7 +222,7 @@ def test_an_allowance_grows_with_time_up_to_its_bound_and_never_by_a_clock_that_
     assert [allowance.take(100 * NS) for _ in range(4)] == [True, True, True, False]
 
 
-async def test_each_asker_has_turns_of_its_own_and_is_forgotten_after_the_last() -> None:
+async def test_turns_are_per_sender_and_forgotten_after_the_last() -> None:
     turns = Turns()
     entered: list[str] = []
     go_on = asyncio.Event()
@@ -246,7 +246,7 @@ async def test_each_asker_has_turns_of_its_own_and_is_forgotten_after_the_last()
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError(), nats.errors.MaxPayloadError()])
-async def test_an_answer_that_the_bus_does_not_take_harms_nobody(error: Exception) -> None:
+async def test_control_desk_survives_an_answer_that_cannot_be_sent(error: Exception) -> None:
     published: list[pb.ControlResponse] = []
 
     class Failing:
@@ -318,7 +318,7 @@ async def test_controller_asks_a_reported_leader_and_gets_a_probe_result(
 
 
 @pytest.mark.parametrize("error", [nats.errors.NoRespondersError(), TimeoutError(), OSError()])
-async def test_who_is_to_step_aside_and_is_gone_is_not_asked_again(error: Exception) -> None:
+async def test_step_aside_question_to_a_missing_node_is_not_repeated(error: Exception) -> None:
     connection: Any = Asked(b"nothing", error)
     request = replication_pb2.StepAside(stream="s")
     await ask_to_step_aside(connection, Subjects("space"), "n2", request)
@@ -327,7 +327,7 @@ async def test_who_is_to_step_aside_and_is_gone_is_not_asked_again(error: Except
 
 
 # ---- others ------------------------------------------------------------------------------------------------------------------
-def test_a_folder_of_another_node_is_refused_and_each_folder_has_an_id(tmp_path: Path) -> None:
+def test_node_file_of_another_node_is_rejected(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     identity = NodeFile(folder, "a")
     starts = identity.count_start()
@@ -340,7 +340,7 @@ def test_a_folder_of_another_node_is_refused_and_each_folder_has_an_id(tmp_path:
     folder.close()
 
 
-def test_a_log_that_flushes_lazily_is_marked_until_a_clean_stop(tmp_path: Path) -> None:
+def test_node_file_lazy_flush_is_marked_until_a_clean_stop(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     identity = NodeFile(folder, "a")
     assert identity.previous.flushed_always
@@ -354,7 +354,7 @@ def test_a_log_that_flushes_lazily_is_marked_until_a_clean_stop(tmp_path: Path) 
     folder.close()
 
 
-async def test_heartbeats_go_on_for_ever_within_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_run_endlessly_within_the_session_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned: list[Any] = []
     monkeypatch.setattr(membership, "spawn_in", lambda loop, work, name, endless: spawned.append((loop, name, endless)))
     made_with: list[Any] = []
@@ -381,7 +381,7 @@ async def test_heartbeats_go_on_for_ever_within_the_session(monkeypatch: pytest.
     assert (pace, answered) == ((0.5, 3.0), made._answered)
 
 
-async def test_who_is_no_controller_follows_the_feed_and_who_is_one_joins(
+async def test_group_link_starts_a_member_for_controllers_and_the_feed_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[Any] = []
@@ -433,7 +433,7 @@ async def test_who_is_no_controller_follows_the_feed_and_who_is_one_joins(
         joined.clear()
 
 
-async def test_who_follows_the_feed_names_the_leader_that_answered_last() -> None:
+async def test_feed_subscriber_names_the_leader_of_the_last_answer() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(metadataLeader="n2"), pb.ControlResponse()]
 
@@ -448,7 +448,7 @@ async def test_who_follows_the_feed_names_the_leader_that_answered_last() -> Non
     assert (made.held, made.status(), made.ticks(), made.counters) == ({}, [], {}, {})
 
 
-async def test_entries_of_the_feed_that_can_not_be_read_are_counted() -> None:
+async def test_feed_subscriber_counts_unreadable_entries() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
     await made._published(SimpleNamespace(data=b"nothing"))
     assert sum(made.counters.values()) == 1

@@ -74,7 +74,7 @@ RECORDED = {rule["record"]: rule for rule in rules_of("rules.yml")}
 
 # ---- what is written ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_says_how_bad_it_is_what_to_do_and_where_that_is_written(name: str) -> None:
+def test_alert_has_severity_summary_and_runbook(name: str) -> None:
     rule = ALERTS[name]
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
     assert rule["labels"]["severity"] in ("page", "warn")
@@ -83,7 +83,7 @@ def test_an_alert_says_how_bad_it_is_what_to_do_and_where_that_is_written(name: 
     assert (ROOT / rule["annotations"]["runbook_url"]).is_file()
 
 
-def test_each_runbook_is_an_alerts_or_a_disasters() -> None:
+def test_runbook_belongs_to_an_alert_or_a_disaster() -> None:
     wanted = {rule["annotations"]["runbook_url"] for rule in ALERTS.values()} | {
         f"docs/runbooks/{name}.md" for name in DISASTERS
     }
@@ -106,7 +106,7 @@ def metrics_of(expression: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", [*ALERTS, *RECORDED])
-def test_a_rule_asks_for_metrics_and_rules_that_exist(name: str) -> None:
+def test_alert_rule_uses_existing_metrics_and_rules(name: str) -> None:
     expression = (ALERTS.get(name) or RECORDED[name])["expr"]
     assert set(re.findall(r"\bliftpy:[\w:]+", expression)) <= set(RECORDED)
     for metric in metrics_of(expression):
@@ -118,7 +118,7 @@ def test_a_rule_asks_for_metrics_and_rules_that_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.iterdir()), ids=lambda page: page.stem)
-def test_a_runbook_names_commands_metrics_and_events_that_exist(page: Path, tmp_path: Path) -> None:
+def test_runbook_uses_existing_commands_metrics_and_events(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Look", "Do", "Resolved when"]
     blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -136,7 +136,7 @@ def test_a_runbook_names_commands_metrics_and_events_that_exist(page: Path, tmp_
     assert not set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - set(EVENTS.values())
 
 
-def test_a_command_line_that_is_none_is_found() -> None:
+def test_runbook_check_finds_an_invalid_command_line() -> None:
     for words in (["stream", "alter", "orders", "--min-isrs", "1"], ["controllers", "swap"], ["node", "drain"]):
         with pytest.raises(click.UsageError):
             understood(words)
@@ -300,20 +300,20 @@ def promtool(*words: str | Path) -> str:
     return done.stdout
 
 
-def test_each_alert_has_its_case_and_where_it_is_fits_its_words() -> None:
+def test_alert_has_a_test_case_that_fits_its_instance_label() -> None:
     assert list(CASES) == list(ALERTS)
     for name, case in CASES.items():
         assert ("$labels.instance" in ALERTS[name]["annotations"]["summary"]) == ("instance" in case.where), name
 
 
 @needs_promtool
-def test_prometheus_takes_the_rules() -> None:
+def test_alert_rules_are_accepted_by_promtool() -> None:
     said = promtool("check", "rules", *sorted(FOLDER.glob("*.yml")))
     assert said.count("SUCCESS") == 2
 
 
 @needs_promtool
-def test_each_alert_fires_for_its_fault_alone_after_its_time_and_ends(tmp_path: Path) -> None:
+def test_alert_fires_only_for_its_fault_after_its_delay_and_resolves(tmp_path: Path) -> None:
     paths, all_of_them = [], [*CASES.items(), *OTHER_HALVES.items()]
     for every_min, evaluated in ((1, "30s"), (4, "4m")):
         asked = {

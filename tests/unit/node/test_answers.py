@@ -62,7 +62,7 @@ def asked(answers: PageAnswers, what: dict[str, Any]) -> Any:
     return json.loads(asyncio.run(answers.answered(json.dumps(what).encode())))[kind]
 
 
-def test_urgency_is_the_worst_that_is_wrong() -> None:
+def test_partition_urgency_is_its_worst_problem() -> None:
     config = StreamConfig(min_isr=2)
     said = {
         "damaged": urgency(a_state(), config, failed=True),
@@ -77,7 +77,7 @@ def test_urgency_is_the_worst_that_is_wrong() -> None:
     assert PROBLEMS[urgency(None, config)] == ""
 
 
-def test_partitions_come_worst_first_and_page_by_page_and_none_is_left_out() -> None:
+def test_partitions_answer_lists_the_worst_first_in_pages_without_gaps() -> None:
     workers = [shown_worker("s", number) for number in range(7)] + [shown_worker("t", 0)]
     for number, isr in ((5, ("n1",)), (3, ("n1", "n2"))):
         workers[number].state = a_state(number, isr)
@@ -101,7 +101,7 @@ def test_partitions_come_worst_first_and_page_by_page_and_none_is_left_out() -> 
     assert [row["stream"] for row in only["rows"]] == ["t"]
 
 
-def test_a_row_says_what_the_replica_says_and_is_taken_as_it_is() -> None:
+def test_partition_row_has_the_state_and_figures_of_the_replica() -> None:
     [row] = asked(the_answers(a_cluster(shown_worker("s", 4))), partitions_question())["rows"]
     assert (row["role"], row["leader"], row["epoch"], row["isr"]) == ("LEADER", "n1", 1, ["n1", "n2", "n3"])
     assert (row["start"], row["newest"], row["high_watermark"], row["log_bytes"]) == (3, 29, 26, 20)
@@ -122,7 +122,7 @@ def test_a_row_says_what_the_replica_says_and_is_taken_as_it_is() -> None:
     assert checked_row([row]) is None
 
 
-def test_a_controller_tells_of_partitions_that_nobody_leads_and_that_are_elsewhere() -> None:
+def test_partitions_answer_of_a_controller_includes_leaderless_and_remote_partitions() -> None:
     offline = a_state(1, ("n3",), status=PartitionStatus.OFFLINE, leader="")
     reporter = a_cluster(shown_worker("s", 0), s=(a_state(0), offline, a_state(2)))
     page = asked(the_answers(reporter), partitions_question("s"))
@@ -134,7 +134,7 @@ def test_a_controller_tells_of_partitions_that_nobody_leads_and_that_are_elsewhe
     assert [row["partition"] for row in asked(the_answers(reporter), partitions_question("s"))["rows"]] == [0]
 
 
-def test_rows_of_several_nodes_become_one_of_the_newest_leader() -> None:
+def test_partition_rows_of_several_nodes_merge_to_the_newest_leaders_row() -> None:
     leader = asked(the_answers(a_cluster(shown_worker("s", 0))), partitions_question("s"))["rows"][0]
     follower = {**leader, "role": "FOLLOWER", "newest": 1}
     deposed = {**leader, "epoch": 0, "newest": 99}
@@ -146,7 +146,7 @@ def test_rows_of_several_nodes_become_one_of_the_newest_leader() -> None:
     assert stream_rows({"n1": [leader], "n2": [elected]})[0]["leader"] == "n2", "who knows of a newer epoch"
 
 
-def test_streams_come_worst_first_and_are_looked_at_again_only_when_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_answer_lists_the_worst_first_and_recomputes_only_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = a_cluster(a=(a_state(0), a_state(1)), b=(a_state(0, ("n1",)), a_state(1, ("n1", "n2"))), c=())
     made = []
     summary = module._summary
@@ -169,7 +169,7 @@ def test_streams_come_worst_first_and_are_looked_at_again_only_when_they_change(
     assert len(made) == before
 
 
-def test_events_are_told_without_who_asked_for_what_and_only_by_controllers() -> None:
+def test_events_answer_of_a_controller_leaves_out_requests() -> None:
     events = [
         {"kind": kind, "index": number, "number": 0}
         for number, kind in enumerate(("election", "request", "isr_changed", "request"))
@@ -192,7 +192,7 @@ def test_events_are_told_without_who_asked_for_what_and_only_by_controllers() ->
     assert asked(the_answers(reporter), {"events": {}}) is None
 
 
-def test_metrics_are_those_of_the_port() -> None:
+def test_metrics_answer_equals_the_metrics_of_the_port() -> None:
     assert "liftpy_ingest_records_total 10.0" in asked(the_answers(a_cluster(shown_worker("s", 0))), {"metrics": True})
 
 
@@ -204,23 +204,23 @@ def test_metrics_are_those_of_the_port() -> None:
         {"partitions": {"after": [99, "s", 0]}},
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_answered_with_nothing(what: dict[str, Any]) -> None:
+def test_nonsense_question_gets_no_answer(what: dict[str, Any]) -> None:
     assert asked(the_answers(a_cluster(shown_worker("s", 0))), what) is None
 
 
-def test_an_answer_fits_into_a_message() -> None:
+def test_partitions_answer_fits_into_a_message() -> None:
     answers = the_answers(a_cluster(*(shown_worker("s", number) for number in range(40))), most_bytes=lambda: 4000)
     page = asked(answers, partitions_question())
     assert (0 < len(page["rows"]) < 40, page["more"], page["count"]) == (True, True, 40)
 
 
-def test_only_its_own_questions_are_taken() -> None:
+def test_status_question_with_unknown_content_is_rejected() -> None:
     assert question_of(json.dumps(question(1, 7)).encode()) == ("history", {"step": 1, "after": 7})
     for payload in (b"", b"{", b'{"glance": true}', b'{"history": 1, "x": 2}', b"[1]", b'{"history"', b"\xff"):
         assert question_of(payload) is None
 
 
-async def test_walks_leave_the_loop_to_others_every_2_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_walk_yields_to_the_event_loop_every_2_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def later() -> float:
@@ -241,7 +241,7 @@ async def test_walks_leave_the_loop_to_others_every_2_ms(monkeypatch: pytest.Mon
     assert turns[0] > 10
 
 
-async def test_four_lists_a_second_are_made_and_whoever_asks_the_same_hears_the_last() -> None:
+async def test_rested_answers_make_four_lists_per_second_and_share_the_last() -> None:
     now, made, heard = [100.0], [], []
     desk = RestedAnswers(lambda: now[0])
 
@@ -280,7 +280,7 @@ async def test_four_lists_a_second_are_made_and_whoever_asks_the_same_hears_the_
     assert made[-1] == "a", "what is old is made anew"
 
 
-def test_settings_are_told_as_rows() -> None:
+def test_settings_answer_has_a_row_per_setting() -> None:
     reporter = a_cluster()
     image = reporter.group.image
     image.feature_level, image.rules, image.default_quota = 0, None, DefaultQuota(bytes_per_s=9)
@@ -297,7 +297,7 @@ def test_settings_are_told_as_rows() -> None:
     assert asked(answers, {"settings": True}) == [*own, *cluster]
 
 
-def test_what_the_image_holds_of_the_settings_is_the_clusters_and_not_the_files() -> None:
+def test_settings_answer_shows_values_of_the_cluster_metadata_before_the_files() -> None:
     reporter = a_cluster()
     image = reporter.group.image
     image.feature_level, image.rules, image.default_quota = 5, ClusterRules("shop", False), NO_QUOTA
@@ -316,7 +316,7 @@ def test_what_the_image_holds_of_the_settings_is_the_clusters_and_not_the_files(
     assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.9)
 
 
-async def test_a_question_that_fails_keeps_no_other_from_its_answer_and_there_is_room_for_so_many(
+async def test_rested_answers_bound_waiting_questions_and_survive_a_failing_question(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("PER_SECOND", 1e6), ("MOST_WAITING", 6), ("MOST_KEPT", 3)):
@@ -350,7 +350,7 @@ async def test_a_question_that_fails_keeps_no_other_from_its_answer_and_there_is
             await asyncio.sleep(0)
 
 
-def test_what_is_said_of_a_stream_is_of_its_newest_image_and_goes_with_it() -> None:
+def test_streams_answer_follows_the_newest_image() -> None:
     reporter = a_cluster(a=(a_state(0),), b=(a_state(0),))
     answers = the_answers(reporter)
     asked(answers, streams_question())

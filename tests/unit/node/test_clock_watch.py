@@ -66,7 +66,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return off
 
 
-async def test_it_asks_the_live_ones_again_and_again_and_is_trusted(
+async def test_clock_watch_asks_live_nodes_until_it_has_a_trusted_time(
     monkeypatch: pytest.MonkeyPatch, own: SimpleNamespace
 ) -> None:
     monkeypatch.setattr(clock_watch, "ASK_EVERY_S", 0.001)
@@ -84,7 +84,7 @@ async def test_it_asks_the_live_ones_again_and_again_and_is_trusted(
     assert len(watch.others.asked) == asked
 
 
-async def test_a_jump_is_seen_at_the_next_look_said_once_and_counted(
+async def test_clock_watch_detects_a_clock_jump_and_logs_it_once(
     caplog: pytest.LogCaptureFixture, own: SimpleNamespace
 ) -> None:
     watch = Watched()
@@ -105,9 +105,7 @@ async def test_a_jump_is_seen_at_the_next_look_said_once_and_counted(
     assert HELD_BACK in INCIDENTS
 
 
-async def test_others_that_are_not_there_yet_are_waited_for_in_silence(
-    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
-) -> None:
+async def test_clock_watch_waits_silently_for_nodes_that_start(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
     watch = Watched()
     watch.others.off_s = {}
     await watch._ask("n2")
@@ -120,7 +118,7 @@ async def test_others_that_are_not_there_yet_are_waited_for_in_silence(
     assert "0 of 2 other nodes have told their time" in caplog.records[-1].getMessage()
 
 
-async def test_a_look_is_remembered_for_a_second(own: SimpleNamespace) -> None:
+async def test_clock_watch_caches_its_result_for_a_second(own: SimpleNamespace) -> None:
     """Housekeeping asks once for each partition."""
     watch = Watched()
     for node in ("n2", "n3"):
@@ -135,7 +133,7 @@ async def test_a_look_is_remembered_for_a_second(own: SimpleNamespace) -> None:
     assert watch.look().skew_ns < -3500 * NS_PER_S
 
 
-async def test_a_leader_stamps_with_the_time_of_others_from_the_moment_of_the_jump(own: SimpleNamespace) -> None:
+async def test_clock_watch_stamps_with_the_other_nodes_time_after_a_jump(own: SimpleNamespace) -> None:
     watch = Watched()
     for node in ("n2", "n3"):
         await watch._ask(node)

@@ -34,7 +34,7 @@ def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     _Server.stopped.clear()
 
 
-def test_ports_are_drawn_again_when_one_was_taken() -> None:
+def test_nats_cluster_chooses_new_ports_when_a_port_is_taken() -> None:
     _Server.fail.extend(["listen tcp 127.0.0.1:4: bind: address already in use"] * 3)
     with systems.NatsCluster(3) as cluster:
         assert len(cluster.servers) == 3
@@ -42,7 +42,7 @@ def test_ports_are_drawn_again_when_one_was_taken() -> None:
 
 
 @pytest.mark.parametrize(("said", "times"), [("none", 1), ("address already in use", 4)])
-def test_another_reason_or_too_many_of_that_one_are_told(said: str, times: int) -> None:
+def test_nats_cluster_start_raises_other_errors_and_repeated_port_errors(said: str, times: int) -> None:
     _Server.fail.extend([said] * times)
     with pytest.raises(UnavailableError, match=said), systems.NatsCluster(3):
         pass

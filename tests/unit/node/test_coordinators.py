@@ -32,7 +32,7 @@ def keys(*numbers: int, uid: str = "u1") -> set[PartitionKey]:
     return {PartitionKey(GROUPS_STREAM, uid, number) for number in numbers}
 
 
-def test_a_node_hosts_what_it_has_a_replica_of() -> None:
+def test_coordinators_of_a_node_match_its_group_replicas() -> None:
     assert hosted(image_of("abc", "bc", "ca"), "a") == keys(0, 2)
     assert hosted(image_of("abc", name="orders"), "a") == set()
     assert hosted(ClusterImage(), "a") == set()
@@ -110,7 +110,7 @@ def running() -> list[Host]:
     return [host for host in Host.made if not host.stopped.is_set()]
 
 
-async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_coordinators_start_and_stop_with_the_replicas(connections: list[dict[str, Any]], tmp_path: Path) -> None:
     made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     await until(lambda: len(Host.made) == 2)
@@ -139,7 +139,9 @@ async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, 
     assert made.report() == [], "nothing begins after the end"
 
 
-async def test_one_that_fails_begins_anew_and_the_node_goes_on(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_coordinator_that_fails_restarts_and_the_node_keeps_running(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
     counters: Counter[str] = Counter()
     made = GroupCoordinators(settings(tmp_path), tmp_path, counters, nothing_read, say)
     Host.fails = [RuntimeError("a defect"), UnavailableError("no server")]
@@ -150,7 +152,7 @@ async def test_one_that_fails_begins_anew_and_the_node_goes_on(connections: list
     await made.close()
 
 
-async def test_what_is_said_of_one_that_does_not_run(
+async def test_coordinator_that_is_not_running_is_reported_with_its_problem(
     connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 3600)
@@ -165,7 +167,9 @@ async def test_what_is_said_of_one_that_does_not_run(
 
 
 @pytest.mark.parametrize("more", [{"run_group_coordinators": False}, {"inbox_prefixes": ("_INBOX.",)}])
-async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]) -> None:
+async def test_coordinators_do_not_start_where_settings_forbid(
+    connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]
+) -> None:
     made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("a"))
     assert made.report() == []
@@ -173,7 +177,9 @@ async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_pat
     assert not Host.made
 
 
-async def test_one_that_is_back_begins_when_the_one_before_has_ended(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_coordinator_restart_waits_for_the_end_of_the_former_coordinator(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
     """Both would write one snapshot, and the older one last."""
     made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("a", "a"))
@@ -192,7 +198,7 @@ async def test_one_that_is_back_begins_when_the_one_before_has_ended(connections
     await made.close()
 
 
-async def test_one_that_has_worked_for_long_is_begun_anew_soon(
+async def test_coordinator_that_ran_long_restarts_without_a_long_pause(
     connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

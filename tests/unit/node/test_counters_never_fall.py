@@ -99,7 +99,9 @@ async def scrape(processes: list[Process], silent: set[int]) -> Sums:
 
 
 @pytest.mark.parametrize("streams", [(), ("s0", "s1")], ids=["no-labels", "labels"])
-def test_no_sum_falls_and_nothing_is_lost(streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_counters_never_fall_when_partitions_and_processes_end(
+    streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(figures_module, "SLICE_S", 0.0)
     monkeypatch.setattr(figures_module, "MOST_S", 60.0)
     monkeypatch.setattr(figures, "AT_ONCE", 2)  # many turns of the loop in a scrape

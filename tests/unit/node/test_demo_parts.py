@@ -30,12 +30,12 @@ LINES = [flight("UA", "11"), flight("UA", "NA"), flight("AA", "-25"), flight("UA
 
 
 # ---- the flights -----------------------------------------------------------------------------------------------------------
-def test_delays_are_summed_by_carrier_where_they_are_known() -> None:
+def test_demo_mean_delays_are_summed_by_carrier() -> None:
     assert demo_flights.mean_delays(LINES) == {"UA": (2, 20), "AA": (1, -25)}
     assert demo_flights.mean_delays([]) == {}
 
 
-def test_flights_are_read_in_their_order_without_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_demo_flights_are_read_in_order_without_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     with zipfile.ZipFile(folder / "flights.csv.zip", "w") as archive:
@@ -86,7 +86,7 @@ class Wire:
         self.closed += 1
 
 
-async def test_the_publisher_sends_what_its_pace_allows_and_says_how_much(
+async def test_demo_publisher_sends_at_its_pace_and_reports_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo_publisher, "_BURST", 2)
@@ -142,9 +142,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_failover, "_PAUSE_S", 0.0)
 
 
-async def test_the_leader_is_killed_half_way_and_everything_is_acknowledged(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_demo_failover_kills_the_leader_half_way_and_gets_all_acks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
     cluster: Any = Cluster(wire)
     wire.stored = set(range(7))  # what was there before
@@ -176,7 +174,7 @@ async def publish(wire: Wire, start: int, end: int, first: int = 0) -> int:
     )
 
 
-async def test_a_window_is_asked_for_again_from_where_it_was_stored(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_failover, "_WINDOW", 4)
     wire = Wire()
     wire.silent = {2: 1, 5: 1}
@@ -189,7 +187,7 @@ async def test_a_window_is_asked_for_again_from_where_it_was_stored(quick: None,
     assert [subject for _, subject in wire.asked] == ["demo"] * len(wire.asked)
 
 
-async def test_a_publisher_that_gets_nowhere_gives_up(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_failover_publisher_without_progress_gives_up(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_failover, "_PATIENCE_S", 0.01)
     wire = Wire()
     wire.silent = {3: 1 << 30}
@@ -197,7 +195,7 @@ async def test_a_publisher_that_gets_nowhere_gives_up(quick: None, monkeypatch: 
         await publish(wire, 0, 10)
 
 
-async def test_an_acknowledgement_is_one_of_that_offset() -> None:
+async def test_demo_failover_ack_counts_only_for_its_offset() -> None:
     wire: Any = Wire()
     assert await demo_failover._ask(wire, "demo", b"x", 0)
     assert not await demo_failover._ask(wire, "demo", b"x", 0), "it is there already"
@@ -205,7 +203,7 @@ async def test_an_acknowledgement_is_one_of_that_offset() -> None:
     assert not await demo_failover._ask(wire, "demo", b"x", 1)
 
 
-async def test_what_is_committed_and_when_nobody_says() -> None:
+async def test_demo_committed_count_is_zero_without_leader() -> None:
     cluster: Any = Cluster(Wire())
     cluster.unsaid = 1
     assert await demo_failover._committed(cluster, "flights") == 0
@@ -213,7 +211,7 @@ async def test_what_is_committed_and_when_nobody_says() -> None:
     assert await demo_failover._committed(cluster, "flights") == 3
 
 
-async def test_the_isr_is_waited_for_a_bounded_time(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster: Any = Cluster(Wire())
     cluster.leaders = []
     await demo_failover._until_in_sync(cluster, "flights")
@@ -224,7 +222,7 @@ async def test_the_isr_is_waited_for_a_bounded_time(quick: None, monkeypatch: py
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------------
-def test_all_is_there_when_every_replica_holds_what_is_committed() -> None:
+def test_demo_is_complete_when_each_replica_has_all_committed_records() -> None:
     complete = demo_steps._complete
     assert complete(Positions(5, 5, "n1", {"n1": 5, "n2": 5}), 5)
     assert not complete(Positions(5, 4, "n1", {"n1": 5}), 5)
@@ -234,7 +232,7 @@ def test_all_is_there_when_every_replica_holds_what_is_committed() -> None:
         complete(Positions(5, 6, "n1", {"n1": 5}), 5)
 
 
-def test_a_replicas_position_is_that_of_the_partition() -> None:
+def test_demo_newest_offset_is_that_of_the_partition() -> None:
     status = {
         "partitions": [
             {"stream": "x", "partition": 0, "newest_offset": 1},
@@ -276,7 +274,7 @@ class Watched:
         return {"partitions": [{"stream": "flights", "partition": 0, "newest_offset": self.at - 1}]}
 
 
-async def test_the_publisher_is_never_far_ahead_of_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_publisher_stays_within_the_limit_ahead_of_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
     monkeypatch.setattr(demo_steps, "AHEAD_RECORDS", 5)
     watched: Any = Watched(begun=10)
@@ -290,7 +288,7 @@ async def test_the_publisher_is_never_far_ahead_of_what_is_committed(monkeypatch
     assert seconds >= 0
 
 
-async def test_a_cluster_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_watch_of_a_stalled_cluster_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
     monkeypatch.setattr(demo_steps, "STALL_S", 0.01)
     watched: Any = Watched()
@@ -299,7 +297,7 @@ async def test_a_cluster_that_stands_still_is_given_up(monkeypatch: pytest.Monke
         await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
 
 
-async def test_a_publisher_that_fails_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_watch_ends_when_the_publisher_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
     watched: Any = Watched()
 
@@ -312,7 +310,7 @@ async def test_a_publisher_that_fails_ends_the_watch(monkeypatch: pytest.MonkeyP
         await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
 
 
-async def test_who_does_not_answer_is_shown_as_it_was() -> None:
+async def test_demo_node_without_answer_keeps_its_last_position() -> None:
     watched: Any = Watched()
     watched.paces = [3]
     at = Positions(replicas={"gone": 1})
@@ -322,7 +320,7 @@ async def test_who_does_not_answer_is_shown_as_it_was() -> None:
         await demo_steps._look(watched, ["odd"], at)
 
 
-async def test_what_is_read_back_is_compared_record_by_record() -> None:
+async def test_demo_read_back_compares_record_by_record() -> None:
     def client(*values: bytes) -> Any:
         async def batches() -> AsyncIterator[Any]:
             for value in values:
@@ -340,7 +338,7 @@ async def test_what_is_read_back_is_compared_record_by_record() -> None:
     assert (other.agrees, other.note) == (False, "offset 1: b'x' where b'b' was sent")
 
 
-def test_where_records_differ_first() -> None:
+def test_demo_first_difference_names_the_offset() -> None:
     assert first_difference([b"a"], [b"a"]) == ""
     assert first_difference([b"a", b"b"], [b"a", b"c"]) == "offset 1: b'c' where b'b' was sent"
     assert first_difference([b"a", b"b"], [b"a"]) == "1 records came back, 2 were sent"
@@ -349,7 +347,7 @@ def test_where_records_differ_first() -> None:
 @pytest.mark.parametrize(
     ("offsets", "gap"), [([2, 0, 1], False), ([0, 1, 3], True), ([1, 2, 3], True), ([0, 1, 1], True), ([], False)]
 )
-def test_what_spark_read_is_put_in_order_and_has_no_gap(offsets: list[int], gap: bool, tmp_path: Path) -> None:
+def test_demo_spark_records_are_sorted_and_a_gap_is_data_loss(offsets: list[int], gap: bool, tmp_path: Path) -> None:
     table = pa.table({"offset": pa.array(offsets, pa.int64()), "value": pa.array([b"%d" % o for o in offsets], pa.binary())})
     with pa.OSFile(str(tmp_path / "r"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -361,7 +359,7 @@ def test_what_spark_read_is_put_in_order_and_has_no_gap(offsets: list[int], gap:
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_what_spark_computes_is_compared_with_what_is_computed_here(same: bool, tmp_path: Path) -> None:
+async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, tmp_path: Path) -> None:
     class Job:
         said: list[str]
 
@@ -387,7 +385,7 @@ async def test_what_spark_computes_is_compared_with_what_is_computed_here(same: 
     assert delays == ({"UA": (2, 20), "AA": (1, -25)} if same else {"UA": (2, 21)})
 
 
-def test_a_step_says_its_throughput() -> None:
+def test_demo_step_reports_its_throughput() -> None:
     said = Step("read", 1000, 5000, 2.0).as_json()
     assert (said["records_per_s"], said["bytes_per_s"], said["seconds"]) == (500, 2500, 2.0)
     assert "records_per_s" not in Step("restart", 0, 0, 2.0).as_json()
@@ -423,7 +421,7 @@ def helper(tmp_path: Path, process: Helper, errors: bytes = b"") -> LineProcess:
     return LineProcess("job", process, tmp_path / "log")  # type: ignore[arg-type]
 
 
-async def test_a_helper_is_spoken_to_by_lines(tmp_path: Path) -> None:
+async def test_demo_helper_process_reads_and_writes_lines(tmp_path: Path) -> None:
     process = Helper(0, b"one \n", b"ready\n", b"later\n")
     job = helper(tmp_path, process)
     job.say("go")
@@ -438,7 +436,7 @@ async def test_a_helper_is_spoken_to_by_lines(tmp_path: Path) -> None:
         await helper(tmp_path, silent).expect("done", 0.01)
 
 
-async def test_a_helper_that_fails_says_its_last_words(tmp_path: Path) -> None:
+async def test_demo_helper_process_that_fails_reports_its_last_output(tmp_path: Path) -> None:
     job = helper(tmp_path, Helper(3, b"one\n"), b"x" * 5000 + b"\nlast words \n")
     job.say("nobody hears it")
     lines = job.lines()
@@ -449,7 +447,9 @@ async def test_a_helper_that_fails_says_its_last_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-async def test_a_helper_is_ended_with_all_that_it_started(hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_helper_process_is_ended_with_its_process_group(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     process = Helper(0, b"left\n", hangs=hangs)
     killed: list[int] = []
 

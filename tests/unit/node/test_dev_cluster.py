@@ -80,7 +80,9 @@ def flags(command: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("count", "controllers"), [(1, "n1"), (2, "n1"), (3, "n1,n2,n3"), (4, "n1,n2,n3")])
-def test_each_node_is_started_with_what_is_its_own(count: int, controllers: str, started: Any, tmp_path: Path) -> None:
+def test_dev_cluster_node_gets_its_own_command_and_environment(
+    count: int, controllers: str, started: Any, tmp_path: Path
+) -> None:
     urls = {"n2": "nats://relay:1"}
     with DevCluster(
         count, data=tmp_path, nats_url="nats://far:4", namespace="ns", settings={"LIFTPY_RACK": "r"}, node_nats_urls=urls
@@ -113,13 +115,13 @@ def test_each_node_is_started_with_what_is_its_own(count: int, controllers: str,
 
 
 @pytest.mark.parametrize("count", [0, -1, dev_cluster.MAX_NODES + 1])
-def test_a_number_of_nodes_that_makes_no_cluster(count: int) -> None:
+def test_dev_cluster_with_invalid_node_count_is_rejected(count: int) -> None:
     with pytest.raises(ConfigError, match=r"outside 1\.\.16"):
         DevCluster(count)
     assert DevCluster(dev_cluster.MAX_NODES).nats is not None
 
 
-def test_a_folder_of_its_own_goes_with_the_cluster(started: Any) -> None:
+def test_dev_cluster_temporary_directory_is_deleted_at_stop(started: Any) -> None:
     cluster = DevCluster(1, nats_url="nats://far:4")
     with pytest.raises(UnavailableError, match="The cluster is not running"):
         _ = cluster.data
@@ -133,7 +135,7 @@ def test_a_folder_of_its_own_goes_with_the_cluster(started: Any) -> None:
         _ = cluster.data
 
 
-def test_one_that_does_not_come_up_takes_the_others_with_it(started: Any) -> None:
+def test_dev_cluster_start_failure_of_a_node_stops_all_nodes(started: Any) -> None:
     started.scripts += [{"said": READY}, {"code": 1}]
     cluster = DevCluster(2, nats_url="nats://far:4")
     with pytest.raises(UnavailableError, match="Node n2 has ended"):
@@ -149,7 +151,7 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.001)
 
 
-def test_a_node_says_once_that_it_is_ready_and_all_else_is_its_log(started: Any) -> None:
+def test_dev_node_ready_line_is_read_once_and_other_lines_are_logged(started: Any) -> None:
     lines: list[tuple[str, str]] = []
     other = '{"event": "other"}\n[1]\nplain\n'
     started.scripts += [{"said": other + READY}, {"said": "again\n"}]
@@ -179,7 +181,7 @@ def test_a_node_says_once_that_it_is_ready_and_all_else_is_its_log(started: Any)
     ("way", "number"), [("terminate", signal.SIGTERM), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL)]
 )
 @pytest.mark.parametrize("heeds", [True, False])
-def test_each_way_to_end_sends_its_signal_and_one_that_hangs_is_killed(
+def test_dev_node_end_sends_its_signal_and_kills_a_hanging_process(
     way: str, number: signal.Signals, heeds: bool, started: Any
 ) -> None:
     started.scripts.append({"heeds": (number,) if heeds else ()})
@@ -215,7 +217,7 @@ class Nodes:
         self.down.remove(name)
 
 
-def test_a_node_that_ended_is_started_again_after_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dev_supervisor_restarts_an_ended_node_after_the_delay(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = Nodes()
     supervisor = dev._Supervisor(nodes, 2.0)  # type: ignore[arg-type]
     now_s = time.monotonic() + 100
@@ -235,7 +237,7 @@ def test_a_node_that_ended_is_started_again_after_its_time(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("lives_s", "given_up"), [(9.9, True), (10.1, False)])
-def test_one_that_ends_soon_again_and_again_is_given_up(lives_s: float, given_up: bool) -> None:
+def test_dev_supervisor_gives_up_a_node_that_ends_soon_repeatedly(lives_s: float, given_up: bool) -> None:
     nodes = Nodes()
     supervisor = dev._Supervisor(nodes, 0.0)  # type: ignore[arg-type]
     now_s = time.monotonic() + 100
@@ -263,13 +265,13 @@ def test_one_that_ends_soon_again_and_again_is_given_up(lives_s: float, given_up
     ("text", "port"),
     [('{"nats": ["nats://127.0.0.1:4333"]}', 4333), ("", 0), ('{"nats": []}', 0), ("{}", 0), ('{"nats": ["nats://x:y"]}', 0)],
 )
-def test_the_port_is_what_the_server_wrote(text: str, port: int, tmp_path: Path) -> None:
+def test_nats_server_port_is_read_from_its_ports_file(text: str, port: int, tmp_path: Path) -> None:
     assert _port_in(tmp_path) == 0
     (tmp_path / "nats_1.ports").write_text(text)
     assert _port_in(tmp_path) == port
 
 
-def test_what_was_never_started_has_no_process_and_no_log() -> None:
+def test_nats_server_never_started_has_no_process_and_no_log() -> None:
     server = NatsServer(4999)
     assert (server.url, server.log) == ("nats://127.0.0.1:4999", "")
     with pytest.raises(UnavailableError):
@@ -280,7 +282,9 @@ def test_what_was_never_started_has_no_process_and_no_log() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_dev_says_once_where_everything_is(as_json: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_dev_announces_nodes_data_and_nats_url_once_without_secrets(
+    as_json: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     nodes = {"n1": SimpleNamespace(pid=7, status_url="http://127.0.0.1:1")}
     cluster: Any = SimpleNamespace(nodes=nodes, data=tmp_path, nats_url="nats://me:secret@far:4", namespace="ns")
     dev._announce(cluster, as_json)

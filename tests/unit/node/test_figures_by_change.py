@@ -92,7 +92,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_sums_by_difference_are_those_of_a_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_kept_by_change_equal_a_full_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 2)
     monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)
     history, now_ns = History(seed), clock.now_ns()
@@ -103,7 +103,7 @@ def test_sums_by_difference_are_those_of_a_walk(seed: int, monkeypatch: pytest.M
             assert kept(history.counts.here, now_ns) == expected, number
 
 
-def test_what_was_not_touched_is_not_read() -> None:
+def test_figures_read_only_touched_partitions() -> None:
     counts = NodeCounts()
     one, other = a_worker(), a_worker("t")
     for worker in (one, other):
@@ -117,7 +117,7 @@ def test_what_was_not_touched_is_not_read() -> None:
     assert not counts.touched
 
 
-def test_many_are_taken_in_slices_each_once_and_who_is_touched_meanwhile_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_many_touched_partitions_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 1)
     monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 4)
     counts = NodeCounts()
@@ -141,7 +141,7 @@ def test_many_are_taken_in_slices_each_once_and_who_is_touched_meanwhile_waits(m
         pytest.fail("it never ends")
 
 
-def test_what_an_ending_partition_marks_is_let_go_with_it() -> None:
+def test_figures_of_an_ended_partition_are_released_but_counted() -> None:
     counts, one = NodeCounts(), a_worker()
     counts.begins(one)
     counts.begins_to_end(one)
@@ -152,7 +152,7 @@ def test_what_an_ending_partition_marks_is_let_go_with_it() -> None:
     assert counts.all().total("ingest_records") == 10
 
 
-async def test_a_scrape_takes_no_more_than_its_time_and_the_next_look_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_figures_scrape_stops_at_its_time_limit_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "MOST_S", 0.0)
     held = Held([a_worker("s", number) for number in range(5 * figures.AT_ONCE)])
     reporter = a_reporter([])

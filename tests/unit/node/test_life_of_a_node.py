@@ -189,7 +189,7 @@ async def started(world: World) -> Node:
     return node
 
 
-async def test_a_start_registers_stores_beats_and_then_opens(world: World) -> None:
+async def test_node_start_registers_then_opens_partitions(world: World) -> None:
     node = await started(world)
     order = [
         "nobody runs",
@@ -210,7 +210,7 @@ async def test_a_start_registers_stores_beats_and_then_opens(world: World) -> No
     await node.stop()
 
 
-async def test_each_process_says_what_the_one_before_has_left(world: World) -> None:
+async def test_node_start_reports_whether_the_previous_process_stopped_cleanly(world: World) -> None:
     for before, clean in enumerate((True, False, True, False)):
         node = await started(world)
         assert world.registered["previous_incarnation"] == before
@@ -221,7 +221,7 @@ async def test_each_process_says_what_the_one_before_has_left(world: World) -> N
         assert world.marker() == Previous(before + 1, clean, True)
 
 
-async def test_a_planned_stop_hands_over_before_anything_closes(world: World) -> None:
+async def test_node_planned_stop_transfers_leadership_before_closing(world: World) -> None:
     node = await started(world)
     world.told.clear()
     node.request_stop(hand_over=True)
@@ -233,7 +233,7 @@ async def test_a_planned_stop_hands_over_before_anything_closes(world: World) ->
     assert world.marker().clean_stop
 
 
-async def test_the_stop_of_a_whole_cluster_moves_nothing(world: World) -> None:
+async def test_node_stop_with_the_whole_cluster_transfers_nothing(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=False)
     assert await node.stop() == 0
@@ -241,7 +241,7 @@ async def test_the_stop_of_a_whole_cluster_moves_nothing(world: World) -> None:
     assert world.told[-1] == "marker"
 
 
-async def test_a_node_that_failed_hands_nothing_over_and_tells_nobody(world: World) -> None:
+async def test_node_failed_stop_transfers_nothing_and_leaves_no_marker(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=True)
     node.fatal(LiftError("a bug"))
@@ -249,7 +249,7 @@ async def test_a_node_that_failed_hands_nothing_over_and_tells_nobody(world: Wor
     assert not {"group hand_over", "subjects closed", "drain", "leave", "marker"} & set(world.told)
 
 
-async def test_a_repair_hands_over_and_leaves_no_marker(world: World) -> None:
+async def test_node_repair_stop_transfers_leadership_and_leaves_no_marker(world: World) -> None:
     node = await started(world)
     node.repair("s/0: damage")
     assert await node.stop() == EXIT_TO_REPAIR
@@ -258,7 +258,7 @@ async def test_a_repair_hands_over_and_leaves_no_marker(world: World) -> None:
 
 
 @pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "thread closed"])
-async def test_a_failure_on_the_way_down_leaves_no_marker(world: World, when: str) -> None:
+async def test_node_failure_during_a_stop_leaves_no_marker(world: World, when: str) -> None:
     """The metadata member, or a log, may fail while the node stops cleanly."""
     node = await started(world)
     world.during[when] = lambda: node.fatal(LiftError("too late to be nothing"))
@@ -268,7 +268,7 @@ async def test_a_failure_on_the_way_down_leaves_no_marker(world: World, when: st
     assert not world.marker().clean_stop
 
 
-async def test_logs_that_were_not_closed_well_leave_no_marker(world: World) -> None:
+async def test_node_stop_with_unclean_logs_leaves_no_marker(world: World) -> None:
     node = await started(world)
     world.logs_are_clean = False
     node.request_stop(hand_over=True)
@@ -276,7 +276,7 @@ async def test_logs_that_were_not_closed_well_leave_no_marker(world: World) -> N
     assert not world.marker().clean_stop
 
 
-async def test_workers_that_did_not_stop_cleanly_leave_no_marker(world: World) -> None:
+async def test_node_stop_with_unclean_workers_leaves_no_marker(world: World) -> None:
     async def stop() -> bool:
         world.say("workers stopped")
         return False
@@ -289,7 +289,7 @@ async def test_workers_that_did_not_stop_cleanly_leave_no_marker(world: World) -
     assert not world.marker().clean_stop
 
 
-async def test_damage_in_a_workers_logs_is_the_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_counts_damage_in_worker_logs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def recovered(workers: Workers) -> dict[str, int]:
         return {"damaged": 1, "suspect": 2}
 
@@ -306,14 +306,14 @@ async def test_damage_in_a_workers_logs_is_the_nodes(world: World, monkeypatch: 
     assert not world.marker().flushed_always, "it leaves the ISRs"
 
 
-async def test_the_marker_is_not_there_while_the_logs_are_being_closed(world: World) -> None:
+async def test_node_clean_marker_is_written_after_logs_are_closed(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=True)
     await node.stop()
     assert world.told.index("marker") > world.told.index("logs closed")
 
 
-async def test_a_start_that_failed_leaves_no_marker(world: World) -> None:
+async def test_node_failed_start_leaves_no_marker(world: World) -> None:
     world.refused = "no such weight"
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError, match="no such weight"):
@@ -324,7 +324,7 @@ async def test_a_start_that_failed_leaves_no_marker(world: World) -> None:
     assert world.marker() == Previous(0, False, True)
 
 
-async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) -> None:
+async def test_node_heartbeat_answer_reaches_the_partitions(world: World) -> None:
     node = await started(world)
     node._heard(5, 7)
     held: Any = node.partitions
@@ -332,7 +332,7 @@ async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) 
     await node.stop()
 
 
-async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
+async def test_node_start_passes_settings_and_logs_its_recovery(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, made = sidecar.node.node, dict[str, Any]()
@@ -400,7 +400,9 @@ async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
     await node.stop()
 
 
-async def test_damage_that_a_start_found_is_remembered_by_the_next_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_damage_found_by_a_start_is_remembered_by_the_next_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""
     await (await started(world)).stop()
     assert world.marker() == Previous(1, True, True)
@@ -433,7 +435,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     }
 
 
-async def test_a_copy_of_a_folder_under_another_id_is_refused_and_left_as_it_is(world: World, tmp_path: Path) -> None:
+async def test_node_with_a_copied_data_directory_of_another_id_is_rejected(world: World, tmp_path: Path) -> None:
     node = await started(world)
     await node.stop()
     (log := world.folder / "streams" / "orders-U1" / "0" / "0.log").parent.mkdir(parents=True)
@@ -449,7 +451,7 @@ async def test_a_copy_of_a_folder_under_another_id_is_refused_and_left_as_it_is(
     assert _content(copy) == before
 
 
-async def test_a_folder_without_its_node_file_is_a_new_one_whatever_logs_are_in_it(world: World) -> None:
+async def test_node_without_its_node_file_counts_as_empty(world: World) -> None:
     """So it counts as empty [C7]: the node leaves the ISRs that it is in, and its logs are compared with their leaders'."""
     node = await started(world)
     await node.stop()

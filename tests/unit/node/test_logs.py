@@ -65,7 +65,7 @@ def texts(tree: ast.Module) -> set[tuple[str, str]]:
     return found
 
 
-def test_every_line_that_a_node_logs_has_a_name_and_every_name_a_line() -> None:
+def test_log_lines_and_event_names_match() -> None:
     found: set[tuple[str, str]] = set()
     for path in sorted((ROOT / "sidecar").rglob("*.py")):
         name = str(path.relative_to(ROOT))
@@ -76,7 +76,7 @@ def test_every_line_that_a_node_logs_has_a_name_and_every_name_a_line() -> None:
     assert all(re.fullmatch(r"[a-z]+\.[a-z_]+", name) for name in EVENTS.values())
 
 
-def test_the_documentation_lists_them() -> None:
+def test_operating_page_lists_all_event_names() -> None:
     told = (ROOT / "docs" / "operating.md").read_text()
     assert set(re.findall(r"`([a-z]+\.[a-z_]+)`", told.partition("### Events")[2].partition("\n#")[0])) == set(EVENTS.values())
 
@@ -95,7 +95,7 @@ class Said:
             self.lines.append(record.getMessage())
 
 
-def test_a_flood_is_told_and_not_retold() -> None:
+def test_log_rate_limit_suppresses_a_flood_and_reports_the_count() -> None:
     said = Said()
     for _ in range(100_000):
         said.log("a %s", "flood")
@@ -112,7 +112,7 @@ def test_a_flood_is_told_and_not_retold() -> None:
     assert sum(line == "a flood" for line in said.lines) - BURST_LINES - 1 == pytest.approx(10 * LINES_PER_S, abs=5)
 
 
-def test_what_was_left_out_is_said_before_the_next_line_and_at_the_end() -> None:
+def test_log_rate_limit_reports_suppressed_lines_before_the_next_line() -> None:
     said = Said()
     for _ in range(25):
         said.log("a %s", "flood")
@@ -127,7 +127,7 @@ def test_what_was_left_out_is_said_before_the_next_line_and_at_the_end() -> None
     assert said.lines[-1] == "suppressed 5 lines like this one: b flood"
 
 
-def test_other_partitions_and_events_have_their_own_lines_and_errors_are_never_left_out() -> None:
+def test_log_rate_limit_is_per_partition_and_event_and_never_for_errors() -> None:
     said = Said()
     for number in range(60):
         said.log(ROLE, PartitionKey("s", "u", number % 3), "LEADER", "READY", 1, name="liftpy.replica")
@@ -138,7 +138,7 @@ def test_other_partitions_and_events_have_their_own_lines_and_errors_are_never_l
     assert said.suppression.messages == {"warning": 60, "error": 60}
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_log_rate_limit_memory_is_bounded() -> None:
     said = Said()
     for number in range(MOST_KEYS + 10):
         said.log(ROLE, PartitionKey("s", "u", number), "LEADER", "READY", 1, name="liftpy.replica")
@@ -153,7 +153,7 @@ def formatted(text: str, *given: Any, name: str = "liftpy.replica", **more: Any)
     return dict(json.loads(line))
 
 
-def test_a_line_of_json_says_what_it_is_about() -> None:
+def test_json_log_line_has_event_and_context_fields() -> None:
     line = formatted(ROLE, KEY, "LEADER", "LEADER_READY", 5)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
     assert line == {
@@ -181,7 +181,7 @@ def root() -> Any:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_node_logs_in_the_form_that_it_was_told(form: str, root: logging.Logger) -> None:
+def test_node_logs_have_the_configured_format(form: str, root: logging.Logger) -> None:
     stream, logs = io.StringIO(), NodeLogs()
     logs.configure("info", form, "n1", stream)
     logging.getLogger("liftpy.node").info("node %s is up as incarnation %d", "n1", 7)
@@ -194,7 +194,7 @@ def test_a_node_logs_in_the_form_that_it_was_told(form: str, root: logging.Logge
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    liftpy.node: node n1 is up as incarnation 7", line)
 
 
-def test_a_level_that_was_asked_for_falls_back_by_itself(root: logging.Logger) -> None:
+def test_log_level_change_reverts_after_its_time(root: logging.Logger) -> None:
     logs, timers = NodeLogs(), []
 
     class Timer:
@@ -227,7 +227,7 @@ def test_a_level_that_was_asked_for_falls_back_by_itself(root: logging.Logger) -
         b"[1]",
     ],
 )
-async def test_a_level_that_there_is_not_changes_nothing(payload: bytes, root: logging.Logger) -> None:
+async def test_log_level_change_to_an_unknown_level_changes_nothing(payload: bytes, root: logging.Logger) -> None:
     before = root.level
     assert "error" in _change_level(payload, lambda *_: None)
     assert root.level == before

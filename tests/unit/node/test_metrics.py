@@ -178,7 +178,7 @@ def shown(found: Figures) -> dict[tuple[str, ...], float]:
 
 
 # ---- the table ----------------------------------------------------------------------------------------------------------
-def test_the_documentation_has_the_table_of_the_code() -> None:
+def test_metrics_page_matches_the_metrics_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE)
     told = {name: (kind, labels.strip(), text.strip()) for name, kind, labels, text in rows}
     assert told == {
@@ -189,12 +189,12 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
         assert f"`{label}`" in DOCS.read_text(), label
 
 
-def test_the_documentation_has_what_is_written_of_backups() -> None:
+def test_metrics_page_matches_the_backup_metrics() -> None:
     told = dict(re.findall(r"^\| `(backup_\w+)` \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE))
     assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
 
 
-def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
+def test_metrics_exposition_has_exactly_the_table_rows_with_their_labels() -> None:
     found = gathered(a_reporter([a_worker()]))
     families = {f.name.removeprefix("liftpy_"): f for f in text_string_to_metric_families(exposition(found).decode())}
     own = {name for name in families if not name.startswith(("process_", "python_"))}
@@ -206,7 +206,7 @@ def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
             assert (row.kind == HISTOGRAM) == sample.name.endswith(("_bucket", "_sum", "_count")), name
 
 
-def test_what_is_shown_of_every_process_is_of_all_that_a_node_is_made_of() -> None:
+def test_process_metrics_add_all_processes_of_the_node() -> None:
     found = gathered(a_reporter([a_worker()]))
     alone = shown(found)
     found.pids = [os.getpid(), os.getppid(), 2**22 + 1]  # and one that has just ended
@@ -220,7 +220,7 @@ def test_what_is_shown_of_every_process_is_of_all_that_a_node_is_made_of() -> No
     assert both[started,] == min(alone[started,], parent[started,]), "of the oldest process"
 
 
-def test_each_figure_comes_from_its_own_source() -> None:
+def test_metrics_figures_come_from_their_own_source() -> None:
     failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
     workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
@@ -263,7 +263,7 @@ def test_each_figure_comes_from_its_own_source() -> None:
     assert not any("no incident" in name for name in found)
 
 
-def test_histograms_are_shown_as_prometheus_adds_them_up() -> None:
+def test_metrics_histograms_have_cumulative_buckets() -> None:
     reporter = a_reporter([])
     reporter.instruments.acks[AckPolicy.ALL].observe(0.0005, 3)
     reporter.instruments.acks[AckPolicy.ALL].observe(100.0)
@@ -276,7 +276,7 @@ def test_histograms_are_shown_as_prometheus_adds_them_up() -> None:
 
 # ---- how many there are -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [1, 2000])
-def test_a_node_has_few_series_whatever_it_holds(count: int) -> None:
+def test_metrics_series_count_is_bounded(count: int) -> None:
     workers = [a_worker(f"s{number % 100}", number) for number in range(count)]
     for number, worker in enumerate(workers):
         worker.ingest.counters.refused[f"reason {number}"] += 1
@@ -293,13 +293,13 @@ def test_a_node_has_few_series_whatever_it_holds(count: int) -> None:
     assert found.numbers["publish_rejected_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
 
 
-def test_a_value_keeps_its_label_when_others_come() -> None:
+def test_metrics_label_value_keeps_its_label_when_others_are_added() -> None:
     labels = BoundedLabels(2)
     assert [labels.of("m", value) for value in ("b", "a", "c", "a", "b")] == ["b", "a", OTHERS, "a", "b"]
     assert labels.of("another", "c") == "c"
 
 
-def test_streams_that_are_asked_for_have_their_own_and_the_rest_is_one() -> None:
+def test_metrics_selected_streams_have_own_series_and_others_share_one() -> None:
     workers = [a_worker("shop-1"), a_worker("shop-1", 1), a_worker("shop-2"), a_worker("bank"), a_worker("till")]
     found = shown(gathered(a_reporter(workers, ("shop-*", "till"))))
     assert {name[1]: figure for name, figure in found.items() if name[0] == "ingest_records_total"} == {
@@ -313,7 +313,7 @@ def test_streams_that_are_asked_for_have_their_own_and_the_rest_is_one() -> None
     assert StreamLabels().of("s0") == ""
 
 
-def test_a_streams_partitions_are_bounded_too() -> None:
+def test_metrics_partitions_of_a_stream_are_bounded() -> None:
     fields = ("records_in", "bytes_in", "log_bytes", "log_start_offset", "newest_offset", "high_watermark", "leader_epoch")
     row = dict.fromkeys((*fields, "waiting_acks", "waiting_readers"), 1)
     rows = [{"stream": "s", "partition": number, "role": "LEADER" if number else "FOLLOWER", **row} for number in range(900)]
@@ -331,7 +331,7 @@ def the_counters(reporter: Any) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("streams", [(), ("s",)])
-async def test_a_partition_that_goes_leaves_its_counts_behind(streams: tuple[str, ...]) -> None:
+async def test_metrics_counters_keep_the_counts_of_a_removed_partition(streams: tuple[str, ...]) -> None:
     worker, reporter = a_worker(), a_reporter([], streams)
     held: Held = reporter.partitions
     held[:] = [worker, a_worker("other")]
@@ -366,7 +366,7 @@ async def test_a_partition_that_goes_leaves_its_counts_behind(streams: tuple[str
     assert [row[name] - seen[0][name] for row in seen] == [0, 0, 1]
 
 
-def test_what_is_kept_between_scrapes_follows_partitions_states_and_roles() -> None:
+def test_metrics_cache_follows_partitions_states_and_roles() -> None:
     """Columns are laid out once, and what states show is kept: until a partition comes or goes, or one of these changes."""
     workers = [a_worker("s", number) for number in range(3)]
     reporter = a_reporter(workers)
@@ -401,12 +401,12 @@ def test_what_is_kept_between_scrapes_follows_partitions_states_and_roles() -> N
     assert seen() == (2, 1, 1, 0, 41, 0)
 
 
-def test_a_source_that_begins_anew_goes_on() -> None:
+def test_resuming_count_continues_when_its_source_restarts() -> None:
     grown = ResumingCount()
     assert [grown.of(count) for count in (3, 5, 1, 1, 4, 0)] == [3, 5, 6, 6, 9, 9]
 
 
-async def test_partitions_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_gathering_yields_to_the_event_loop_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "SLICE_S", -1.0)  # any time that has passed is more, even none on a coarse clock
     monkeypatch.setattr(figures_module, "MOST_S", math.inf)  # a loaded machine takes longer, and leaves the rest for later
     turns = 0
@@ -424,7 +424,7 @@ async def test_partitions_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatc
 
 
 # ---- instruments --------------------------------------------------------------------------------------------------------
-def test_a_value_counts_in_the_first_bucket_that_holds_it() -> None:
+def test_histogram_counts_a_value_in_the_first_bucket_that_fits() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.0, 1.0, 1.5, 2.0, 2.1):
         histogram.observe(value, 2)
@@ -434,7 +434,7 @@ def test_a_value_counts_in_the_first_bucket_that_holds_it() -> None:
     assert (FAILOVER_S[0], FAILOVER_S[-1], BATCH_RECORDS) == (0.01, 20.48, (1, 4, 16, 64, 256, 1024, 4096))
 
 
-def test_a_batch_is_timed_from_its_arrival_to_its_commit() -> None:
+def test_publish_times_measure_a_batch_from_arrival_to_commit() -> None:
     now, instruments = [0], Instruments()
     times = PublishTimes(instruments, lambda: now[0])
     now[0] = 3_000_000
@@ -454,6 +454,6 @@ def test_a_batch_is_timed_from_its_arrival_to_its_commit() -> None:
 
 
 @pytest.mark.parametrize(("isr", "at_min_isr"), [("123", 0), ("12", 1), ("1", 0)])
-def test_an_isr_without_anybody_to_spare_is_told_from_a_short_one(isr: str, at_min_isr: int) -> None:
+def test_metrics_partition_at_min_isr_is_counted_only_at_the_minimum(isr: str, at_min_isr: int) -> None:
     worker = a_worker(isr=tuple(f"n{number}" for number in isr))
     assert shown(gathered(a_reporter([worker])))["partitions_at_min_isr",] == at_min_isr

@@ -70,7 +70,7 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     )  # type: ignore[arg-type]
 
 
-def test_the_connections_are_added_up_and_told_apart(tmp_path: Path) -> None:
+def test_status_report_adds_up_connections_by_purpose(tmp_path: Path) -> None:
     links = [a_link("replication", 3), a_link("clients", 5, connected=False), a_link("ingest", 7)]
     report = a_reporter(tmp_path, links, {"s/0": "its disk is gone"}).report()
     assert report["controllers"] == {
@@ -95,7 +95,7 @@ def test_the_connections_are_added_up_and_told_apart(tmp_path: Path) -> None:
 
 
 # ---- defaults and checks ------------------------------------------------------------------------------------------------
-def test_what_nobody_said_is_the_safe_side(tmp_path: Path) -> None:
+def test_node_settings_defaults_are_safe(tmp_path: Path) -> None:
     settings = NodeSettings("n1", tmp_path)
     assert not settings.bootstrap_majority, "a group that can't be reached is not taken for a new one"
     assert settings.elections
@@ -123,20 +123,20 @@ def test_what_nobody_said_is_the_safe_side(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_settings_are_checked(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_node_settings_with_invalid_values_are_rejected(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         NodeSettings("n1", tmp_path, **wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"namespace": "a.>"}, {"nats": ("http://here",)}], ids=str)
-def test_targets_are_checked(wrong: dict[str, Any]) -> None:
+def test_target_with_invalid_values_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Target(**wrong)
 
 
 # ---- tasks --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [True, False])
-async def test_a_loops_own_handler_is_told_as_before_and_comes_back(given: bool) -> None:
+async def test_fatal_handler_calls_the_former_handler_and_restores_it(given: bool) -> None:
     loop = asyncio.get_running_loop()
     told: list[dict[str, Any]] = []
     loop.set_exception_handler((lambda _, context: told.append(context)) if given else None)
@@ -148,7 +148,7 @@ async def test_a_loops_own_handler_is_told_as_before_and_comes_back(given: bool)
     assert (loop.get_exception_handler() is None) is not given
 
 
-async def test_an_end_in_the_background_is_the_nodes_and_not_the_loops_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fatal_handler_reports_a_background_failure_to_the_node_only(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     by_default: list[dict[str, Any]] = []
     monkeypatch.setattr(loop, "default_exception_handler", by_default.append)
@@ -165,7 +165,7 @@ async def test_an_end_in_the_background_is_the_nodes_and_not_the_loops_too(monke
     take_back()
 
 
-async def test_what_runs_on_another_thread_is_over_when_its_end_has_been_awaited() -> None:
+async def test_spawn_in_another_thread_ends_when_its_task_is_awaited() -> None:
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever)
     thread.start()

@@ -93,7 +93,7 @@ async def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     return Built(tmp_path, monkeypatch)
 
 
-async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
+async def test_node_parts_are_built_with_their_dependencies(built: Built) -> None:
     node, made, group, bus = built.node, built.made, built.group, built.bus
     settings, subjects, counters = node.settings, node.subjects, node.counters
     partitions = node.partitions
@@ -129,7 +129,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
     assert made["Deletions"].named["decides"]() == "whatever the group says"
 
 
-async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Built) -> None:
+async def test_node_partitions_and_status_page_get_the_nodes_state(built: Built) -> None:
     node, made = built.node, built.made
     held = {
         "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._memory.intake,
@@ -161,7 +161,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
     ]
 
 
-async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(built: Built) -> None:
+async def test_node_messages_for_a_partition_reach_it_with_all_names(built: Built) -> None:
     node, partitions, told = built.node, built.made["Partitions"], built.told
     told.clear()
     done, event = list[int]().clear, object()
@@ -201,7 +201,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
     assert (node._testify(question), told) == (False, []), "before it has any"
 
 
-async def test_everything_that_was_opened_is_closed_in_its_turn(built: Built) -> None:
+async def test_node_stop_closes_all_parts_in_order(built: Built) -> None:
     node, told = built.node, built.told
     parts = {name: Part(name, told) for name in ("membership", "thread")}
     parts["membership"].incarnation = 7
@@ -246,7 +246,7 @@ async def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     return Ending(tmp_path, monkeypatch, caplog)
 
 
-async def test_the_first_failure_is_the_reason_and_begins_the_last_seconds(ending: Ending) -> None:
+async def test_node_first_failure_is_the_reason_and_starts_the_stop_deadline(ending: Ending) -> None:
     assert ending.stops() == (False, False, False, [], [])
     first = LiftError("the disk")
     ending.node.fatal(first)
@@ -257,7 +257,7 @@ async def test_the_first_failure_is_the_reason_and_begins_the_last_seconds(endin
     assert ending.node._failure is first
 
 
-async def test_a_repair_is_begun_once_and_an_operator_who_stops_the_node_means_it(ending: Ending) -> None:
+async def test_node_repair_starts_once_and_an_operator_stop_overrides(ending: Ending) -> None:
     for said in (["node n1 restarts to repair s/0: damage"], []):
         ending.node.repair("s/0: damage")
         assert ending.stops() == (True, True, True, [12.0], said)
@@ -269,14 +269,14 @@ async def test_a_repair_is_begun_once_and_an_operator_who_stops_the_node_means_i
 
 
 @pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])
-async def test_a_failure_that_the_next_start_may_heal_says_so(ending: Ending, failure: Exception, code: int) -> None:
+async def test_node_failure_exit_code_says_if_a_restart_may_help(ending: Ending, failure: Exception, code: int) -> None:
     ending.node.fatal(failure)
     assert await ending.node.stop() == code
 
 
 # ---- its surroundings ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("asks", "said", "warned"), [(True, False, 0), (False, True, 0), (False, False, 1)])
-async def test_an_open_server_is_warned_of_once_and_all_connections_tell_what_is_denied(
+async def test_node_warns_of_an_open_server_once_and_reports_denied_subjects(
     built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
 ) -> None:
     one, other = Part("one", built.told), Part("other", built.told)
@@ -290,7 +290,7 @@ async def test_an_open_server_is_warned_of_once_and_all_connections_tell_what_is
     assert sum("lets everybody in" in text for text in caplog.messages) == warned
 
 
-async def test_where_flushes_go_is_tried_out_beside_the_start(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_probes_flushes_in_the_background(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
     monkeypatch.setattr(sidecar.node.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
     built.told.clear()
@@ -301,9 +301,7 @@ async def test_where_flushes_go_is_tried_out_beside_the_start(built: Built, monk
     assert (tried, built.told) == ([built.folder.path], [("_flush_place.tried_out", [0.001, 0.002])])
 
 
-async def test_a_try_out_whose_turn_did_not_come_before_the_stop_says_nothing(
-    built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_node_flush_probe_cancelled_by_a_stop_logs_nothing(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     probing: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -317,7 +315,7 @@ async def test_a_try_out_whose_turn_did_not_come_before_the_stop_says_nothing(
     assert (built.told, told) == ([], [])
 
 
-async def test_what_is_shown_of_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_status_shows_file_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     node = built.node
     monkeypatch.setattr(sidecar.disk.descriptors, "open_count", lambda: 33)
     node._budget = SimpleNamespace(limit=1024, partitions=400, maps=17)  # type: ignore[assignment]
@@ -405,13 +403,13 @@ async def life(monkeypatch: pytest.MonkeyPatch) -> Life:
 @pytest.mark.parametrize(
     ("number", "said"), [(signal.SIGTERM, "stop with a hand-over"), (signal.SIGINT, "stop without a hand-over")]
 )
-async def test_a_process_runs_a_node_until_it_is_told_to_stop(life: Life, number: int, said: str) -> None:
+async def test_node_process_runs_until_a_stop_signal(life: Life, number: int, said: str) -> None:
     assert await life.run(lambda: life.handlers[number]()) == 3
     assert life.ready == [{"node": "n1"}]
     assert life.told == ["memory is kept", "garbage seldom", "start", "leave in 12.0", said, "stop"]
 
 
-async def test_sighup_has_settings_read_again_and_the_node_goes_on(life: Life) -> None:
+async def test_node_process_reloads_settings_on_sighup_and_keeps_running(life: Life) -> None:
     def reload_and_stop() -> None:
         life.handlers[signal.SIGHUP]()
         life.handlers[signal.SIGTERM]()
@@ -420,13 +418,13 @@ async def test_sighup_has_settings_read_again_and_the_node_goes_on(life: Life) -
     assert "reload, and tell the supervisor" in life.told
 
 
-async def test_a_node_that_is_stopped_while_it_starts_is_not_said_to_be_ready(life: Life) -> None:
+async def test_node_process_stopped_during_start_is_never_ready(life: Life) -> None:
     life.started = None
     assert await life.run(lambda: life.handlers[signal.SIGTERM]()) == 3
     assert (life.ready, life.told[-1]) == ([], "stop")
 
 
-async def test_a_momentary_failure_of_the_start_is_the_nodes_and_any_other_is_raised(life: Life) -> None:
+async def test_node_process_momentary_start_failure_restarts_and_other_errors_are_raised(life: Life) -> None:
     life.started = failure = OSError(28, "No space left on device")
     assert await life.run() == 3
     assert life.told[2:] == ["start", failure, "stop"]

@@ -84,7 +84,7 @@ def listener(*words: bytes) -> tuple[socket.socket, int]:
     return listening, listening.getsockname()[1]
 
 
-def test_it_is_up_when_something_that_speaks_nats_answers(scripted: Scripted) -> None:
+def test_nats_server_start_waits_for_a_nats_greeting(scripted: Scripted) -> None:
     listening, scripted.port = listener(b"HTTP/1.1 400", b"INFO {}\r\n", b"INFO {}\r\n")
     server = NatsServer(config="jetstream: true\n")
     server.start()
@@ -107,7 +107,7 @@ def test_it_is_up_when_something_that_speaks_nats_answers(scripted: Scripted) ->
     listening.close()
 
 
-def test_one_that_ends_is_told_in_its_last_words(scripted: Scripted) -> None:
+def test_nats_server_that_exits_raises_its_last_output(scripted: Scripted) -> None:
     scripted.ends = True
     with pytest.raises(UnavailableError, match=r"nats-server did not start.*: 2 \| 3 \| last words"):
         NatsServer().start()
@@ -115,7 +115,7 @@ def test_one_that_ends_is_told_in_its_last_words(scripted: Scripted) -> None:
         NatsServer().resume()
 
 
-def test_one_that_listens_nowhere_is_given_up_and_ended_hard(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_server_that_never_listens_is_killed(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_server, "_START_TIMEOUT_S", 0.02)
     scripted.deaf = True
     with pytest.raises(UnavailableError, match="none"):
@@ -123,7 +123,7 @@ def test_one_that_listens_nowhere_is_given_up_and_ended_hard(scripted: Scripted,
     assert scripted.processes[0].calls == ["terminate", "kill"]
 
 
-def test_what_listens_there_answers_or_does_not() -> None:
+def test_nats_port_check_is_true_only_for_a_nats_greeting() -> None:
     listening, port = listener(b"INFO", b"-ERR")
     assert nats_server._answers(port)
     assert not nats_server._answers(port)

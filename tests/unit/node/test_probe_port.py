@@ -52,7 +52,7 @@ async def status(desk: StatusDesk, path: str, method: str = "GET") -> int:
     return int(said.split()[1])
 
 
-async def test_health_and_metrics_and_nothing_else(desk: StatusDesk) -> None:
+async def test_probe_port_serves_only_health_and_metrics(desk: StatusDesk) -> None:
     assert not desk.url, "the page has no port"
     assert [await status(desk, path) for path in ("/livez", "/readyz", "/readyz?synced", "/metrics")] == [200, 503, 503, 503]
     for path in ("/", "/status", "/metrics/partitions?stream=s", "/api/cluster.json", "/static/page.js", "/livez/"):
@@ -62,7 +62,7 @@ async def test_health_and_metrics_and_nothing_else(desk: StatusDesk) -> None:
     assert b"405" in await answer(desk, b"GET\r\n\r\n")
 
 
-async def test_who_says_nothing_is_hung_up_on_and_so_many_are_served_at_a_time(
+async def test_probe_port_closes_silent_connections_and_bounds_their_number(
     desk: StatusDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 0)
@@ -86,7 +86,7 @@ async def test_probe_port_with_forty_silent_connections_answers_the_forty_first(
             writer.close()
 
 
-async def test_probe_port_answers_500_where_a_request_raises(desk: StatusDesk) -> None:
+async def test_probe_port_answers_500_when_a_request_raises(desk: StatusDesk) -> None:
     desk.health = None
     desk.reporter = object()  # type: ignore[assignment]  # of which no metrics can be made
     assert await status(desk, "/metrics") == 500
@@ -94,7 +94,7 @@ async def test_probe_port_answers_500_where_a_request_raises(desk: StatusDesk) -
     assert await status(desk, "/livez") == 200
 
 
-async def test_a_port_that_is_taken_is_said(desk: StatusDesk, tmp_path: Path) -> None:
+async def test_probe_port_that_is_taken_is_a_config_error(desk: StatusDesk, tmp_path: Path) -> None:
     second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
     with pytest.raises(ConfigError, match=r"Cannot listen on probe_listen 127\.0\.0\.1:\d+: .*in use"):
         await second.open_page()

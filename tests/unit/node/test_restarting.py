@@ -35,7 +35,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         caused(StorageError("the snapshot failed"), caused(NoSpaceError("write"), OSError(errno.ENOSPC, "full"))),
     ],
 )
-def test_a_disk_that_refused_once_is_tried_again(error: Exception) -> None:
+def test_momentary_disk_error_allows_a_restart(error: Exception) -> None:
     assert momentary(error)
 
 
@@ -52,11 +52,11 @@ def test_a_disk_that_refused_once_is_tried_again(error: Exception) -> None:
         caused(StorageError("the state machine failed"), KeyError("a bug")),
     ],
 )
-def test_what_no_start_can_heal_ends_the_node(error: Exception | None) -> None:
+def test_permanent_error_allows_no_restart(error: Exception | None) -> None:
     assert not momentary(error)
 
 
-def test_the_pause_grows_to_a_bound_and_begins_anew_after_a_calm_time() -> None:
+def test_restart_pause_grows_to_a_bound_and_resets_after_a_calm_time() -> None:
     pauses, count = [], 0
     for _ in range(40):
         count = count_restart(count, ran_s=1.0)
@@ -67,7 +67,7 @@ def test_the_pause_grows_to_a_bound_and_begins_anew_after_a_calm_time() -> None:
     assert pause_s(count_restart(count, ran_s=61.0)) == 0.5
 
 
-def test_the_count_passes_to_the_next_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_count_passes_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIFTPY_RESTARTS_IN_A_ROW", raising=False)
     assert restarts_in_a_row() == 0
     assert restarts_in_a_row(restarted_environment(3)) == 3
@@ -75,9 +75,7 @@ def test_the_count_passes_to_the_next_life(monkeypatch: pytest.MonkeyPatch) -> N
     assert restarts_in_a_row(restarted_environment(10**9)) == 1000
 
 
-def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def stopped(main: Any) -> int:
@@ -97,7 +95,7 @@ def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
     assert seen == [True]
 
 
-def test_a_stop_that_hangs_is_left_with_a_word_and_by_no_thread_that_keeps_the_process(
+def test_stop_deadline_ends_a_hanging_process_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Any] = []

@@ -24,7 +24,9 @@ async def live() -> Live:
 
 
 @pytest.mark.parametrize("watches", [False, True])
-async def test_who_does_not_read_loses_his_connection(watches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_serving_closes_the_connection_of_a_client_that_does_not_read(
+    watches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.05)
     made = Serving(lambda request: live() if watches else http("200 OK", HTML, LARGE))
     port = await made.open("127.0.0.1", 0)

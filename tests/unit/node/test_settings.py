@@ -41,7 +41,7 @@ def load(
     return GivenSettings(path, flags or {}, env or {}).load()
 
 
-def test_the_whole_file(tmp_path: Path) -> None:
+def test_settings_file_with_all_settings_is_loaded(tmp_path: Path) -> None:
     settings = load(WHOLE, folder=tmp_path)
     assert (settings.node_id, settings.data, settings.nats) == (
         "n1",
@@ -59,7 +59,7 @@ def test_the_whole_file(tmp_path: Path) -> None:
     assert settings.is_controller
 
 
-def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+def test_settings_flags_override_environment_and_environment_overrides_file(tmp_path: Path) -> None:
     env = {
         "LIFTPY_NODE_ID": "n2",
         "LIFTPY_RACK": "r2",
@@ -91,23 +91,23 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path)
         ('node_id = "n1"\ndata = "/x"\ncredentials = 3', "credentials"),
     ],
 )
-def test_an_error_names_what_is_wrong(text: str, names: str, tmp_path: Path) -> None:
+def test_settings_error_names_the_wrong_setting(text: str, names: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=names):
         load(text, folder=tmp_path)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_settings_file_that_is_missing_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="Cannot read"):
         GivenSettings(Path("/nonexistent/node.toml"), {}, {}).load()
 
 
-def test_the_password_is_never_shown() -> None:
+def test_settings_repr_hides_the_password() -> None:
     settings = load(None, {"node_id": "n1", "data": "/x"}, {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"})
     assert settings.credentials.password == "secret"
     assert "secret" not in repr(settings)
 
 
-def test_how_a_command_finds_the_cluster() -> None:
+def test_target_of_a_command_comes_from_flags_then_environment() -> None:
     assert target_from(None, None, {}, {}) == Target()
     assert target_from(None, None, {}, {"LIFTPY_NATS": "nats://e:1", "LIFTPY_NAMESPACE": "x"}).nats == ("nats://e:1",)
     assert target_from("nats://f:1", "y", {}, {"LIFTPY_NATS": "nats://e:1"}) == Target(("nats://f:1",), "y")
@@ -116,7 +116,7 @@ def test_how_a_command_finds_the_cluster() -> None:
 
 
 @pytest.mark.parametrize("text", ["perhaps", "2", "yes", ""])
-def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path: Path) -> None:
+def test_settings_boolean_accepts_only_true_false_1_0(text: str, tmp_path: Path) -> None:
     head = 'node_id = "n1"\ndata = "/x"\n'
     with pytest.raises(ConfigError, match=r"elections = .* is not a truth value: use true or false"):
         load(head + f'elections = "{text}"', folder=tmp_path)
@@ -158,13 +158,13 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
         ),
     ],
 )
-def test_an_error_says_what_was_given_but_no_secret_and_not_at_any_length(text: str, says: str, tmp_path: Path) -> None:
+def test_settings_error_shows_the_value_shortened_and_without_secrets(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load('node_id = "n1"\ndata = "/x"\n' + text, folder=tmp_path)
     assert str(raised.value).startswith(says)
 
 
-def test_an_empty_word_of_the_environment_is_none(tmp_path: Path) -> None:
+def test_settings_empty_environment_variable_is_ignored(tmp_path: Path) -> None:
     head = 'node_id = "n1"\ndata = "/x"\nrack = "r1"\n'
     empty = {"LIFTPY_STATUS_PORT": "", "LIFTPY_RACK": "", "LIFTPY_REPLICATION_SESSION_S": ""}
     settings = load(head, env=empty, folder=tmp_path)
@@ -176,7 +176,7 @@ def test_an_empty_word_of_the_environment_is_none(tmp_path: Path) -> None:
     )
 
 
-def test_sections_are_no_settings_of_their_own(tmp_path: Path) -> None:
+def test_settings_section_names_are_not_settings(tmp_path: Path) -> None:
     head = 'node_id = "n1"\ndata = "/x"\n[replication]\nlease_s = 1.25\n'
     env = {"LIFTPY_CREDENTIALS": "x", "LIFTPY_REPLICATION": "x", "LIFTPY_LEASE_S": "9", "LIFTPY_REPLICATION_SESSION_S": "2.5"}
     settings = load(head, {"session_s": 99.0, "lease_s": 99.0}, env, tmp_path)
@@ -191,7 +191,7 @@ def test_sections_are_no_settings_of_their_own(tmp_path: Path) -> None:
         )
 
 
-def test_texts_and_lists_are_taken_as_they_are_meant(tmp_path: Path) -> None:
+def test_settings_texts_and_lists_are_normalized(tmp_path: Path) -> None:
     settings = load('node_id = 7\ndata = "~/x"\nnats = " nats://a:1 ,, nats://b:2,"\nrack = 3\nweight = 2', folder=tmp_path)
     assert (settings.node_id, settings.rack, settings.weight) == ("7", "3", 2.0)
     assert settings.data == Path("~/x").expanduser()
@@ -199,7 +199,7 @@ def test_texts_and_lists_are_taken_as_they_are_meant(tmp_path: Path) -> None:
 
 
 # ---- what one process says to another ------------------------------------------------------------------------------------
-def test_what_a_child_process_is_told_and_what_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_environment_hides_warnings_in_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
         monkeypatch.delenv(name)
     ours = dict(os.environ)
@@ -217,7 +217,7 @@ def test_what_a_child_process_is_told_and_what_it_is_not(monkeypatch: pytest.Mon
     assert settings.search_path() == os.defpath
 
 
-def test_credentials_and_addresses_travel_in_the_environment() -> None:
+def test_credentials_environment_passes_credentials_and_addresses() -> None:
     told = settings.credentials_environment(Credentials(user="u", password="secret"))
     assert told == {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"}
     told |= settings.nats_environment("nats://u:p@h:1")
@@ -229,7 +229,7 @@ def test_credentials_and_addresses_travel_in_the_environment() -> None:
     ("told", "count"),
     [("", 0), ("0", 0), ("7", 7), ("1000", 1000), ("1001", 1000), ("-1", 0), ("x", 0), ("\u0663", 0), ("1.5", 0)],
 )
-def test_how_often_a_node_has_started_again_is_a_number_or_none(told: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_in_a_row_is_read_from_the_environment(told: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": told}) == count
     monkeypatch.setenv("LIFTPY_RESTARTS_IN_A_ROW", told)
     assert settings.restarts_in_a_row() == count
@@ -244,12 +244,12 @@ def test_how_often_a_node_has_started_again_is_a_number_or_none(told: str, count
     ("given", "address"),
     [("10.0.0.7:8224", ("10.0.0.7", 8224)), ("[fd00::7]:1", ("fd00::7", 1)), ("fd00::7:65535", ("fd00::7", 65535))],
 )
-def test_where_probes_are_answered(given: str, address: tuple[str, int], tmp_path: Path) -> None:
+def test_probe_listen_address_is_parsed(given: str, address: tuple[str, int], tmp_path: Path) -> None:
     settings = load(f'node_id = "n1"\ndata = "/x"\nprobe_listen = "{given}"', folder=tmp_path)
     assert address_of(settings.probe_listen) == address
 
 
 @pytest.mark.parametrize("given", ["8224", ":8224", "host:", "host:0", "host:65536", "host:8a", "a b:1", "a/b:1", "host:١"])
-def test_what_is_no_address_for_probes(given: str, tmp_path: Path) -> None:
+def test_probe_listen_with_invalid_address_is_rejected(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"probe_listen = .*HOST:PORT, such as 10\.0\.0\.7:8224"):
         load(f'node_id = "n1"\ndata = "/x"\nprobe_listen = "{given}"', folder=tmp_path)

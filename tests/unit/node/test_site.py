@@ -158,7 +158,7 @@ class Figures(HTMLParser):
 
 
 @pytest.mark.parametrize("path", ["/", "/node/n2", "/stream/s"])
-async def test_every_number_of_a_page_is_the_one_of_its_json(path: str) -> None:
+async def test_dashboard_page_numbers_equal_its_json(path: str) -> None:
     cluster, clock = Cluster(), Clock()
     site, _ = a_site(cluster, clock)
     await body(site, path)
@@ -176,7 +176,7 @@ async def test_every_number_of_a_page_is_the_one_of_its_json(path: str) -> None:
         assert found["cluster.feature.todo"][1] == "liftpy upgrade finalize"
 
 
-async def test_what_a_node_says_is_text_wherever_it_stands() -> None:
+async def test_dashboard_escapes_all_text_from_nodes() -> None:
     cluster = Cluster()
     cluster.stream = HOSTILE
     cluster.events = [
@@ -196,7 +196,7 @@ async def test_what_a_node_says_is_text_wherever_it_stands() -> None:
     assert "&lt;img" in (await body(site, "/")).decode()
 
 
-async def test_without_scripts_the_same_tables_are_there() -> None:
+async def test_dashboard_without_scripts_shows_the_same_tables() -> None:
     text = (await body(a_site(Cluster())[0], "/")).decode()
     assert text.count("<th ") >= len(NODE_COLUMNS)
     assert all(f'<a href="/node/{node}">{node}</a>' in text for node in NODES)
@@ -205,7 +205,7 @@ async def test_without_scripts_the_same_tables_are_there() -> None:
 
 
 @pytest.mark.parametrize("made", [pages.node_page, pages.stream_page])
-async def test_whatever_is_a_pages_title_is_text(made: Any) -> None:
+async def test_dashboard_escapes_the_page_title(made: Any) -> None:
     """No address has such a name (400): the page alone must not rely on that."""
     _, shown = a_site(Cluster())
     await shown.fresh(node="n1", stream="s")
@@ -220,7 +220,7 @@ def an_event(index: int, **more: Any) -> dict[str, Any]:
     return {"kind": "election", "index": index, "number": 0, "time_ns": at_s * 10**9, "stream": "s", "now": "n1", **more}
 
 
-async def test_events_go_on_in_their_stream_where_memory_ends_and_none_comes_twice() -> None:
+async def test_dashboard_events_older_than_memory_come_from_the_stream_without_repeats() -> None:
     cluster = Cluster()
     site, _ = a_site(cluster)
     cluster.events = [an_event(index) for index in range(800, 1000)]
@@ -250,7 +250,7 @@ async def test_events_go_on_in_their_stream_where_memory_ends_and_none_comes_twi
     assert (await listed(f"since={int(WALL_S) - 150}"))[1]["kept"] is False, "memory reaches back far enough: nobody is asked"
 
 
-async def test_what_happened_to_many_partitions_at_once_is_a_line_and_each_of_them_is_a_click_away() -> None:
+async def test_dashboard_events_of_many_partitions_are_one_expandable_line() -> None:
     cluster = Cluster()
     site, _ = a_site(cluster)
     cluster.events = [an_event(800, kind="stream_created", detail="2 partitions")]
@@ -270,7 +270,7 @@ async def test_what_happened_to_many_partitions_at_once_is_a_line_and_each_of_th
     assert '<a href="/events?kind=election&amp;before=802.0&amp;each=1">Each of the 40 events</a>' in text
 
 
-async def test_a_page_of_events_beside_the_point_is_refused_or_shown_as_far_as_it_can_be() -> None:
+async def test_dashboard_events_query_that_is_invalid_is_rejected() -> None:
     cluster = Cluster()
     cluster.kept_by = {"n1": "nobody", "n2": "n2", "n3": "n3"}
     cluster.kept = [{"kind": 1, "index": "x"}, an_event(1)]  # type: ignore[list-item]
@@ -286,7 +286,7 @@ async def test_a_page_of_events_beside_the_point_is_refused_or_shown_as_far_as_i
     assert json.loads(await body(site, "/api/events.json"))["page"]["events"] == []
 
 
-async def test_nobody_is_asked_while_nobody_looks_and_once_for_all_who_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_polls_nodes_only_for_viewers_and_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_poller, "EVERY_S", 0.01)
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
@@ -304,7 +304,7 @@ async def test_nobody_is_asked_while_nobody_looks_and_once_for_all_who_do(monkey
     assert made.cluster()["cluster"]["rows"] == [], "and then all is forgotten"
 
 
-async def test_somebody_who_wants_other_streams_meanwhile_ends_no_look() -> None:
+async def test_dashboard_poll_survives_a_view_of_other_streams() -> None:
     """The look that goes on would change under itself otherwise, and the error of a background task ends the node."""
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
@@ -329,7 +329,7 @@ async def test_somebody_who_wants_other_streams_meanwhile_ends_no_look() -> None
     assert not made._task.done()
 
 
-async def test_lists_of_streams_are_asked_for_while_somebody_looks_at_them_and_are_bounded(
+async def test_dashboard_stream_lists_are_polled_while_viewed_and_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cluster_poller, "MOST_LISTS", 3)
@@ -346,7 +346,7 @@ async def test_lists_of_streams_are_asked_for_while_somebody_looks_at_them_and_a
     assert [kind for _, kind in cluster.asked].count("streams") == 1
 
 
-async def test_each_event_is_told_once_however_often_nodes_are_asked() -> None:
+async def test_dashboard_shows_each_event_once() -> None:
     cluster, clock = Cluster(), Clock()
     cluster.events = [{"time_ns": int((WALL_S - 9) * 1e9) + n, "index": n, "number": 0, "kind": "election"} for n in range(3)]
     site, made = a_site(cluster, clock)
@@ -357,7 +357,7 @@ async def test_each_event_is_told_once_however_often_nodes_are_asked() -> None:
     assert made.events.maxlen == cluster_poller.MOST_EVENTS
 
 
-async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> None:
+async def test_dashboard_marks_a_silent_node_and_keeps_its_history() -> None:
     cluster, clock = Cluster(), Clock()
     for second in range(int(WALL_S) - 20, int(WALL_S)):
         for history in cluster.histories.values():
@@ -375,7 +375,7 @@ async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> No
     assert json.loads(await body(site, "/api/timeline.json"))["nodes"] == list(NODES)
 
 
-async def test_page_shows_the_history_of_a_node_that_was_killed_before_anybody_looked() -> None:
+async def test_dashboard_shows_the_history_of_a_node_killed_before_the_first_view() -> None:
     cluster, clock = Cluster(), Clock()
     began = int(WALL_S) - 60
     for second in range(began, int(WALL_S) - 20):
@@ -399,7 +399,7 @@ async def test_page_shows_the_history_of_a_node_that_was_killed_before_anybody_l
     assert made.timeline(1)["led"]["n3"]["led"] == [15.0] * 40
 
 
-async def test_page_of_a_node_that_began_later_shows_the_history_that_others_keep_of_a_killed_node() -> None:
+async def test_dashboard_of_a_later_node_shows_the_stored_history_of_a_killed_node() -> None:
     cluster, clock = Cluster(), Clock()
     cluster.keepers["n2", "n3"] = kept = History()
     for second in range(int(WALL_S) - 60, int(WALL_S) - 20):
@@ -417,7 +417,7 @@ async def test_page_of_a_node_that_began_later_shows_the_history_that_others_kee
     assert len([one for one in cluster.asked if one[1] == "history"]) == 1, "it is asked for once"
 
 
-async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewers() -> None:
+async def test_dashboard_live_stream_sends_an_object_per_poll_and_counts_viewers() -> None:
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     found = site.respond("/api/live", b"view=cluster")
@@ -435,7 +435,7 @@ async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewer
     assert made.viewers == 0
 
 
-async def test_what_was_sent_is_kept_for_its_second_alone() -> None:
+async def test_dashboard_live_cache_lasts_for_one_poll() -> None:
     site, made = a_site(Cluster(), Clock())
     for number in range(5):
         found = site.respond("/api/live", f"view=cluster&tab={number}".encode())
@@ -449,7 +449,7 @@ async def test_what_was_sent_is_kept_for_its_second_alone() -> None:
     assert len(site._live_made) == 1
 
 
-async def test_those_who_watch_the_same_are_sent_what_was_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_live_viewers_of_the_same_page_share_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     site, made = a_site(Cluster(), Clock())
     count, live_of = 0, made.live
 
@@ -489,7 +489,7 @@ async def test_those_who_watch_the_same_are_sent_what_was_made_once(monkeypatch:
         ("/node/n1", b"after=%5B%5B%5B", 400), ("/api/live", b"view=node/", 400), ("/api/live", b"view=x", None),
     ],
 )  # fmt: skip
-async def test_what_is_not_there_is_not_there(path: str, query: bytes, status: int | None) -> None:
+async def test_dashboard_unknown_path_is_not_found(path: str, query: bytes, status: int | None) -> None:
     found = a_site(Cluster())[0].respond(path, query)
     if found is not None and not isinstance(found, bytes):
         try:
@@ -501,7 +501,7 @@ async def test_what_is_not_there_is_not_there(path: str, query: bytes, status: i
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------------
-async def test_eight_are_live_and_more_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_bounds_live_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MOST_LIVE", 2)
     ended: list[int] = []
 
@@ -534,7 +534,7 @@ async def test_eight_are_live_and_more_are_turned_away(monkeypatch: pytest.Monke
     await made.close()
 
 
-def test_a_browser_may_use_what_is_ours_and_nothing_else() -> None:
+def test_dashboard_security_headers_allow_only_own_resources() -> None:
     head = http("200 OK", "text/html", b"x").partition(b"\r\n\r\n")[0].decode()
     fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
     policy = dict(part.split(" ", 1) for part in fields["Content-Security-Policy"].split("; "))
@@ -545,7 +545,7 @@ def test_a_browser_may_use_what_is_ours_and_nothing_else() -> None:
 
 
 # ---- what pages are made of ------------------------------------------------------------------------------------------------
-def test_what_is_vendored_is_what_was_taken_and_modules_are_small() -> None:
+def test_dashboard_vendored_files_have_known_hashes_and_modules_are_small() -> None:
     found = static()
     assert {name: hashlib.sha256(found[name]).hexdigest() for name in VENDORED} == VENDORED
     assert b"MIT License" in found["uPlot.LICENSE"]
@@ -555,7 +555,7 @@ def test_what_is_vendored_is_what_was_taken_and_modules_are_small() -> None:
             assert not re.search(rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", text), name
 
 
-def test_runbooks_are_pages_and_each_that_is_named_is_there() -> None:
+def test_dashboard_runbook_pages_and_their_links_exist() -> None:
     assert names() == {one.stem for one in (ROOT / "docs" / "runbooks").glob("*.md")}
     for name in names():
         text = runbook(name)
@@ -578,7 +578,7 @@ def test_runbook_with_markup_in_its_text_shows_it_as_text(written: str) -> None:
     assert "&lt;img src=x onerror=" in shown
 
 
-def test_colours_can_be_told_apart_dark_and_light() -> None:
+def test_dashboard_colors_have_enough_contrast_in_both_themes() -> None:
     def light(colour: str) -> float:
         colour = colour if len(colour) == 7 else "#" + "".join(2 * letter for letter in colour[1:])
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -617,11 +617,11 @@ def test_colours_can_be_told_apart_dark_and_light() -> None:
         ("text", "<b>", "<b>"), ("rate", {"x": 1}, "–"),
     ],
 )  # fmt: skip
-def test_a_figure_in_words(kind: str, value: Any, said: str) -> None:
+def test_dashboard_figure_has_its_unit(kind: str, value: Any, said: str) -> None:
     assert figure(kind, value) == said
 
 
-def test_an_event_stands_in_the_rows_of_those_that_it_is_about() -> None:
+def test_dashboard_event_marks_the_rows_of_its_nodes() -> None:
     assert marks_of({"kind": "election", "was": "n1", "now": "n2"}) == [("n2", "election")]
     assert marks_of({"kind": "isr_changed", "was": "n1 n2 n3", "now": "n1 n2"}) == [("n3", "isr")]
     assert marks_of({"kind": "node_fenced", "node": "n1"}) == [("n1", "fenced")]
@@ -640,7 +640,7 @@ def test_an_event_stands_in_the_rows_of_those_that_it_is_about() -> None:
     assert marks(beyond, 1)[-1][0] == MOST_MARKS + 4
 
 
-def test_metrics_of_all_nodes_are_one_text_and_none_speaks_for_another() -> None:
+def test_dashboard_joined_metrics_keep_each_nodes_own_label() -> None:
     text = '# HELP liftpy_x X.\n# TYPE liftpy_x counter\nliftpy_x_total{a="1"} 3.0\nliftpy_y 4.0\n'
     more = 'liftpy_y 1.0\nevil{node="n1"} 7\n{}\nx y z\nliftpy_info{node="z\\"3",rack="r"} 1.0\n'
     made = together({"n2": text, "n1": text.replace("3.0", "5.0"), 'z"3': more})
@@ -650,7 +650,7 @@ def test_metrics_of_all_nodes_are_one_text_and_none_speaks_for_another() -> None
     ]  # fmt: skip
 
 
-def test_the_wheel_holds_what_pages_are_made_of() -> None:
+def test_wheel_contains_the_dashboard_files() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["sidecar"]
     held = {path for pattern in data for path in (ROOT / "sidecar").glob(pattern) if path.is_file()}
     folder = ROOT / "sidecar" / "status" / "static"

@@ -143,7 +143,7 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     )  # type: ignore[arg-type]
 
 
-def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
+def test_status_report_has_all_figures_of_a_partition(tmp_path: Path) -> None:
     report = a_reporter(tmp_path, a_worker()).report()
     assert report["partitions"] == [
         {
@@ -240,7 +240,7 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
         (("", -1), 0, [], True),
     ],
 )
-def test_a_page_is_what_stands_behind_a_name_in_order(
+def test_status_report_page_lists_partitions_after_a_name_in_order(
     after: tuple[str, int], count: int, shown: list[tuple[str, int]], more: bool, tmp_path: Path
 ) -> None:
     page = a_reporter(tmp_path, a_worker("b", 0), a_worker("a", 10), a_worker("a", 2)).page(after, count)
@@ -280,7 +280,7 @@ def asked(tmp_path: Path) -> tuple[Bus, StatusDesk, Callable[[bytes, bytes], byt
     return bus, made, ask
 
 
-def test_who_asks_whether_it_is_there_hears_it_before_there_is_a_report(asked: Any) -> None:
+def test_status_presence_is_answered_before_a_report_exists(asked: Any) -> None:
     _, made, ask = asked
     assert abs((decode_presence(ask(b"_INBOX.a", QUESTION)) or 0) - time.time_ns()) < 60e9, "with its wall time"
     assert ask(b"ns.inbox.n2.1", QUESTION).startswith(b"yes ")
@@ -291,7 +291,7 @@ def test_who_asks_whether_it_is_there_hears_it_before_there_is_a_report(asked: A
     assert ask(b"_INBOX.a", QUESTION).startswith(b"yes "), "whoever asks may ask often: no report"
 
 
-async def test_settings_are_read_again_for_who_may_be_answered_and_asks_just_that(asked: Any) -> None:
+async def test_status_settings_reload_needs_an_allowed_reply_and_an_exact_question(asked: Any) -> None:
     bus, desk, _ = asked
 
     async def on_reload() -> dict[str, Any]:
@@ -323,7 +323,7 @@ async def test_settings_are_read_again_for_who_may_be_answered_and_asks_just_tha
         (b"\xff", ("a", 0)),
     ],
 )
-def test_a_question_over_nats_names_where_the_page_begins(payload: bytes, first: tuple[str, int], asked: Any) -> None:
+def test_status_question_over_nats_names_the_start_of_the_page(payload: bytes, first: tuple[str, int], asked: Any) -> None:
     _, made, ask = asked
     made.reporter = Paged()
     partitions = json.loads(ask(b"_INBOX.a", payload))["partitions"]
@@ -331,7 +331,7 @@ def test_a_question_over_nats_names_where_the_page_begins(payload: bytes, first:
     assert len(partitions) == PAGE_PARTITIONS
 
 
-def test_a_page_is_cut_to_what_goes_into_one_message_and_says_that_there_is_more(asked: Any) -> None:
+def test_status_page_above_the_message_size_is_cut_and_marked_more(asked: Any) -> None:
     bus, made, ask = asked
     made.reporter = Paged()
     whole = ask(b"_INBOX.a", b"")
@@ -344,7 +344,7 @@ def test_a_page_is_cut_to_what_goes_into_one_message_and_says_that_there_is_more
     assert json.loads(ask(b"_INBOX.a", b""))["partitions"] == [], "an answer there is, however small the bound"
 
 
-def test_a_question_for_history_is_answered_with_rows_and_anything_else_under_its_name_with_none(asked: Any) -> None:
+def test_status_history_question_gets_rows_and_other_questions_none(asked: Any) -> None:
     _, made, ask = asked
     for second in (5_000, 5_001):
         made.history.put(second, [float(number) for number in range(24)])
@@ -376,7 +376,7 @@ async def opened(tmp_path: Path, port: int = 0) -> StatusDesk:
     return made
 
 
-async def test_the_page_is_open_on_loopback_as_long_as_it_is_not_closed(tmp_path: Path) -> None:
+async def test_status_page_listens_on_loopback_until_it_is_closed(tmp_path: Path) -> None:
     made = await opened(tmp_path)
     assert made.url.startswith("http://127.0.0.1:")
     request = b"GET /status HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"
@@ -398,14 +398,14 @@ async def test_the_page_is_open_on_loopback_as_long_as_it_is_not_closed(tmp_path
     await made.close()
 
 
-async def test_no_port_is_opened_where_none_is_set(tmp_path: Path) -> None:
+async def test_status_page_without_port_opens_nothing(tmp_path: Path) -> None:
     made = StatusDesk(NodeSettings("n1", tmp_path))
     await made.open_page()
     assert (made.url, made.serving.is_open) == ("", False)
     await made.close()
 
 
-async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_page_closes_silent_connections_to_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
     made = await opened(tmp_path)
     host, _, port = made.url.removeprefix("http://").partition(":")
@@ -445,7 +445,7 @@ async def test_who_says_nothing_takes_no_place_for_ever(tmp_path: Path, monkeypa
         (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
-def test_only_ones_own_browser_is_answered(request_text: bytes, status: int, tmp_path: Path) -> None:
+def test_status_page_accepts_only_loopback_and_configured_hostnames(request_text: bytes, status: int, tmp_path: Path) -> None:
     made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]

@@ -47,7 +47,7 @@ def get(service: StatusDesk, target: str) -> tuple[int, bytes]:
     return int(head.split()[1]), body
 
 
-def test_the_json_comes_in_pages_and_goes_on_behind_the_last_one(service: StatusDesk) -> None:
+def test_status_json_continues_after_the_last_partition_of_a_page(service: StatusDesk) -> None:
     seen: list[tuple[str, int]] = []
     query = ""
     for _ in range(10):
@@ -61,25 +61,25 @@ def test_the_json_comes_in_pages_and_goes_on_behind_the_last_one(service: Status
 
 
 @pytest.mark.parametrize("query", ["count=0", f"count={MOST_ON_A_PAGE + 1}", "count=x", "count=-1", "after=a", "after=a/x"])
-def test_what_is_no_part_is_refused(service: StatusDesk, query: str) -> None:
+def test_status_json_with_invalid_query_is_rejected(service: StatusDesk, query: str) -> None:
     assert get(service, f"/status?{query}")[0] == 400
 
 
 @pytest.mark.parametrize(
     ("query", "count"), [(f"count={MOST_ON_A_PAGE}", 1203), ("after=zzz/0", 0), ("count=%31", 1), ("other=1", 500), ("", 500)]
 )
-def test_what_is_one_is_shown(service: StatusDesk, query: str, count: int) -> None:
+def test_status_json_with_valid_query_is_answered(service: StatusDesk, query: str, count: int) -> None:
     status, body = get(service, f"/status?{query}")
     assert (status, len(json.loads(body)["partitions"])) == (200, count)
 
 
-def test_numbers_without_end_and_hostile_bytes_end_nothing(service: StatusDesk) -> None:
+def test_status_json_survives_huge_numbers_and_hostile_bytes(service: StatusDesk) -> None:
     assert get(service, "/status?count=" + "9" * 5000)[0] == 400
     assert get(service, "/status?after=a/" + "9" * 5000)[0] == 200
     assert service._respond(b"GET /status?\xff=\xfe%zz HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
-def test_health_is_told_before_there_is_a_report_and_says_why(tmp_path: Path) -> None:
+def test_status_health_is_answered_before_a_report_exists_and_gives_reasons(tmp_path: Path) -> None:
     service = StatusDesk(NodeSettings("n1", tmp_path))
     signs = Signs()
     service.health = Health(lambda: signs, list)

@@ -49,7 +49,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
     made.socket.close()
 
 
-async def test_the_sequence_of_a_start_that_takes_longer_than_the_time_out(there: There) -> None:
+async def test_supervisor_long_start_extends_the_timeout_until_ready(there: There) -> None:
     recovered, ready, live = 1, [Check("partitions", "they are not opened yet")], WELL
     telling = Supervisor("notify", watchdog_s=0.03)
     telling.start(lambda: live, lambda: ready, lambda: f"recovering log {recovered} of 3")
@@ -72,7 +72,7 @@ async def test_the_sequence_of_a_start_that_takes_longer_than_the_time_out(there
     assert sum("READY" in text for text in there.heard) == 1
 
 
-async def test_a_node_that_is_not_live_is_not_said_to_be(there: There) -> None:
+async def test_supervisor_gets_no_watchdog_ping_from_an_unhealthy_node(there: There) -> None:
     telling = Supervisor("notify", watchdog_s=0.006)
     telling.start(lambda: [Check("flush", "it hangs")], lambda: WELL, str)
     await there.until(lambda heard: any("READY" in text for text in heard))
@@ -82,7 +82,7 @@ async def test_a_node_that_is_not_live_is_not_said_to_be(there: There) -> None:
     assert "WATCHDOG=1" not in there.heard
 
 
-async def test_without_a_supervisor_nothing_is_told_and_one_that_is_gone_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_supervisor_without_socket_is_silent_and_a_missing_socket_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     nobody = Supervisor("")
     nobody.start(list, list, str)
     nobody.stopping()
@@ -91,7 +91,7 @@ async def test_without_a_supervisor_nothing_is_told_and_one_that_is_gone_stops_n
     assert "cannot notify the supervisor of READY=1" in caplog.text
 
 
-def test_a_watchdog_of_another_process_is_not_ours() -> None:
+def test_supervisor_ignores_a_watchdog_of_another_process() -> None:
     own = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "15000000"}
     assert supervised(own) == ("@x", 15.0)
     assert supervised({**own, "WATCHDOG_PID": str(os.getpid())}) == ("@x", 15.0)
@@ -100,17 +100,17 @@ def test_a_watchdog_of_another_process_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), WrongDataDirectoryError("x")])
-def test_what_a_person_has_to_look_at_is_not_restarted(error: Exception) -> None:
+def test_permanent_error_exits_with_a_code_that_is_not_restarted(error: Exception) -> None:
     assert never_again(error)
     assert not momentary(error)
 
 
 @pytest.mark.parametrize("error", [None, FencedError("x"), NoSpaceError("x"), StorageError("x"), OSError()])
-def test_what_a_restart_may_heal_is(error: Exception | None) -> None:
+def test_other_error_exits_with_a_code_that_is_restarted(error: Exception | None) -> None:
     assert not never_again(error)
 
 
-async def test_a_reload_says_when_it_began(there: There) -> None:
+async def test_supervisor_reload_carries_its_start_time(there: There) -> None:
     """systemd, with Type=notify-reload, waits for READY=1 of a time behind that."""
     telling, before_us = Supervisor("notify"), time.monotonic_ns() // 1000
     telling.reloading()
@@ -121,7 +121,9 @@ async def test_a_reload_says_when_it_began(there: There) -> None:
     assert before_us <= int(began) <= time.monotonic_ns() // 1000
 
 
-async def test_an_address_without_a_file_and_one_who_does_not_listen(there: There, caplog: pytest.LogCaptureFixture) -> None:
+async def test_supervisor_supports_abstract_sockets_and_survives_a_full_one(
+    there: There, caplog: pytest.LogCaptureFixture
+) -> None:
     name = f"liftpy-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
         abstract.bind(f"\0{name}")
@@ -140,7 +142,7 @@ async def test_an_address_without_a_file_and_one_who_does_not_listen(there: Ther
     assert not full.is_alive(), "a supervisor that stands still holds no node up"
 
 
-async def test_nothing_is_told_behind_the_end(there: There) -> None:
+async def test_supervisor_sends_nothing_after_stopping(there: There) -> None:
     telling = Supervisor("notify", watchdog_s=0.003)
     telling.start(lambda: WELL, lambda: WELL, str)
     await there.until(lambda heard: "WATCHDOG=1" in heard)

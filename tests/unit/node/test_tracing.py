@@ -50,7 +50,7 @@ def thread(exporter: Any, budget: SpanBudget | None = None) -> SpanThread:
     return SpanThread(exporter, "n1", "liftpy", budget or SpanBudget())
 
 
-def test_a_finished_batch_becomes_spans_of_one_trace() -> None:
+def test_tracing_batch_becomes_spans_of_a_single_trace() -> None:
     exporter = InMemorySpanExporter()
     spans = thread(exporter)
     children = (Span("flush", 1100, 1200), Span("commit", 1100, 1400, {"a": 1}))
@@ -94,7 +94,7 @@ class Stuck:
         self.ended = True
 
 
-def test_a_collector_that_hangs_costs_a_bounded_queue_and_nothing_else() -> None:
+def test_tracing_hanging_collector_costs_only_a_bounded_queue() -> None:
     stuck, budget = Stuck(), SpanBudget()
     spans = thread(stuck, budget)
     one = SpanTree(Span("x", 1, 2), (Span("y", 1, 2),))
@@ -111,7 +111,7 @@ def test_a_collector_that_hangs_costs_a_bounded_queue_and_nothing_else() -> None
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, OSError("refused")])
-def test_what_the_collector_does_not_take_is_counted(result: Any) -> None:
+def test_tracing_spans_rejected_by_the_collector_are_counted(result: Any) -> None:
     refuses, budget = Stuck(result), SpanBudget()
     refuses.go.set()
     spans = thread(refuses, budget)
@@ -122,7 +122,7 @@ def test_what_the_collector_does_not_take_is_counted(result: Any) -> None:
     assert budget.dropped == 3, "and the thread goes on"
 
 
-def test_what_is_lost_is_counted_once_and_said_once_until_it_goes_again(
+def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(exporting, "EXPORT_EVERY_S", 0.005)
@@ -149,7 +149,7 @@ def test_what_is_lost_is_counted_once_and_said_once_until_it_goes_again(
     assert (budget.dropped, caplog.text.count("the trace collector accepts no spans")) == (3, 2)
 
 
-async def test_what_is_dropped_is_told_again_and_again_and_processes_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_dropped_spans_are_reported_and_workers_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.001)
     counters: Counter[str] = Counter()
     tracing = Tracing(settings(trace="otlp", workers=4), counters, InMemorySpanExporter)
@@ -164,7 +164,7 @@ async def test_what_is_dropped_is_told_again_and_again_and_processes_share_a_bud
     assert (share.has(round(SPANS_PER_S / 4), 0), share.has(round(SPANS_PER_S / 4) + 1, 0)) == (True, False)
 
 
-def test_a_node_that_stops_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_close_does_not_wait_for_a_hanging_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "_LAST_EXPORT_S", 0.02)
     stuck = Stuck()
     spans = thread(stuck)
@@ -176,7 +176,7 @@ def test_a_node_that_stops_does_not_wait_for_a_collector_that_hangs(monkeypatch:
     until(lambda: stuck.ended)
 
 
-async def test_a_node_tells_of_its_recovery_and_the_metadata_leader_of_fail_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.01)
     exporter, counters = InMemorySpanExporter(), Counter[str]()
     tracing = Tracing(settings(trace="otlp"), counters, lambda: exporter)
@@ -199,7 +199,7 @@ async def test_a_node_tells_of_its_recovery_and_the_metadata_leader_of_fail_over
         assert ms <= (span.end_time - span.start_time) / 1e6 < ms + 1000
 
 
-def test_off_nothing_is_traced() -> None:
+def test_tracing_off_creates_no_spans() -> None:
     tracing = Tracing(settings(), Counter())
     assert tracing.of(KEY) is None
     tracing.start()
@@ -210,7 +210,7 @@ def test_off_nothing_is_traced() -> None:
     assert tracing.traces.budget.takes(round(SPANS_PER_S), 0), "not even a span that is dropped"
 
 
-async def test_traces_are_switched_while_a_node_runs() -> None:
+async def test_tracing_can_be_switched_on_a_running_node() -> None:
     """What is on its way is told when they end; what is dropped stays counted; the collector is not waited for."""
     exporters: list[Stuck] = []
     counters = Counter[str]()
@@ -254,7 +254,7 @@ async def test_traces_are_switched_while_a_node_runs() -> None:
     tracing.close()
 
 
-def test_missing_packages_are_told_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_check_raises_for_missing_packages_before_any_change(monkeypatch: pytest.MonkeyPatch) -> None:
     tracing = Tracing(settings(), Counter())
     tracing.check(settings(trace="otlp"))
     monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
@@ -269,17 +269,17 @@ def in_a_process(program: str) -> str:
     ).stdout.strip()
 
 
-def test_a_node_and_a_client_load_no_opentelemetry() -> None:
+def test_opentelemetry_is_not_imported_by_node_and_client() -> None:
     assert in_a_process("import sidecar.node, liftpy.client.client, sys; print('opentelemetry' in sys.modules)") == "False"
 
 
-async def test_without_the_packages_a_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_without_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
     with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
         Tracing(settings(trace="otlp"), Counter()).start()
 
 
 @pytest.mark.parametrize("wrong", [{"trace": "on"}, {"trace": "otlp", "trace_endpoint": "collector:4318"}])
-def test_settings_that_are_wrong(wrong: dict[str, str]) -> None:
+def test_trace_settings_with_invalid_values_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="trace"):
         settings(**wrong)

@@ -41,7 +41,7 @@ from sidecar.workers.workers import Workers
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------
-def test_what_is_a_nodes_is_shared_out_and_what_is_not_stays() -> None:
+def test_worker_settings_divide_node_limits_and_keep_others() -> None:
     whole = NodeSettings("n1", Path("/d"), workers=4, memory_limit_bytes=1 << 30, scrub_bytes_per_s=1000)
     own = shared_out(whole)
     for name in SHARED_OUT:
@@ -54,7 +54,7 @@ def test_what_is_a_nodes_is_shared_out_and_what_is_not_stays() -> None:
     assert shared_out(single) is single
 
 
-def test_a_share_is_never_below_what_the_settings_allow_and_none_stays_none() -> None:
+def test_worker_settings_shares_respect_minimums_and_zero() -> None:
     replication = ReplicationConfig(
         ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_dedup_state_bytes=512, node_standby_bytes=512,
         copy_bytes_per_s=0, copy_min_bytes_per_s=1,
@@ -68,7 +68,7 @@ def test_a_share_is_never_below_what_the_settings_allow_and_none_stays_none() ->
     assert (own.memory_limit_bytes, own.scrub_bytes_per_s) == (LEAST_LIMIT_BYTES, 0)
 
 
-def test_a_worker_is_told_all_settings_as_they_are(tmp_path: Path) -> None:
+def test_worker_settings_survive_json(tmp_path: Path) -> None:
     settings = NodeSettings(
         "n1", tmp_path, nats=("nats://a:1", "nats://b:2"), controllers=("n1", "n2"), workers=2, metrics_streams=("a-*",),
         credentials=Credentials(user="u", password="p"), replication=ReplicationConfig(lease_s=1.5), local_file_reads=True,
@@ -79,7 +79,7 @@ def test_a_worker_is_told_all_settings_as_they_are(tmp_path: Path) -> None:
 
 
 # ---- joining --------------------------------------------------------------------------------------------------------------------
-def test_every_gauge_says_how_it_is_joined() -> None:
+def test_metrics_gauges_declare_how_workers_are_joined() -> None:
     """One that is new has to be thought of: a sum of ages, or of one thing that all processes see, would be no truth."""
     named = OWN | MOST | LEAST | AGES
     assert named <= set(TABLE)
@@ -100,7 +100,7 @@ def _figures(count: float) -> Figures:
     return found
 
 
-def test_figures_of_processes_are_joined_as_each_wants_it() -> None:
+def test_worker_figures_are_joined_by_their_rule() -> None:
     found, held = _figures(3), _figures(3).histograms["commit_duration_seconds"][()]
     found.histograms["commit_duration_seconds"][()] = held
     add_figures(found, json.loads(json.dumps(figures_to_json(_figures(5)))))
@@ -133,7 +133,7 @@ def _page(worker: int, *rows: tuple[str, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_pages_are_one_page_in_order_and_as_long_as_asked() -> None:
+def test_worker_status_pages_are_joined_in_order_and_limited() -> None:
     own, other = _page(0, ("a", 0), ("a", 2), ("b", 1)), _page(1, ("a", 1), ("a", 3))
     page = joined_page(own, [(1, {**other, "answers": True}), (2, {"answers": False})], ("a", 0), 3)
     assert [(row["stream"], row["partition"]) for row in page["partitions"]] == [("a", 1), ("a", 2), ("a", 3)]
@@ -149,7 +149,7 @@ def test_pages_are_one_page_in_order_and_as_long_as_asked() -> None:
     assert set(page["connections"]) == {"reads", "reads.1"}
 
 
-def test_a_page_is_as_whole_and_as_connected_as_the_least_of_its_processes() -> None:
+def test_worker_status_page_is_only_as_complete_as_its_least_worker() -> None:
     own, other = _page(0, ("a", 0)), _page(1, ("a", 1))
     for page in (own, other):
         page["copies"]["is_slow"] = True
@@ -159,7 +159,7 @@ def test_a_page_is_as_whole_and_as_connected_as_the_least_of_its_processes() -> 
     assert (joined["nats"]["connected"], joined["more"]) == (False, True)
 
 
-def test_the_most_urgent_partitions_of_all_processes_come_first() -> None:
+def test_worker_partition_rows_are_joined_with_the_most_urgent_first() -> None:
     def told(*rows: tuple[int, int], more: bool = False) -> dict[str, Any]:
         listed = [{"urgency": rank, "stream": "s", "partition": number} for rank, number in rows]
         return {"rows": listed, "more": more, "count": len(rows) + 10, "problems": 1}
@@ -202,7 +202,7 @@ class _Hand:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-async def test_one_question_about_partitions_of_all_processes_gets_one_answer(silent: bool) -> None:
+async def test_quiet_fetches_are_divided_between_workers_and_answered_once(silent: bool) -> None:
     question = pb.QuietFetches(replicaID="n2", incarnation=1, question=5)
     for number in range(9):
         question.fetches.add(stream="orders", partition=number)
@@ -229,7 +229,7 @@ def _leave(code: int) -> None:
     raise _Ended(code)
 
 
-def test_the_channel_answers_pings_while_the_loop_turns_and_ends_with_the_node() -> None:
+def test_worker_channel_answers_pings_while_the_loop_turns_and_ends_with_the_node() -> None:
     ours, theirs = socket.socketpair()
     left, on_loop = threading.Event(), list[tuple[Callable[[Frame], None], Frame]]()
     codes: list[int] = []
@@ -266,7 +266,7 @@ def test_the_channel_answers_pings_while_the_loop_turns_and_ends_with_the_node()
     assert codes[0] == EXIT_NODE_ENDED, "whatever its loop does"
 
 
-def test_a_node_that_says_no_frames_is_none_and_one_that_does_not_read_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_channel_ends_on_invalid_frames_and_an_unread_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
     ours.sendall(b"x" * 100)
     with pytest.raises(_Ended, match=str(EXIT_NODE_ENDED)):
@@ -281,7 +281,7 @@ def test_a_node_that_says_no_frames_is_none_and_one_that_does_not_read_is_gone(m
         one.close()
 
 
-async def test_the_group_of_a_worker_follows_what_it_is_told_and_nothing_else() -> None:
+async def test_relayed_group_applies_only_consecutive_entries() -> None:
     said: list[tuple[FrameKind, int, bytes]] = []
     group = RelayedGroup(lambda kind, token, body: said.append((kind, token, body)))
     shown: list[int] = []
@@ -342,7 +342,7 @@ def _hand(most_silent: int = 3) -> tuple[WorkerHandle, _Node, Any, _Process]:
     return hand, node, channel, process
 
 
-def test_a_worker_that_leaves_pings_unanswered_is_killed_and_takes_the_node_down() -> None:
+def test_worker_that_leaves_pings_unanswered_is_killed_and_ends_the_node() -> None:
     hand, node, channel, process = _hand()
     for _ in range(10):
         hand.beat()
@@ -363,7 +363,7 @@ def test_a_worker_that_leaves_pings_unanswered_is_killed_and_takes_the_node_down
     assert len(node.failures) == 1
 
 
-def test_a_worker_that_ends_or_says_what_is_no_frame_takes_the_node_down() -> None:
+def test_worker_that_ends_or_sends_invalid_frames_ends_the_node() -> None:
     hand, node, _, process = _hand()
     hand.connection_lost(None)
     assert [str(error) for error in node.failures] == [
@@ -375,7 +375,7 @@ def test_a_worker_that_ends_or_says_what_is_no_frame_takes_the_node_down() -> No
         assert (len(node.failures), process.killed) == (1, 1), wrong
 
 
-def test_a_worker_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_does_not_read_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     hand, node, channel, process = _hand()
     channel.waiting = handles.MOST_UNSENT_BYTES
     hand.send(FrameKind.HEARD, 1)
@@ -389,7 +389,7 @@ def test_a_worker_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPatch) -
     ("error", "kind"),
     [(StorageError("full"), "momentary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
 )
-def test_a_workers_failure_ends_the_node_as_its_own_would(error: LiftError, kind: str) -> None:
+def test_worker_failure_has_the_restart_policy_of_its_error(error: LiftError, kind: str) -> None:
     body = json.dumps({"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}).encode()
     made = failure_of(2, body)
     assert (momentary(made), never_again(made)) == (kind == "momentary", kind == "never")
@@ -407,7 +407,7 @@ class _Group:
         self.watchers.append(watcher)
 
 
-def test_a_lease_is_passed_on_behind_the_image_that_it_was_given_for() -> None:
+def test_worker_lease_is_forwarded_after_its_image() -> None:
     """A worker that reads slowly sees what its node has lost before it sees that leases run on."""
     workers = Workers(NodeSettings("n1", Path("/d"), workers=2), lambda error: None, lambda reason: None)
     (hand,) = workers.handles
@@ -433,7 +433,7 @@ def test_a_lease_is_passed_on_behind_the_image_that_it_was_given_for() -> None:
     assert (entry.previousIndex, entry.index) == (3, 5)
 
 
-def test_health_is_the_whole_nodes() -> None:
+def test_workers_health_is_joined_to_that_of_the_node() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     own = Signs(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
     starting = workers.joined(own)
@@ -449,7 +449,7 @@ def test_health_is_the_whole_nodes() -> None:
     assert not workers.joined(own).nats
 
 
-def test_a_node_of_one_process_has_no_workers() -> None:
+def test_workers_of_a_single_process_node_are_empty() -> None:
     own = Signs(nats=True)
     workers = Workers(NodeSettings("n1", Path("/d")), lambda error: None, lambda reason: None)
     assert (workers.handles, workers.joined(own), workers.unsynced) == ([], own, "")
@@ -459,7 +459,7 @@ def test_a_node_of_one_process_has_no_workers() -> None:
         NodeSettings("n1", Path("/d"), workers=0)
 
 
-def test_workers_are_told_of_settings_whole() -> None:
+def test_workers_get_changed_settings_with_their_shares() -> None:
     settings = NodeSettings("n1", Path("/d"), workers=3)
     workers = Workers(settings, lambda error: None, lambda reason: None)
     channels = [_Channel(), _Channel()]

@@ -22,7 +22,7 @@ from tests.unit.partition.test_ends_and_failures import Journal, Pool, a_promise
 from tests.unit.partition.test_partition_set import partitions
 
 
-async def test_a_cut_waits_for_the_thread_that_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flusher_truncation_waits_for_the_flush_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
     monkeypatch.setattr(flushing.concurrent.futures, "wait", lambda futures: waited.extend(futures))
     pool: Any = Pool()
@@ -35,7 +35,7 @@ async def test_a_cut_waits_for_the_thread_that_flushes(monkeypatch: pytest.Monke
     assert waited == [future]
 
 
-async def test_promises_that_came_in_the_turn_of_the_end_are_not_stored() -> None:
+async def test_promises_stored_in_the_turn_of_the_close_are_dropped() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     promises.store("a/0", 3, lambda _: None)
@@ -46,7 +46,7 @@ async def test_promises_that_came_in_the_turn_of_the_end_are_not_stored() -> Non
 
 
 @pytest.mark.parametrize("ends", ["well", "cancelled", "with a bug"])
-async def test_a_bug_in_an_opening_is_fatal_and_its_place_is_free_again(ends: str) -> None:
+async def test_partitions_bug_while_opening_is_fatal_and_frees_the_slot(ends: str) -> None:
     node = partitions()
     fatal: list[BaseException] = []
     node._node.fatal = fatal.append
@@ -83,7 +83,7 @@ def services() -> tuple[Any, list[Any]]:
     )
 
 
-def test_a_difference_is_said_once_and_again_when_it_is_another(caplog: pytest.LogCaptureFixture) -> None:
+def test_partition_services_log_a_divergence_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     made, told = services()
     others = made._agreements["counts"] = Agreement()
     for node in ("n2", "n3"):

@@ -112,7 +112,7 @@ def held_elsewhere(image: ClusterImage) -> ClusterImage:
 
 
 @pytest.mark.parametrize("forged", [without_stream, held_elsewhere])
-async def test_a_forged_record_deletes_nothing_and_the_partition_comes_back(node: Any, forged: Any) -> None:
+async def test_deletion_from_a_forged_record_deletes_nothing_and_the_partition_returns(node: Any, forged: Any) -> None:
     true = node.controllers.image
     node.partitions.image_changed(true, forged(true))
     await node.partitions.settled()
@@ -124,7 +124,7 @@ async def test_a_forged_record_deletes_nothing_and_the_partition_comes_back(node
     assert len(node.partitions) == 5
 
 
-async def test_a_deletion_that_a_controller_confirms_is_carried_out_after_one_question(node: Any) -> None:
+async def test_deletion_confirmed_by_a_controller_is_carried_out_after_a_single_question(node: Any) -> None:
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
@@ -133,7 +133,7 @@ async def test_a_deletion_that_a_controller_confirms_is_carried_out_after_one_qu
     assert (node.controllers.asked, node.controllers.distrusted) == (1, 0)
 
 
-async def test_a_stream_that_was_made_again_under_its_name_is_another_one(node: Any) -> None:
+async def test_deletion_of_a_recreated_stream_deletes_only_the_old_data(node: Any) -> None:
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.controllers.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
@@ -144,7 +144,7 @@ async def test_a_stream_that_was_made_again_under_its_name_is_another_one(node: 
 
 
 @pytest.mark.parametrize("answer", [UNAVAILABLE, pb.ControlResponse(), pb.ControlResponse(stream=pb.Stream(name="s"))])
-async def test_without_an_answer_data_is_kept(node: Any, answer: pb.ControlResponse) -> None:
+async def test_deletion_without_an_answer_keeps_the_data(node: Any, answer: pb.ControlResponse) -> None:
     node.controllers.answer = lambda _: answer
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
@@ -154,9 +154,7 @@ async def test_without_an_answer_data_is_kept(node: Any, answer: pb.ControlRespo
     assert node.controllers.distrusted == 0
 
 
-async def test_partitions_delete_later_what_no_controller_confirmed_at_first(
-    node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_deletion_not_confirmed_at_first_is_carried_out_later(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LATER_S", 0.001)
     node.controllers.answer = lambda _: UNAVAILABLE
     before = node.controllers.image
@@ -171,7 +169,7 @@ async def test_partitions_delete_later_what_no_controller_confirmed_at_first(
     assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
 
 
-async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletion_waits_for_a_controller_election(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 30.0)
     answers = iter([UNAVAILABLE] * 3)
     node.controllers.answer = lambda response: next(answers, response)
@@ -184,7 +182,7 @@ async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any, m
 
 # ---- streams that the cluster does not know ------------------------------------------------------------------------------
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_unknown_streams_are_removed_only_when_a_controller_confirms_it(tmp_path: Path, restarted: bool) -> None:
+async def test_unknown_streams_are_deleted_only_when_a_controller_confirms(tmp_path: Path, restarted: bool) -> None:
     controllers, folder, forgotten = Controllers(), DataFolder(tmp_path), list[str]()
     stream = controllers.image.streams["s"]
     name = f"s-{stream.uid}"
@@ -255,13 +253,13 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-async def test_a_controller_asks_nobody() -> None:
+async def test_deletion_on_the_metadata_leader_asks_no_other_node() -> None:
     group = Scripted(UNAVAILABLE, decides=True)
     assert await group.deletions.allowed(KEYS[0])
     assert group.asked == []
 
 
-async def test_it_is_asked_every_fifth_of_a_second_for_half_a_minute(slept: list[float]) -> None:
+async def test_deletion_question_is_repeated_every_200_ms_for_half_a_minute(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
     assert not await group.deletions.allowed(KEYS[0])
     assert slept == [0.2] * len(group.asked)
@@ -270,7 +268,7 @@ async def test_it_is_asked_every_fifth_of_a_second_for_half_a_minute(slept: list
     assert (group.distrusted, group.deletions._asking) == (0, {})
 
 
-async def test_a_node_that_stops_waits_for_no_answer(slept: list[float]) -> None:
+async def test_deletion_question_ends_when_the_node_stops(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
     group.before_answer = lambda: len(group.asked) == 3 and group.deletions.close()
     assert not await group.deletions.allowed(KEYS[0])
@@ -279,7 +277,7 @@ async def test_a_node_that_stops_waits_for_no_answer(slept: list[float]) -> None
     assert len(group.asked) == 3, "nor asks"
 
 
-async def test_a_stream_that_is_gone_is_remembered_and_one_that_is_elsewhere_is_asked_for_each_time() -> None:
+async def test_deletion_remembers_deleted_streams_but_asks_again_for_moved_partitions() -> None:
     group = Scripted(GONE)
     assert [await group.deletions.allowed(KEYS[0]) for _ in range(3)] == [True] * 3
     assert len(group.asked) == 1
@@ -288,7 +286,7 @@ async def test_a_stream_that_is_gone_is_remembered_and_one_that_is_elsewhere_is_
     assert (len(group.asked), group.distrusted) == (2, 1)
 
 
-async def test_questions_of_one_stream_wait_for_each_other_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletion_questions_of_a_stream_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Scripted(GONE)
     assert await asyncio.gather(*(group.deletions.allowed(KEYS[0]) for _ in range(5))) == [True] * 5
     assert (len(group.asked), group.deletions._asking) == (1, {})

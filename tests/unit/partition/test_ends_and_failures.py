@@ -51,14 +51,14 @@ def promising() -> tuple[Any, list[Any], list[Any]]:
     return SimpleNamespace(executor=made, tell=tell), calls, fed
 
 
-def test_a_promise_that_is_stored_is_the_logs_and_the_replicas() -> None:
+def test_executor_stored_promise_updates_log_and_replica() -> None:
     made, calls, fed = promising()
     made.tell(None)
     assert calls == [("log.promised", (7,), {})]
     assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
 
 
-def test_a_promise_that_could_not_be_stored_fails_the_replica() -> None:
+def test_executor_failed_promise_fails_the_replica() -> None:
     made, calls, fed = promising()
     made.tell(StorageError("broken"))
     assert made.executor.storage_failed
@@ -66,7 +66,7 @@ def test_a_promise_that_could_not_be_stored_fails_the_replica() -> None:
     assert not [call for call in calls if call[0] == "log.promised"]
 
 
-def test_a_promise_that_is_stored_after_the_end_is_told_to_nobody() -> None:
+def test_executor_promise_stored_after_the_close_is_ignored() -> None:
     for error in (None, StorageError("broken")):
         made, calls, fed = promising()
         made.executor.close()
@@ -118,7 +118,7 @@ def a_promises(journal: Journal, pool: Pool) -> tuple[Promises, list[Exception]]
     return Promises(journal, pool, Counter(), fatal.append), fatal  # type: ignore[arg-type]
 
 
-async def test_the_end_waits_for_the_store_that_runs_and_then_closes_the_journal() -> None:
+async def test_promises_close_waits_for_the_running_store_then_closes_the_journal() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     told: list[Any] = []
@@ -135,7 +135,7 @@ async def test_the_end_waits_for_the_store_that_runs_and_then_closes_the_journal
     assert (journal.calls, told) == ([{"a/0": 3}, "closed"], [])
 
 
-async def test_the_end_cancels_what_has_not_begun() -> None:
+async def test_promises_close_cancels_stores_that_have_not_started() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     promises.store("a/0", 3, lambda _: None)
@@ -144,7 +144,7 @@ async def test_the_end_cancels_what_has_not_begun() -> None:
     assert (journal.calls, pool.work[0][0].cancelled()) == (["closed"], True)
 
 
-async def test_a_bug_in_the_journal_is_fatal_and_a_partition_that_goes_has_promised_nothing() -> None:
+async def test_promises_bug_in_the_journal_is_fatal_and_forgotten_partitions_are_not_stored() -> None:
     journal, pool = Journal(), Pool()
     promises, fatal = a_promises(journal, pool)
     journal.error = ZeroDivisionError("a bug")
@@ -184,7 +184,7 @@ class Bench:
             await asyncio.sleep(0)
 
 
-async def test_what_the_disk_needed_is_known_when_the_flush_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flusher_disk_time_is_known_when_the_flush_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     add(bench.log)
     bench.flusher.appended()
@@ -195,7 +195,7 @@ async def test_what_the_disk_needed_is_known_when_the_flush_is_told(monkeypatch:
     assert (bench.flusher.disk_ns, bench.flusher.count) == (77, 1)
 
 
-async def test_one_checkpoint_after_the_other_and_a_disk_that_refuses_one_is_only_said(
+async def test_flusher_checkpoint_errors_of_the_disk_are_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
@@ -210,7 +210,7 @@ async def test_one_checkpoint_after_the_other_and_a_disk_that_refuses_one_is_onl
     assert len(caplog.messages) == 3, "of a log that is closed nobody wonders"
 
 
-async def test_a_checkpoint_that_was_waited_for_is_over_and_the_next_one_is_its_own() -> None:
+async def test_flusher_checkpoint_after_a_waited_one_runs_by_itself() -> None:
     bench = Bench()
     bench.flusher.checkpoint()
     (first, _) = bench.pool.work.pop()
@@ -228,7 +228,7 @@ async def test_a_checkpoint_that_was_waited_for_is_over_and_the_next_one_is_its_
 
 
 # ---- garbage -------------------------------------------------------------------------------------------------------------------
-def test_all_is_looked_at_after_a_quarter_of_those_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collects_after_a_quarter_of_the_open_partitions_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     for name in ("collect", "freeze", "unfreeze"):
         monkeypatch.setattr(garbage_module.gc, name, lambda *_, name=name: said.append(name))
@@ -248,7 +248,7 @@ def test_all_is_looked_at_after_a_quarter_of_those_that_are_open(monkeypatch: py
 
 
 # ---- wishes, quiet fetches -----------------------------------------------------------------------------------------------------
-async def test_what_waits_to_be_asked_is_dropped_with_the_end() -> None:
+async def test_proposals_waiting_at_the_close_are_dropped() -> None:
     group = SimpleNamespace(propose=lambda *_: pytest.fail("asked after the end"))
     asks = Proposals(group, "n1", 5)  # type: ignore[arg-type]
     asks.leave_isr(KEY, do.LeaveIsr(reason="broken"))
@@ -259,7 +259,7 @@ async def test_what_waits_to_be_asked_is_dropped_with_the_end() -> None:
     assert asks.counters["requests to the metadata group waiting"] == 0
 
 
-async def test_who_comes_to_wait_puts_off_nobodys_turn() -> None:
+async def test_quiet_talk_new_waiters_do_not_delay_the_next_question() -> None:
     side = Side("n2")
     clocked = Clocked()
     side.talk._timers = clocked
@@ -281,7 +281,7 @@ async def test_who_comes_to_wait_puts_off_nobodys_turn() -> None:
 
 
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
-async def test_a_log_of_which_a_flush_has_failed_is_suspect_and_what_nobody_takes_is_closed(
+async def test_recovered_logs_with_failed_flush_are_suspect_and_unclaimed_are_closed(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:
     folder = DataFolder(tmp_path)
@@ -307,7 +307,9 @@ async def test_a_log_of_which_a_flush_has_failed_is_suspect_and_what_nobody_take
     folder.close()
 
 
-async def test_a_folder_without_a_stream_has_no_logs(tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor) -> None:
+async def test_recovered_logs_of_a_directory_without_streams_are_empty(
+    tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
     logs = RecoveredLogs()
     folder: Any = SimpleNamespace(path=tmp_path, finish_deletions=lambda: None, held_logs=frozenset)
     await logs.run(folder, pool, clean_stop=False)
@@ -315,7 +317,7 @@ async def test_a_folder_without_a_stream_has_no_logs(tmp_path: Path, pool: concu
 
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
-async def test_a_scan_closes_its_file_whatever_it_meets(tmp_path: Path) -> None:
+async def test_scrub_closes_its_file_in_all_cases(tmp_path: Path) -> None:
     for damaged in (False, True):
         folder = tmp_path / str(damaged)
         one = partition(folder, "a")
@@ -331,7 +333,7 @@ async def test_a_scan_closes_its_file_whatever_it_meets(tmp_path: Path) -> None:
         one.log.close(clean=False)
 
 
-async def test_what_a_second_look_does_not_confirm_is_counted_and_nothing_else(tmp_path: Path) -> None:
+async def test_scrub_unconfirmed_damage_is_only_counted(tmp_path: Path) -> None:
     scrub, counters = scrub_of(tmp_path)
     scrub._suspects(SimpleNamespace(key="a"), a_log().segments[0], LiftError("maybe"), found=False)  # type: ignore[arg-type]
     assert counters == {"scrub: not confirmed": 1}
@@ -340,7 +342,7 @@ async def test_what_a_second_look_does_not_confirm_is_counted_and_nothing_else(t
     await scrub.close()
 
 
-async def test_between_two_passes_there_is_nothing_to_do(tmp_path: Path) -> None:
+async def test_scrub_between_passes_does_nothing(tmp_path: Path) -> None:
     one = partition(tmp_path, "a")
     scrub, _ = scrub_of(tmp_path, one)
     did = [await scrub._one_in_order() for _ in range(5)]
@@ -356,7 +358,7 @@ async def test_between_two_passes_there_is_nothing_to_do(tmp_path: Path) -> None
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
-async def test_publishes_are_taken_again_after_a_while_and_not_in_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_step_aside_resumes_publishes_after_a_delay_but_not_in_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends in ("a while", "a stop", "a second question"):
         monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001 if ends == "a while" else 60.0)
         one = Fed(KEY, leads=True)
@@ -379,7 +381,7 @@ async def test_publishes_are_taken_again_after_a_while_and_not_in_a_stop(monkeyp
             await node.stop()
 
 
-async def test_a_leader_that_publishes_went_past_waits_for_its_connection_and_hands_over() -> None:
+async def test_leader_that_lost_publishes_reconnects_and_transfers_leadership() -> None:
     for all_lost, heir, asked in (
         (False, True, ["hands over"]),
         (False, False, ["hands over", "back"]),
@@ -403,14 +405,14 @@ async def test_a_leader_that_publishes_went_past_waits_for_its_connection_and_ha
 
 
 # ---- the worker ----------------------------------------------------------------------------------------------------------------
-def test_services_hand_over_to_who_they_name_and_for_their_reason() -> None:
+def test_leadership_transfer_for_services_names_target_and_reason() -> None:
     asked: list[Any] = []
     one = worker(leader_epoch=6, executor=SimpleNamespace(hand_over=lambda effect, why: asked.append((effect, why))))
     PartitionWorker._hand_over(one, "n2", "a service is behind")
     assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "for services")]
 
 
-def test_the_executor_is_given_the_parts_that_are_named_so() -> None:
+def test_executor_gets_parts_by_name() -> None:
     of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     of_worker.add("driver")
     parts = {name: object() for name in PARTS}
@@ -431,7 +433,7 @@ def test_the_executor_is_given_the_parts_that_are_named_so() -> None:
 
 
 @pytest.mark.parametrize(("error", "anew"), [(StorageError("gone"), ["orders/3: gone"]), (NoSpaceError("full"), [])])
-def test_only_a_full_disk_leaves_the_node_as_it_is(error: StorageError, anew: list[str]) -> None:
+def test_partition_storage_failure_restarts_the_node_unless_the_disk_is_full(error: StorageError, anew: list[str]) -> None:
     asked: list[str] = []
     one = worker(_node=SimpleNamespace(repair=asked.append))
     PartitionWorker._storage_failed(one, error)

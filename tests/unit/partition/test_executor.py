@@ -51,19 +51,19 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     return Executor(tools), calls, fed
 
 
-def test_every_effect_is_carried_out_by_somebody() -> None:
+def test_executor_has_a_handler_for_each_effect() -> None:
     known = executor()[0]._do
     assert set(known) == set(get_args(do.Effect))
 
 
-def test_an_append_is_written_before_its_flush_begins() -> None:
+def test_executor_append_is_written_before_its_flush_begins() -> None:
     runner, calls, fed = executor()
     runner.execute(do.AppendBatch(token=1, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert calls == ["ingest.seal", "log.append", "ingest.appended", "flusher.appended"]
     assert fed == []
 
 
-def test_a_refusal_says_who_leads_in_which_epochs() -> None:
+def test_executor_rejection_names_the_leader_and_its_epochs() -> None:
     runner, _, _ = executor()
     said: list[tuple[Any, ...]] = []
     runner._t.ingest.reject = lambda *told: said.append(told)  # type: ignore[method-assign]
@@ -71,7 +71,7 @@ def test_a_refusal_says_who_leads_in_which_epochs() -> None:
     assert said == [(7, RejectReason.NOT_LEADER, "n1", 1, 2)]
 
 
-def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
+def test_executor_full_disk_becomes_an_event_with_the_publish_token() -> None:
     runner, calls, fed = executor({"append": NoSpaceError("full")})
     runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert fed == [events.StorageFailed(reason="full", no_space=True, token=7)]
@@ -86,14 +86,14 @@ def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
         (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh", "fetches.started_afresh"]),
     ],
 )
-def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: list[str]) -> None:
+def test_executor_truncation_settles_the_flush_first_and_is_reported(effect: do.Effect, cut: list[str]) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
     assert calls == ["flusher.alone", *cut, "standby.cut"]
     assert fed == [events.LogCut(end_offset=5)]
 
 
-def test_high_watermark_reaches_the_log_before_readers() -> None:
+def test_executor_high_watermark_reaches_the_log_before_readers() -> None:
     runner, calls, _ = executor()
     runner.execute(do.RaiseHighWatermark(high_watermark=3))
     assert calls == ["log.raise_high_watermark", "ingest.committed", "derived.committed", "standby.committed", "reads.advanced"]
@@ -112,7 +112,7 @@ class Scripted:
         return self.answers.get(event, [])
 
 
-def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -> None:
+def test_driver_event_from_an_effect_waits_for_the_end_of_the_step() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"]})
     done: list[str] = []
 
@@ -127,7 +127,7 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
     assert done == ["a", "b", "c"]
 
 
-def test_a_replica_that_is_held_takes_what_came_meanwhile_behind_what_it_waits_for() -> None:
+def test_driver_held_replica_handles_queued_events_after_release() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "later": ["d"], "again": ["e"]})
     done: list[str] = []
 
@@ -161,7 +161,7 @@ def test_a_replica_that_is_held_takes_what_came_meanwhile_behind_what_it_waits_f
     assert done[-1] == "e"
 
 
-def test_wake_ups_of_a_replica_that_is_held_are_one() -> None:
+def test_driver_held_replica_merges_wakeups() -> None:
     """Anybody may send them, however many, while a disk hangs."""
     taken: list[Any] = []
 
@@ -179,7 +179,7 @@ def test_wake_ups_of_a_replica_that_is_held_are_one() -> None:
     assert taken == ["before", events.WokenUp()]
 
 
-def test_the_end_of_each_step_that_does_something_is_told() -> None:
+def test_driver_calls_step_over_after_each_step_with_effects() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
     done: list[str] = []
     driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
@@ -190,7 +190,7 @@ def test_the_end_of_each_step_that_does_something_is_told() -> None:
     assert done == ["a", "b", "over", "c", "over"]
 
 
-def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
+def test_driver_bug_stops_the_replica_and_is_reported_to_the_node() -> None:
     replica: Any = Scripted({})
     told: list[Exception] = []
     driver = ReplicaDriver(KEY, replica, told.append)
@@ -200,7 +200,7 @@ def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
     assert isinstance(told[0], InvariantError)
 
 
-def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_driver_bug_is_reported_with_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
     driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: None
@@ -217,7 +217,7 @@ def test_a_bug_is_told_with_the_steps_that_led_to_it(caplog: pytest.LogCaptureFi
     assert not any("MetadataHeard" in line for line in lines)
 
 
-def test_many_partitions_remember_less_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_with_many_partitions_remembers_fewer_steps_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
     drivers = [ReplicaDriver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
     kept = [driver.story.maxlen or 0 for driver in drivers]
@@ -225,7 +225,7 @@ def test_many_partitions_remember_less_each(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(kept) <= 640 * 4
 
 
-def test_an_effect_that_fails_is_the_last_step_of_the_story(caplog: pytest.LogCaptureFixture) -> None:
+def test_driver_failed_effect_is_the_last_remembered_step(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({"event": ["a", "x" * 1000]})
     driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
@@ -236,7 +236,7 @@ def test_an_effect_that_fails_is_the_last_step_of_the_story(caplog: pytest.LogCa
     assert "event -> " in caplog.text
 
 
-def test_the_first_error_says_why_and_is_told_once() -> None:
+def test_executor_first_storage_error_is_the_reason_and_reported_once() -> None:
     runner, _, fed = executor({"append": NoSpaceError("full")})
     told: list[StorageError] = []
     runner.on_failure = told.append
@@ -260,7 +260,7 @@ class KeptTimers:
         self.at_ns[timer] = None
 
 
-def test_deadlines_are_set_moved_cancelled_and_gone_with_the_replica() -> None:
+def test_executor_deadlines_are_set_moved_and_cancelled() -> None:
     runner, _, fed = executor()
     kept = KeptTimers()
     runner._t.timers = kept  # type: ignore[assignment]
@@ -280,7 +280,7 @@ def test_deadlines_are_set_moved_cancelled_and_gone_with_the_replica() -> None:
     assert list(kept.at_ns.values()) == [None, None]
 
 
-def test_what_is_promised_after_the_close_is_told_to_nobody() -> None:
+def test_executor_promise_after_the_close_is_not_reported() -> None:
     runner, calls, fed = executor()
     runner.close()
     runner._promised(4, None)

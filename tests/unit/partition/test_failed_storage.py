@@ -20,14 +20,14 @@ from sidecar.partition.worker import PartitionWorker
         (NoSpaceError("flush failed: No space left on device"), False),
     ],
 )
-def test_the_node_starts_anew_unless_the_disk_is_full(error: StorageError, starts_anew: bool) -> None:
+def test_partition_storage_error_restarts_the_node_unless_the_disk_is_full(error: StorageError, starts_anew: bool) -> None:
     reasons: list[str] = []
     worker: Any = SimpleNamespace(key="orders/0", _node=SimpleNamespace(repair=reasons.append))
     PartitionWorker._storage_failed(worker, error)
     assert reasons == ([f"orders/0: {error}"] if starts_anew else [])
 
 
-def test_a_log_that_something_else_has_closed_is_a_failed_one_once() -> None:
+def test_partition_log_closed_by_another_part_fails_once() -> None:
     failures: list[Exception] = []
 
     def failed(error: Exception) -> None:

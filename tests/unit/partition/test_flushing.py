@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_what_is_appended_during_a_flush_goes_with_the_next_one(pool: concurrent.futures.Executor) -> None:
+async def test_flusher_appends_during_a_flush_are_flushed_together(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.gate.clear()
     bench.append()
@@ -78,7 +78,7 @@ async def test_what_is_appended_during_a_flush_goes_with_the_next_one(pool: conc
     assert bench.flusher.count == 2
 
 
-async def test_a_cut_settles_the_flush_that_is_under_way(pool: concurrent.futures.Executor) -> None:
+async def test_flusher_truncation_settles_the_running_flush(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.append()
     bench.append()
@@ -90,7 +90,7 @@ async def test_a_cut_settles_the_flush_that_is_under_way(pool: concurrent.future
     await bench.flusher.close()
 
 
-async def test_an_error_is_final(pool: concurrent.futures.Executor) -> None:
+async def test_flusher_error_is_final(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.fault = StorageError("broken disk")
     bench.append()
@@ -113,7 +113,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> FlushPlace:
     return place
 
 
-async def test_a_short_flush_runs_on_the_loop_behind_the_turn_that_asked(
+async def test_flusher_short_flush_runs_on_the_loop_after_the_current_turn(
     pool: concurrent.futures.Executor, fast: FlushPlace
 ) -> None:
     """Neither before ``appended`` returns, so that what follows in the same step leaves first, nor twice for one turn."""
@@ -130,7 +130,7 @@ async def test_a_short_flush_runs_on_the_loop_behind_the_turn_that_asked(
     await bench.flusher.close()
 
 
-async def test_an_error_on_the_loop_is_final_too(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_flusher_error_on_the_loop_is_final(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
     bench = Bench(pool, place=fast)
     bench.fault = StorageError("broken disk")
     bench.append()
@@ -144,7 +144,7 @@ async def test_an_error_on_the_loop_is_final_too(pool: concurrent.futures.Execut
     assert len(bench.failed) == 1
 
 
-async def test_a_long_one_moves_flushing_to_threads_at_once(
+async def test_flusher_long_flush_moves_flushing_to_threads(
     pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool, place=fast)
@@ -166,7 +166,7 @@ async def test_a_long_one_moves_flushing_to_threads_at_once(
     await bench.flusher.close()
 
 
-async def test_the_loop_does_not_wait_for_one_that_hangs(
+async def test_flusher_loop_does_not_wait_for_a_hanging_flush(
     pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk whose flushes were short until then: the loop goes on after 20 ms, others' flushes run in the pool, and how long this one
@@ -193,7 +193,9 @@ async def test_the_loop_does_not_wait_for_one_that_hangs(
     await hanging.flusher.close()
 
 
-async def test_a_cut_and_a_failure_find_one_that_was_left_behind(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_flusher_hanging_flush_is_settled_by_truncation_or_failure(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
     cut, failing = Bench(pool, place=fast), Bench(pool, place=fast)
     for bench in (cut, failing):
         while not fast.on_loop:
@@ -217,7 +219,7 @@ async def test_a_cut_and_a_failure_find_one_that_was_left_behind(pool: concurren
     await failing.flusher.close()
 
 
-async def test_a_checkpoint_that_hangs_is_told_as_well(
+async def test_flusher_hanging_checkpoint_counts_as_under_way(
     pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, gate = Bench(pool), threading.Event()
@@ -233,7 +235,7 @@ async def test_a_checkpoint_that_hangs_is_told_as_well(
     await bench.flusher.close()
 
 
-async def test_a_flush_that_seals_a_segment_runs_in_a_thread(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_flusher_flush_that_seals_a_segment_runs_in_a_thread(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
     bench.append()
@@ -246,9 +248,7 @@ async def test_a_flush_that_seals_a_segment_runs_in_a_thread(pool: concurrent.fu
     await bench.flusher.close()
 
 
-async def test_a_large_flush_begins_in_a_thread_before_the_turn_ends(
-    pool: concurrent.futures.Executor, fast: FlushPlace
-) -> None:
+async def test_flusher_large_flush_starts_in_a_thread_at_once(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
     """The turn may be long; the disk works meanwhile."""
     bench = Bench(pool, place=fast)
     bench.threads.clear()
@@ -264,7 +264,7 @@ async def test_a_large_flush_begins_in_a_thread_before_the_turn_ends(
     await bench.flusher.close()
 
 
-async def test_flushes_of_many_logs_run_side_by_side(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_flusher_flushes_of_many_logs_run_in_parallel(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
     benches = [Bench(pool, place=fast) for _ in range(3 * MOST_WAITING)]
     for bench in benches:
         bench.threads.clear()
@@ -276,7 +276,7 @@ async def test_flushes_of_many_logs_run_side_by_side(pool: concurrent.futures.Ex
         await bench.flusher.close()
 
 
-async def test_a_cut_or_the_end_before_its_turn(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_flusher_truncation_or_close_before_the_flush_starts(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
     cut, ended = Bench(pool, place=fast), Bench(pool, place=fast)
     cut.append()
     cut.append()
@@ -290,7 +290,7 @@ async def test_a_cut_or_the_end_before_its_turn(pool: concurrent.futures.Executo
     await cut.flusher.close()
 
 
-async def test_what_changes_files_waits_for_a_checkpoint_that_hangs_too(
+async def test_flusher_file_change_waits_for_a_hanging_checkpoint(
     pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool)
@@ -308,7 +308,7 @@ async def test_what_changes_files_waits_for_a_checkpoint_that_hangs_too(
     await bench.flusher.close()
 
 
-async def test_without_a_flush_policy_records_count_at_once(pool: concurrent.futures.Executor) -> None:
+async def test_flusher_none_and_interval_policies_count_records_at_once(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool, "none")
     bench.append()
     assert bench.flushed == [1]
@@ -322,7 +322,7 @@ async def test_without_a_flush_policy_records_count_at_once(pool: concurrent.fut
     await bench.flusher.close()
 
 
-async def test_checkpoints_run_one_at_a_time_in_the_background(pool: concurrent.futures.Executor) -> None:
+async def test_flusher_checkpoints_run_in_the_background_without_overlap(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.append()
     await until(lambda: bench.flushed == [1], "flushed")
@@ -334,7 +334,7 @@ async def test_checkpoints_run_one_at_a_time_in_the_background(pool: concurrent.
     assert reopened.high_watermark == 0
 
 
-def test_a_flush_knows_how_much_it_is_of() -> None:
+def test_flush_size_is_that_of_its_unflushed_records() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     sizes = []
     for count in (1, 3):

@@ -28,7 +28,7 @@ LARGE = 1 << 40
         (True, 5 * 1024 * MIB, 255 * MIB, 61.0, False),
     ],
 )
-def test_it_looks_for_space_where_a_full_disk_has_stopped_a_partition(
+def test_housekeeping_restarts_partitions_stopped_by_a_full_disk_when_space_is_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_space: bool, total: int, free: int, uptime_s: float, comes_back: bool
 ) -> None:
     now = [1000.0]

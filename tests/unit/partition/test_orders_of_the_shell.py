@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------------------
-def test_a_promise_is_the_logs_before_the_replica_acts_on_it() -> None:
+def test_executor_stored_promise_reaches_the_log_before_the_replica() -> None:
     runner, calls, _ = executor()
     runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
     runner._promised(7, None)
@@ -35,7 +35,7 @@ def test_a_promise_is_the_logs_before_the_replica_acts_on_it() -> None:
     ]
 
 
-def test_what_was_fetched_is_shown_to_all_who_go_by_the_log_before_its_flush_begins() -> None:
+def test_executor_fetched_batches_reach_all_listeners_before_the_flush() -> None:
     runner, calls, _ = executor()
     data = build_batch([b"a"], base_offset=5, leader_epoch=1)
     runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=split_batches(data))  # type: ignore[assignment]
@@ -43,7 +43,7 @@ def test_what_was_fetched_is_shown_to_all_who_go_by_the_log_before_its_flush_beg
     assert [name for name, _, _ in calls] == ["log.append_batches", "derived.fetched", "standby.shown", "flusher.appended"]
 
 
-async def test_a_flush_that_ends_by_a_bug_has_failed(pool: concurrent.futures.ThreadPoolExecutor) -> None:
+async def test_flusher_flush_that_ends_with_a_bug_has_failed(pool: concurrent.futures.ThreadPoolExecutor) -> None:
     bench = test_flushing.Bench(pool)
     bench.fault = ValueError("a bug, in a thread")
     bench.append()
@@ -52,7 +52,7 @@ async def test_a_flush_that_ends_by_a_bug_has_failed(pool: concurrent.futures.Th
     await bench.flusher.close()
 
 
-async def test_what_is_derived_is_not_written_behind_hw_that_could_not_be_stored(
+async def test_states_are_not_written_when_the_high_watermark_could_not_be_stored(
     pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = test_states.Bench(pool, test_states.MemoryStorage())
@@ -73,7 +73,7 @@ async def test_what_is_derived_is_not_written_behind_hw_that_could_not_be_stored
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_what_is_derived_is_written_behind_a_log_that_has_been_closed_well(works: bool) -> None:
+def test_partition_close_writes_the_state_after_a_clean_log_close(works: bool) -> None:
     closing = worker()
 
     def close(*, clean: bool) -> None:
@@ -107,7 +107,7 @@ class Wheel:
         return list(self.fired)
 
 
-def test_a_deadline_that_is_moved_by_less_than_a_step_of_the_grid_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_deadline_moved_within_a_grid_step_still_fires(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = Wheel(monkeypatch)
     timer = Timer(lambda: wheel.fired.append("it"))
     wheel.timers.set(timer, 8 * MS)
@@ -115,7 +115,7 @@ def test_a_deadline_that_is_moved_by_less_than_a_step_of_the_grid_is_not_lost(mo
     assert [wheel.at(10), wheel.at(15), wheel.at(20)] == [[], ["it"], []]
 
 
-def test_behind_a_close_nothing_fires_even_of_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_after_close_fire_nothing_even_of_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = Wheel(monkeypatch)
     wheel.timers.set(Timer(wheel.timers.close), 5 * MS)
     wheel.timers.set(Timer(lambda: wheel.fired.append("it")), 5 * MS)
@@ -123,7 +123,7 @@ def test_behind_a_close_nothing_fires_even_of_the_same_moment(monkeypatch: pytes
 
 
 # ---- other replicas --------------------------------------------------------------------------------------------------------------
-def test_a_fetch_from_the_beginning_gives_back_the_room_of_what_was_half_there() -> None:
+def test_fetch_client_restarting_a_batch_releases_its_pieces() -> None:
     follower = test_replication_exactly.Follower()
     first, *_ = test_replication_exactly.pieces_of(build_batch([b"v" * 2500], base_offset=42, leader_epoch=5), 1000)
     follower.fetch()
@@ -133,7 +133,7 @@ def test_a_fetch_from_the_beginning_gives_back_the_room_of_what_was_half_there()
     assert follower.router.fragment_reassembly_bytes == 0
 
 
-def test_a_leader_that_stops_leaves_its_subjects_behind_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replication_desk_stop_retires_its_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = test_replication_exactly.Leader()
     listeners, retired = leader.desk._listeners, list[Any]()
     monkeypatch.setattr(leader.bus, "retire", retired.append)
@@ -142,7 +142,7 @@ def test_a_leader_that_stops_leaves_its_subjects_behind_what_is_on_its_way(monke
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------------------
-def test_who_left_the_isr_answers_no_reads_of_anybody() -> None:
+def test_partition_outside_the_isr_stops_serving_shared_reads() -> None:
     shared: list[bool] = []
     told: Any = worker(
         log=SimpleNamespace(config=None, told=lambda state: False),
@@ -160,7 +160,7 @@ def test_who_left_the_isr_answers_no_reads_of_anybody() -> None:
     assert shared == [True, False]
 
 
-def test_an_isr_is_counted_where_it_is_led() -> None:
+def test_isr_changes_are_counted_on_the_leader_only() -> None:
     small = PartitionState(partition=0, replicas=("n1", "n2"), isr=("n1",), leader="n1", leader_epoch=1, epoch=1)
     large = PartitionState(partition=0, replicas=("n1", "n2"), isr=("n1", "n2"), leader="n1", leader_epoch=1, epoch=2)
     counted = {}

@@ -68,7 +68,7 @@ def driven(script: Any) -> tuple[ReplicaDriver, Machine, list[Any], list[Excepti
     return driver, machine, done, broken
 
 
-def test_events_of_a_step_come_after_its_effects_and_in_order() -> None:
+def test_driver_events_of_a_step_come_after_its_effects_in_order() -> None:
     order: list[Any] = []
     driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event])
 
@@ -85,7 +85,7 @@ def test_events_of_a_step_come_after_its_effects_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("where", ["step", "effect"])
-def test_after_a_bug_nothing_goes_on(where: str) -> None:
+def test_driver_after_a_bug_handles_nothing(where: str) -> None:
     def script(event: Any) -> list[Any]:
         if event == "bad" and where == "step":
             raise InvariantError("no")
@@ -108,7 +108,7 @@ def test_after_a_bug_nothing_goes_on(where: str) -> None:
     assert [type(error) for error in broken] == [InvariantError]
 
 
-def test_a_step_that_gives_rise_to_too_much_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_step_with_too_many_events_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_QUEUE", 3)
     driver, machine, _, broken = driven(lambda event: [event])
     driver.execute = lambda effect: [driver.feed(number) for number in range(5)]  # type: ignore[arg-type,assignment,return-value]
@@ -122,7 +122,7 @@ def test_a_step_that_gives_rise_to_too_much_stops_at_once(monkeypatch: pytest.Mo
     assert (machine.taken, broken) == (["first", 0, 1, 2], [])
 
 
-def test_who_was_stopped_takes_nothing() -> None:
+def test_driver_that_was_stopped_ignores_events() -> None:
     driver, machine, _, _ = driven(lambda event: [])
     driver.stop()
     driver.feed("a")  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ class FullLog:
     ],
     ids=lambda effect: type(effect).__name__,
 )
-def test_a_change_that_failed_is_told_and_nothing_follows_from_it(effect: Any, error: StorageError) -> None:
+def test_executor_failed_log_change_is_reported_and_ends_the_effect(effect: Any, error: StorageError) -> None:
     fed: list[Any] = []
     failed: list[StorageError] = []
     calls: list[str] = []
@@ -184,7 +184,7 @@ def test_a_change_that_failed_is_told_and_nothing_follows_from_it(effect: Any, e
 
 
 # ---- promises ----------------------------------------------------------------------------------------------
-async def test_a_deleted_partition_has_promised_nothing() -> None:
+async def test_promises_of_a_deleted_partition_are_forgotten() -> None:
     storage, told = MemoryStorage(), []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         promises = Promises(PromiseJournal(storage), pool, Counter(), pytest.fail)
@@ -241,7 +241,7 @@ def a_piece(start: int, end: int) -> bytes:
     return frames.replication_piece_header(2, 4, whole) + BATCH[start:end]
 
 
-def test_the_next_fetch_says_what_is_held_of_a_batch() -> None:
+def test_fetch_client_next_fetch_names_the_position_in_a_partial_batch() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     made.send_fetch(fetch(9), 7)
@@ -266,7 +266,7 @@ def test_the_next_fetch_says_what_is_held_of_a_batch() -> None:
     assert bus.asked().position == 0, "another leader's batch may be another one"
 
 
-def test_a_batch_in_pieces_waits_while_there_is_no_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_client_partial_batch_waits_for_reassembly_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "ASSEMBLING_BYTES", len(BATCH) + 10)
     bus, counters = Bus(), Counter()
     router = AnswerRouter(bus)  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def test_a_batch_in_pieces_waits_while_there_is_no_room_for_it(monkeypatch: pyte
     assert router.fragment_reassembly_bytes == 0
 
 
-def test_a_client_that_closed_holds_nothing_and_hears_nothing() -> None:
+def test_fetch_client_after_close_holds_and_reports_nothing() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     made.send_fetch(fetch(9), 7)
@@ -304,7 +304,7 @@ def test_a_client_that_closed_holds_nothing_and_hears_nothing() -> None:
     assert len(fed) == 1
 
 
-def test_a_refusal_and_an_epochs_end_say_what_the_leader_said() -> None:
+def test_fetch_client_refusal_and_epoch_answer_become_events() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     refusal = replication_pb2.ReplicationRefusal(leaderEpoch=6, logStartOffset=77)
@@ -319,7 +319,7 @@ def test_a_refusal_and_an_epochs_end_say_what_the_leader_said() -> None:
 
 
 @pytest.mark.parametrize("token", [b"9x", b"", b"-1", b"1" * 20, "\u0661".encode()])
-def test_an_answer_to_no_request_is_dropped(token: bytes) -> None:
+def test_fetch_client_drops_an_answer_to_no_request(token: bytes) -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     bus.arrived(b"%b.%d.%b" % (bus.inbox.encode(), made._slot, token), b"", BATCH, b"")
@@ -351,7 +351,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     return group, set_module.Partitions(tools)  # type: ignore[arg-type]
 
 
-async def test_so_many_are_opened_at_once_and_all_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_open_a_bounded_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 3)
     opening: list[asyncio.Future[None]] = []
     most = 0
@@ -378,7 +378,7 @@ async def test_so_many_are_opened_at_once_and_all_in_the_end(monkeypatch: pytest
     assert await partitions.stop()
 
 
-async def test_a_stop_opens_nobody_who_waited_for_his_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_stop_cancels_waiting_openings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 1)
     opened: list[Any] = []
 
@@ -396,7 +396,7 @@ async def test_a_stop_opens_nobody_who_waited_for_his_turn(monkeypatch: pytest.M
     assert len(opened) == 1
 
 
-async def test_what_the_image_has_no_more_is_stopped_and_deleted_and_what_it_has_again_is_opened(
+async def test_partitions_removed_from_the_image_are_deleted_and_added_ones_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[tuple[str, bool]] = []
@@ -429,7 +429,7 @@ async def test_what_the_image_has_no_more_is_stopped_and_deleted_and_what_it_has
     assert ended[1][1] is False, "the stop of a node deletes nothing"
 
 
-async def test_leases_are_extended_twice_in_their_length_and_no_more_often() -> None:
+async def test_partitions_extend_leases_twice_per_lease_length() -> None:
     heard: list[int] = []
 
     class Leader(Worker):
@@ -453,7 +453,7 @@ async def test_leases_are_extended_twice_in_their_length_and_no_more_often() -> 
 
 
 # ---- timers and the scrub ----------------------------------------------------------------------------------
-async def test_an_earlier_deadline_takes_the_place_of_the_later_wake_up() -> None:
+async def test_timers_earlier_deadline_replaces_the_later_wakeup() -> None:
     timers, fired = Timers(), []
     now = driver_module.clock.now_ns()
     timers.set(Timer(lambda: fired.append("late")), now + 3_600_000_000_000)
@@ -468,7 +468,7 @@ async def test_an_earlier_deadline_takes_the_place_of_the_later_wake_up() -> Non
     assert last.cancelled()
 
 
-async def test_a_log_that_is_given_up_is_not_scrubbed(tmp_path: Path) -> None:
+async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
     failed, well, closed = partition(tmp_path, "a"), partition(tmp_path, "b"), partition(tmp_path, "c")
     flip(tmp_path, "a", 0)
     flip(tmp_path, "c", 0)
@@ -482,7 +482,7 @@ async def test_a_log_that_is_given_up_is_not_scrubbed(tmp_path: Path) -> None:
     assert scrub.checked_bytes >= well.log.size_bytes
 
 
-async def test_a_segment_that_is_gone_by_then_is_left_out(tmp_path: Path) -> None:
+async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
     found = partition(tmp_path, "a")
     segment = found.log.segments[0]
     found.log.segments.remove(segment)
@@ -492,7 +492,7 @@ async def test_a_segment_that_is_gone_by_then_is_left_out(tmp_path: Path) -> Non
     await scrub.close()
 
 
-def test_what_is_asked_of_publishers_acks_and_logs_is_asked_in_its_order() -> None:
+def test_executor_calls_publish_ack_and_log_parts_with_arguments_in_order() -> None:
     """By position: a swap of two arguments of one type is a bug that no type shows."""
     calls: list[tuple[Any, ...]] = []
 
@@ -537,7 +537,7 @@ def test_what_is_asked_of_publishers_acks_and_logs_is_asked_in_its_order() -> No
     ]
 
 
-async def test_where_nobody_listens_for_quiet_fetches_they_end_and_nothing_is_refused() -> None:
+async def test_quiet_fetches_without_responders_end_and_count_no_refusal() -> None:
     bus, fed, counters = Bus(), [], Counter[str]()
     router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
     asker = QuietAsker("n1", 7)

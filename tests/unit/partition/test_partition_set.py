@@ -60,7 +60,7 @@ def partitions(*workers: Fed, allowed: bool = True) -> Any:
     return made
 
 
-async def test_an_event_reaches_the_stream_that_it_is_about() -> None:
+async def test_partitions_deliver_an_event_only_to_its_stream() -> None:
     one = Fed(KEY)
     node = partitions(one)
     for uid in ("u1", "", "u2"):
@@ -69,7 +69,7 @@ async def test_an_event_reaches_the_stream_that_it_is_about() -> None:
     assert one.events == ["event u1", "event "]
 
 
-async def test_a_leader_is_vouched_for_in_its_own_stream_and_epoch() -> None:
+async def test_partitions_confirm_a_leader_only_in_its_stream_and_epoch() -> None:
     node = partitions(Fed(KEY))
     asked = {"stream": "orders", "streamUid": "u1", "partition": 3, "leaderEpoch": 4}
     assert node.serves(replication_pb2.LeaderQuestion(**asked))
@@ -80,7 +80,9 @@ async def test_a_leader_is_vouched_for_in_its_own_stream_and_epoch() -> None:
 @pytest.mark.parametrize("deleted", [True, False])
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("stopping", [True, False])
-async def test_data_goes_where_that_is_confirmed_and_never_in_a_stop(deleted: bool, allowed: bool, stopping: bool) -> None:
+async def test_partitions_end_deletes_data_only_when_confirmed_and_not_in_a_stop(
+    deleted: bool, allowed: bool, stopping: bool
+) -> None:
     one = Fed(KEY)
     node = partitions(one, allowed=allowed)
     node._stopping = stopping
@@ -94,14 +96,16 @@ async def test_data_goes_where_that_is_confirmed_and_never_in_a_stop(deleted: bo
 
 
 @pytest.mark.parametrize("clean", [(True, True), (False, True), (True, False)])
-async def test_one_end_that_is_not_clean_is_enough(clean: tuple[bool, bool]) -> None:
+async def test_partitions_stop_is_unclean_if_any_partition_is_unclean(clean: tuple[bool, bool]) -> None:
     node = partitions(*(Fed(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
     assert await node.stop() is all(clean)
 
 
 @pytest.mark.parametrize("unclean_elected", [True, False])
 @pytest.mark.parametrize("in_sync", [True, False])
-async def test_who_has_everything(unclean_elected: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_has_everything_needs_in_sync_and_no_unclean_election(
+    unclean_elected: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = Fed(KEY)
     one.is_in_sync = in_sync
     node = partitions(one)
@@ -112,7 +116,7 @@ async def test_who_has_everything(unclean_elected: bool, in_sync: bool, monkeypa
     assert not node.has_everything(one)
 
 
-async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_heartbeats_reach_leaders_only(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
     held = SimpleNamespace(held=lambda partition, quotas, lease_ns: partition)
@@ -129,7 +133,7 @@ async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.Monk
     assert one.events[3:] == []
 
 
-async def test_leases_are_passed_on_as_often_as_the_one_that_was_passed_on_last_needs() -> None:
+async def test_partitions_forward_leases_as_often_as_the_last_lease_needs() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
     node._leading[KEY] = one
@@ -150,7 +154,7 @@ async def test_leases_are_passed_on_as_often_as_the_one_that_was_passed_on_last_
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-async def test_a_partition_that_is_opened_off_the_net_knows_it(is_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_opened_without_data_path_are_informed(is_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Fed(KEY)
 
     async def opened(*_: Any) -> Fed:
@@ -163,7 +167,7 @@ async def test_a_partition_that_is_opened_off_the_net_knows_it(is_up: bool, monk
     assert made.events == ([] if is_up else [events.DataPathChanged(is_up=False)])
 
 
-async def test_an_opening_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_failed_opening_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     async def opened(*_: Any) -> Fed:
         raise StorageError("not now")
 
@@ -178,7 +182,7 @@ async def test_an_opening_that_failed_is_tried_again(monkeypatch: pytest.MonkeyP
     assert node._retries == {}
 
 
-async def test_an_opening_that_failed_is_tried_again_once_however_often_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_failed_opening_has_a_single_pending_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of the image tries it as well: each of them would go on by itself."""
 
     async def opened(*_: Any) -> Fed:
@@ -195,7 +199,7 @@ async def test_an_opening_that_failed_is_tried_again_once_however_often_it_was_t
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
-async def test_stepping_aside_is_said_when_nothing_is_on_its_way_any_more(
+async def test_partitions_step_aside_is_done_when_ingest_is_idle(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.01)
@@ -215,7 +219,7 @@ async def test_stepping_aside_is_said_when_nothing_is_on_its_way_any_more(
     await node.stop()
 
 
-async def test_who_stepped_aside_does_not_come_back_on_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_step_aside_on_a_leaving_node_does_not_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001)
     one = Fed(KEY, leads=True)
     node, order = partitions(one), one.asked
@@ -227,12 +231,12 @@ async def test_who_stepped_aside_does_not_come_back_on_a_node_that_leaves(monkey
     await node.stop()
 
 
-async def test_the_image_that_a_node_begins_with_is_empty() -> None:
+async def test_cluster_image_is_empty_at_start() -> None:
     assert not ClusterImage().streams
     assert PartitionStatus.ONLINE is PartitionStatus(1)
 
 
-def test_streams_that_are_gone_are_remembered_in_a_bound_the_newest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_remember_a_bounded_number_of_deleted_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.deletions._REMEMBERED", 3)
     group: Any = None
     deletions = Deletions(group, "n1", decides=lambda: False)

@@ -60,7 +60,7 @@ class Worker:
         return True
 
 
-async def test_a_change_between_the_last_look_and_the_end_of_the_opening_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_image_change_at_the_end_of_an_opening_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group()
     for node in ("a", "b"):
         group.start_node(node)
@@ -129,7 +129,7 @@ async def _turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_image_that_changes_during_a_stop_changes_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_image_change_during_a_stop_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STOPS_AT_ONCE", 1)  # so that the second worker is still there when the image changes
     group, partitions, workers, may_end = await _with_slow_worker(monkeypatch)
     async with asyncio.timeout(30):
@@ -149,7 +149,7 @@ async def test_an_image_that_changes_during_a_stop_changes_nothing_of_it(monkeyp
     assert await partitions.stop()
 
 
-async def test_a_worker_that_is_being_stopped_already_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_stop_waits_for_a_worker_that_is_already_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream was deleted, or moved away, just before the node's stop: whether it was closed in good order must still count."""
     group, partitions, workers, may_end = await _with_slow_worker(monkeypatch, clean=False)
     async with asyncio.timeout(30):
@@ -203,7 +203,7 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
     return group, partitions, made, most
 
 
-async def test_logs_are_opened_by_a_bounded_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_open_logs_with_a_bounded_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(asyncio.all_tasks())
     _, partitions, made, most = await _leading(monkeypatch, 200)
     assert len(made) == len(partitions) == 200
@@ -212,7 +212,7 @@ async def test_logs_are_opened_by_a_bounded_number_of_tasks(monkeypatch: pytest.
     assert await partitions.stop()
 
 
-async def test_no_lease_is_extended_before_the_partition_was_told_what_the_image_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_apply_the_image_before_they_extend_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat was answered on an image in which the partition may have lost its leader [D22]."""
     group, partitions, made, _ = await _leading(monkeypatch, 20)
     partitions._changed._slice_s = 0.0  # one partition in each turn of the loop
@@ -233,7 +233,7 @@ async def test_no_lease_is_extended_before_the_partition_was_told_what_the_image
     assert await partitions.stop()
 
 
-async def test_a_log_that_can_not_be_opened_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_log_that_cannot_be_opened_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     monkeypatch.setattr(module, "_OPENED_AT_ONCE", 2)
     group = Group()
@@ -264,7 +264,7 @@ async def test_a_log_that_can_not_be_opened_keeps_no_other_waiting(monkeypatch: 
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_partitions_that_wait_are_opened_whatever_changes_meanwhile(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_partitions_waiting_to_open_are_opened_despite_image_changes(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """A turn that comes when its partition is open already is the next one's: else a place among those that open is lost each time,
     and with the last of them the node waits for ever for what nobody opens."""
     rng = random.Random(seed)

@@ -55,7 +55,7 @@ def partitions(*workers: Held) -> Any:
 
 
 # ---- the partitions of a node --------------------------------------------------------------------------------------------------
-async def test_every_replica_hears_that_the_data_path_is_lost_and_back() -> None:
+async def test_partitions_data_path_change_reaches_each_replica() -> None:
     """Else followers accuse a leader that they can't hear themselves."""
     one, other = Held(KEY), Held(OTHER)
     node = partitions(one, other)
@@ -64,7 +64,7 @@ async def test_every_replica_hears_that_the_data_path_is_lost_and_back() -> None
     assert one.events == other.events == [DataPathChanged(is_up=False), DataPathChanged(is_up=True)]
 
 
-async def test_who_has_ended_hears_of_no_lease() -> None:
+async def test_partitions_ended_leader_gets_no_lease() -> None:
     one, other = Held(KEY), Held(OTHER)
     node = partitions(one, other)
     await node._end(one)
@@ -72,7 +72,7 @@ async def test_who_has_ended_hears_of_no_lease() -> None:
     assert node.services_of("orders", 3) is None
 
 
-async def test_a_stop_waits_for_the_openings_that_it_cancels() -> None:
+async def test_partitions_stop_waits_for_cancelled_openings() -> None:
     node = partitions()
     closed: list[str] = []
 
@@ -91,7 +91,7 @@ async def test_a_stop_waits_for_the_openings_that_it_cancels() -> None:
 
 
 # ---- a worker ------------------------------------------------------------------------------------------------------------------
-def test_the_replica_begins_with_what_its_log_holds() -> None:
+def test_partition_replica_starts_with_the_positions_of_its_log() -> None:
     fed: list[Any] = []
     entries = [(1, 5), (3, 8)]
     log = SimpleNamespace(
@@ -113,7 +113,7 @@ def test_the_replica_begins_with_what_its_log_holds() -> None:
     ]
 
 
-def test_a_flush_that_failed_is_the_end_of_the_replica() -> None:
+def test_partition_flush_failure_fails_the_replica() -> None:
     failed: list[Exception] = []
     broken: Any = SimpleNamespace(executor=SimpleNamespace(failed=failed.append))
     error = StorageError("the disk fails")
@@ -122,7 +122,7 @@ def test_a_flush_that_failed_is_the_end_of_the_replica() -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> None:
+async def test_partition_with_failed_storage_ends_unclean(failed: bool) -> None:
     told: list[Any] = []
 
     def part(name: str) -> Any:
@@ -160,7 +160,9 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
 
 
 @pytest.mark.parametrize("clean_stop", [False, True])
-async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_log_is_opened_with_the_previous_processs_stop_state(
+    clean_stop: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, Any] = {}
 
     def opened(where: Any, config: StreamConfig, **more: Any) -> Any:
@@ -179,7 +181,7 @@ async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: boo
     assert given["clean"] is clean_stop
 
 
-async def test_a_state_is_read_back_in_a_thread_and_the_loop_gets_what_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_state_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large one takes a second, in which nothing else on the node would have its turn."""
     told: list[Any] = []
     log: Any = SimpleNamespace(log_start_offset=0, newest_offset=8, high_watermark=8)
@@ -222,7 +224,7 @@ async def test_a_state_is_read_back_in_a_thread_and_the_loop_gets_what_is_made_o
 
 
 # ---- the settings of the stream ---------------------------------------------------------------------------------------------
-def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_replica() -> None:
+def test_partition_settings_from_metadata_reach_log_ingest_and_replica() -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
         log=SimpleNamespace(config=None, told=lambda state: given.append(state) or state.asked_start == 7),

@@ -77,7 +77,7 @@ def sole(request: pb.ControlRequest) -> pb.ControlRequest:
         (Error.OUTCOME_UNKNOWN, None), (Error.UNAVAILABLE, None), (Error.NOT_METADATA_LEADER, None),
     ],
 )  # fmt: skip
-async def test_what_an_answer_means(error: int, accepted: bool | None) -> None:
+async def test_proposals_isr_answer_is_a_refusal_only_for_definite_errors(error: int, accepted: bool | None) -> None:
     """Who does not know what came of a change must go on as if it had been made: no answer is no refusal."""
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
@@ -91,7 +91,7 @@ async def test_what_an_answer_means(error: int, accepted: bool | None) -> None:
     await asks.close()
 
 
-async def test_an_isr_change_says_who_asks_and_on_what() -> None:
+async def test_proposals_isr_change_names_sender_and_expected_epoch() -> None:
     group = FakeGroup()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(lost=frozenset({"n3"})), lambda event: None)
@@ -103,7 +103,7 @@ async def test_an_isr_change_says_who_asks_and_on_what() -> None:
     await asks.close()
 
 
-async def test_one_batch_at_a_time_for_the_whole_node() -> None:
+async def test_proposals_send_a_single_batch_at_a_time_per_node() -> None:
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(1), fed.append)
@@ -124,7 +124,7 @@ async def test_one_batch_at_a_time_for_the_whole_node() -> None:
     await asks.close()
 
 
-async def test_an_answer_is_each_ones_own() -> None:
+async def test_proposals_answers_of_a_batch_are_per_request() -> None:
     group, fed = FakeGroup(), dict[PartitionKey, Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(1), lambda event: fed.setdefault(KEY, event))
@@ -136,7 +136,7 @@ async def test_an_answer_is_each_ones_own() -> None:
     await asks.close()
 
 
-async def test_nothing_leaves_after_the_end() -> None:
+async def test_proposals_after_close_send_nothing() -> None:
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(), fed.append)
@@ -147,7 +147,7 @@ async def test_nothing_leaves_after_the_end() -> None:
     assert (group.asked, fed) == ([], [])
 
 
-async def test_what_else_replicas_ask_for() -> None:
+async def test_proposals_other_requests_name_node_and_incarnation() -> None:
     """Each names its sender by incarnation, so that a process before this one can't ask in its name."""
     group = FakeGroup()
     asks = proposals(group)

@@ -57,7 +57,7 @@ def values(log: Log) -> list[bytes | None]:
     return found
 
 
-async def test_what_was_found_is_taken_over_and_nothing_is_recovered_again(
+async def test_recovered_logs_are_reused_by_open_without_a_second_recovery(
     folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [a_log(folder, "a-1"), a_log(folder, "a-1", 1, 3), a_log(folder, "b-2")]
@@ -75,7 +75,7 @@ async def test_what_was_found_is_taken_over_and_nothing_is_recovered_again(
     assert [logs.take(path) for path in paths] == [None, None, None], "it is true for the first opening only"
 
 
-async def test_damage_and_a_log_that_can_not_be_read_are_named(
+async def test_recovered_logs_name_damaged_and_unreadable_logs(
     folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right, damaged, unreadable = a_log(folder, "a-1"), a_log(folder, "b-2"), a_log(folder, "c-3", 7)
@@ -105,7 +105,7 @@ async def test_damage_and_a_log_that_can_not_be_read_are_named(
     log.close()
 
 
-async def test_what_nobody_takes_is_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_recovered_logs_that_are_not_claimed_are_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
     path = a_log(folder, "a-1")
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)
@@ -116,7 +116,7 @@ async def test_what_nobody_takes_is_closed(folder: DataFolder, pool: ThreadPoolE
         recovered.segments[0].file.append([b"x"])
 
 
-async def test_a_log_that_was_recovered_is_opened_without_touching_a_file(
+async def test_recovered_log_is_opened_without_file_access(
     folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [a_log(folder, "a-1", number, count) for number, count in enumerate((40, 0))]
@@ -141,7 +141,7 @@ async def test_a_log_that_was_recovered_is_opened_without_touching_a_file(
         log.close()
 
 
-async def test_a_log_that_still_needs_a_file_says_so(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_recovered_log_that_needs_a_file_is_incomplete(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
     path = a_log(folder, "a-1")
     (folder.path / "streams" / "a-1" / "1").mkdir()
     logs = RecoveredLogs()
@@ -152,7 +152,7 @@ async def test_a_log_that_still_needs_a_file_says_so(folder: DataFolder, pool: T
     logs.close()
 
 
-async def test_leader_epochs_and_horizon_are_those_of_the_files(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_recovered_log_has_leader_epochs_and_horizon_of_its_files(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
     path = a_log(folder, "a-1")
     storage = FolderStorage(path)
     storage.replace(HORIZON_NAME, encode_horizon(Horizon(12, 1)))
@@ -166,7 +166,7 @@ async def test_leader_epochs_and_horizon_are_those_of_the_files(folder: DataFold
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_the_first_process_ends_deletions_and_the_others_bear_it(
+async def test_recovered_logs_first_worker_finishes_deletions_and_others_tolerate_them(
     number: int, folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = a_log(folder, "a-1")

@@ -37,7 +37,7 @@ class Bench:
         return lambda: self.done.append(what)
 
 
-async def test_it_is_told_how_far_it_is_and_when_it_is_done() -> None:
+async def test_log_replay_reports_progress_and_completion() -> None:
     bench = Bench()
     bench.replay.run(bench.says("done"))
     assert bench.done == []
@@ -50,7 +50,7 @@ async def test_it_is_told_how_far_it_is_and_when_it_is_done() -> None:
     assert bench.done == ["done", "at once"]
 
 
-async def test_a_later_run_takes_the_place_of_an_earlier_one_and_who_has_gone_is_told_nothing() -> None:
+async def test_log_replay_later_run_replaces_the_earlier() -> None:
     bench = Bench()
     bench.replay.run(bench.says("first"))
     bench.replay.run(bench.says("second"))
@@ -68,7 +68,7 @@ async def test_a_later_run_takes_the_place_of_an_earlier_one_and_who_has_gone_is
     assert bench.done == ["back"]
 
 
-async def test_a_log_that_can_t_be_read_fails() -> None:
+async def test_log_replay_of_an_unreadable_log_fails() -> None:
     bench = Bench()
     bench.replay.run(bench.says("done"))
     bench.log.close(clean=False)
@@ -77,7 +77,7 @@ async def test_a_log_that_can_t_be_read_fails() -> None:
     assert isinstance(bench.failed[0], StorageError)
 
 
-async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_says_what_can_t_be_read() -> None:
+async def test_log_replay_reads_backward_until_subjects_are_complete() -> None:
     bench = Bench(0)
     for offset in range(40):
         bench.log.append(
@@ -106,7 +106,7 @@ async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_
     assert replay._beside is None
 
 
-async def test_a_follower_that_has_opened_a_log_reads_on_by_itself_and_takes_what_is_fetched() -> None:
+async def test_log_replay_of_a_follower_continues_in_the_background_with_fetched_batches() -> None:
     bench = Bench(0)
     batches = [
         build_batch(
@@ -133,7 +133,7 @@ async def test_a_follower_that_has_opened_a_log_reads_on_by_itself_and_takes_wha
     replay.close()
 
 
-async def test_who_reads_on_beside_gives_up_at_the_first_failure() -> None:
+async def test_log_replay_background_read_stops_at_the_first_failure() -> None:
     bench = Bench()
     reads: list[int] = []
 

@@ -21,7 +21,7 @@ from tests.scripts.desk import Desk
 from tests.unit.partition.shell_parts import KEY, Clocked
 
 
-async def test_a_fetch_says_what_its_follower_said() -> None:
+async def test_replication_desk_fetch_event_has_the_followers_values() -> None:
     desk = Desk()
     request = replication_pb2.ReplicationRequest(
         replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u",
@@ -35,7 +35,7 @@ async def test_a_fetch_says_what_its_follower_said() -> None:
     )  # fmt: skip
 
 
-async def test_askers_who_are_never_answered_are_bounded() -> None:
+async def test_replication_desk_bounds_unanswered_requests() -> None:
     desk = Desk()
     for number in range(_MAX_TOKENS + 50):
         desk.replication._token(b"liftpy.inbox.n2.1.%d" % number)
@@ -71,7 +71,7 @@ def fetch_client(bus: NatsBus, fed: list[Any]) -> FetchClient:
 FETCH = do.SendFetch(leader="n2", request_id=9, offset=4, leader_epoch=2, offset_epoch=1, max_bytes=1 << 16)
 
 
-async def test_a_fetch_that_could_not_be_sent_has_failed() -> None:
+async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
     bus, fed = NatsBus(), []
     client = fetch_client(bus, fed)
     bus.up = False
@@ -81,7 +81,7 @@ async def test_a_fetch_that_could_not_be_sent_has_failed() -> None:
     assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 
-async def test_damage_in_an_answer_is_told_with_its_offset() -> None:
+async def test_fetch_client_damage_in_an_answer_has_its_offset() -> None:
     bus, fed = NatsBus(), []
     client = fetch_client(bus, fed)
     batches = [build_batch([b"a"], base_offset=offset, leader_epoch=2) for offset in (5, 6)]
@@ -95,7 +95,7 @@ async def test_damage_in_an_answer_is_told_with_its_offset() -> None:
     assert client.fetched == {}
 
 
-async def test_reads_are_answered_under_inboxes_alone_and_shared_by_the_isr() -> None:
+async def test_read_subjects_answer_only_inboxes_and_are_shared_by_the_isr() -> None:
     bus, counters = NatsBus(), Counter[str]()
     source: Any = SimpleNamespace()
     tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), counters)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ async def test_reads_are_answered_under_inboxes_alone_and_shared_by_the_isr() ->
     assert bus.listening == {}
 
 
-async def test_confirmations_are_of_their_question_alone() -> None:
+async def test_quiet_talk_confirmation_belongs_to_its_question() -> None:
     bus, delivered = NatsBus(), []
     confirm: set[int] = set()
 

@@ -94,7 +94,7 @@ class Keeping(list[Any]):
         return self.everything
 
 
-async def test_a_compaction_that_meets_a_hung_flush_ends_behind_it_and_others_are_not_held_up(tmp_path: Path) -> None:
+async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_others(tmp_path: Path) -> None:
     slow, other = Kept("a"), Kept("b")
     put_off: list[Any] = []
     slow.flusher.alone = lambda work: put_off.append(work) or True
@@ -111,7 +111,7 @@ async def test_a_compaction_that_meets_a_hung_flush_ends_behind_it_and_others_ar
 
 
 @pytest.mark.parametrize("everything", [True, False])
-async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything: bool, tmp_path: Path) -> None:
+async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_files(everything: bool, tmp_path: Path) -> None:
     workers = Keeping([Kept("a"), Kept("b")])
     workers.everything = everything
     workers[1].set_aside, workers[1].config = (), StreamConfig()
@@ -130,7 +130,9 @@ async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything
 
 
 @pytest.mark.parametrize("error", [None, LogClosedError("closed"), StorageError("its file is gone"), CorruptionError("a flip")])
-async def test_a_partition_that_ends_while_others_are_compacted_is_no_failure(error: LiftError | None, tmp_path: Path) -> None:
+async def test_housekeeping_partition_that_ends_during_compaction_is_no_failure(
+    error: LiftError | None, tmp_path: Path
+) -> None:
     """A stream that is deleted made its node start anew."""
     one, other = Kept("a"), Kept("b")
 
@@ -162,7 +164,7 @@ async def test_a_partition_that_ends_while_others_are_compacted_is_no_failure(er
         (LiftError("x"), []),
     ],
 )
-async def test_what_compaction_meets_is_told(error: LiftError, told: list[str], tmp_path: Path) -> None:
+async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError, told: list[str], tmp_path: Path) -> None:
     one = Kept("a")
 
     def run() -> None:
@@ -173,7 +175,7 @@ async def test_what_compaction_meets_is_told(error: LiftError, told: list[str], 
     assert one.done == told
 
 
-async def test_checkpoints_follow_hw_and_nobody_who_is_gone_is_remembered(tmp_path: Path) -> None:
+async def test_housekeeping_checkpoints_follow_the_high_watermark_and_forget_ended_partitions(tmp_path: Path) -> None:
     workers = Keeping([Kept("a"), Kept("b")])
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     for _ in range(3):
@@ -188,7 +190,7 @@ async def test_checkpoints_follow_hw_and_nobody_who_is_gone_is_remembered(tmp_pa
     assert len(keeping._checkpointed) == 1
 
 
-async def test_ages_are_told_by_the_node_and_not_at_all_while_its_clock_is_in_doubt(tmp_path: Path) -> None:
+async def test_housekeeping_stops_age_rules_while_the_clock_is_in_doubt(tmp_path: Path) -> None:
     one, ages = Kept("a"), []
     one.config = StreamConfig(retention_bytes=1, compaction=True)
     one.apply_retention = ages.append  # type: ignore[method-assign]
@@ -201,7 +203,7 @@ async def test_ages_are_told_by_the_node_and_not_at_all_while_its_clock_is_in_do
     assert ages == [7, 7, 0, 0]
 
 
-async def test_retention_comes_round_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_housekeeping_repeats_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     one = Kept("a")
     one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
@@ -213,7 +215,7 @@ async def test_retention_comes_round_again_and_again(tmp_path: Path, monkeypatch
     assert not keeping._partitions.clocks.runs
 
 
-def test_a_recovered_log_is_given_once_and_one_that_failed_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovered_log_is_given_once_and_a_failed_one_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = RecoveredLogs()
     found = SimpleNamespace(report=SimpleNamespace(flush_failed="", must_leave_isr=False), segments=[])
     monkeypatch.setattr("sidecar.partition.recovery.recover", lambda storage, clean: found)

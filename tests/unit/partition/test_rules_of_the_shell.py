@@ -36,14 +36,14 @@ from tests.unit.service.test_service_desk import World, hello
 
 
 # ---- partitions ----------------------------------------------------------------------------------------------------------------
-async def test_a_partition_that_the_image_has_no_more_is_told_nothing() -> None:
+async def test_partitions_removed_from_the_image_get_no_events() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
     node._tell(one)
     assert (one.events, node._leading) == ([], {})
 
 
-async def test_a_worker_hears_the_last_heartbeat_when_it_leads_and_no_other_when_it_does_not() -> None:
+async def test_partitions_new_leader_gets_the_last_heartbeat() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
     node._wanted = lambda key: (SimpleNamespace(held=lambda state, quotas, lease_ns: ("held", state)), "state")
@@ -57,7 +57,7 @@ async def test_a_worker_hears_the_last_heartbeat_when_it_leads_and_no_other_when
     assert (one.events[3:], node._leading) == (["told"], {})
 
 
-def test_retention_that_failed_tells_of_no_new_log_start() -> None:
+def test_partition_failed_retention_reports_no_new_log_start() -> None:
     log = SimpleNamespace(log_start_offset=3)
 
     def fails(*_: Any) -> None:
@@ -83,7 +83,9 @@ def test_retention_that_failed_tells_of_no_new_log_start() -> None:
         ({"purges": 1}, ["retention", "run", "settle", "complete", "told", "report"]),
     ],
 )  # fmt: skip
-async def test_each_setting_has_its_round(config: dict[str, Any], does: list[str], tmp_path: Path) -> None:
+async def test_housekeeping_runs_for_each_setting_that_needs_it(
+    config: dict[str, Any], does: list[str], tmp_path: Path
+) -> None:
     one = Kept("a")
     one.log.asked_start = config.pop("asked", 0)
     one.log.cleaning.purges = config.pop("purges", 0)
@@ -98,7 +100,7 @@ async def test_each_setting_has_its_round(config: dict[str, Any], does: list[str
 
 
 # ---- deletions -----------------------------------------------------------------------------------------------------------------
-async def test_after_the_end_nobody_is_asked_and_nothing_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletions_after_close_ask_nothing_and_delete_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletions_module, "_PAUSE_S", 0)
     asked: list[Any] = []
 
@@ -119,7 +121,7 @@ async def test_after_the_end_nobody_is_asked_and_nothing_is_deleted(monkeypatch:
 
 
 # ---- timers --------------------------------------------------------------------------------------------------------------------
-async def test_those_of_one_moment_fire_in_one_turn_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timers_of_the_same_moment_fire_in_order_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     timers, fired = Timers(), list[int]()
     monkeypatch.setattr(clock, "now_ns", lambda: 5_000)
     late = [Timer(lambda number=number: fired.append(number)) for number in range(4)]
@@ -136,7 +138,7 @@ async def test_those_of_one_moment_fire_in_one_turn_in_their_order(monkeypatch: 
 
 
 # ---- reads ---------------------------------------------------------------------------------------------------------------------
-async def test_who_waits_is_told_when_the_partition_goes() -> None:
+async def test_read_subjects_waiting_reader_is_answered_when_the_partition_closes() -> None:
     bus: Any = FakeBus()
     source: Any = Source()
     tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), Counter())
@@ -156,7 +158,7 @@ def armed(world: World) -> list[Any]:
     return [timer for _, timer in world.timers]
 
 
-def test_services_are_looked_after_while_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_services_timers_run_only_with_services(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 100 * NS_PER_S
     monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
     world, config = World(), ReplicationConfig()
@@ -185,7 +187,7 @@ def test_services_are_looked_after_while_there_are_any(monkeypatch: pytest.Monke
     assert [gone["service"] for gone in services.gone()] == ["bank"]
 
 
-def test_each_other_replica_is_told_how_services_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_services_report_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.say(hello(position=4, version=6))
     world.sent.clear()
@@ -199,7 +201,7 @@ def test_each_other_replica_is_told_how_services_are(monkeypatch: pytest.MonkeyP
     world.services.close()
 
 
-def test_while_nothing_is_new_and_all_are_well_they_are_told_half_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_services_report_half_as_often_while_unchanged_and_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 100 * NS_PER_S
     monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
     world = World()
@@ -231,7 +233,7 @@ def test_while_nothing_is_new_and_all_are_well_they_are_told_half_as_often(monke
     assert waits() == [REPORT_EVERY_S], "nor one that goes"
 
 
-def test_what_is_said_of_another_partition_or_by_a_stranger_is_left() -> None:
+def test_partition_services_ignore_messages_of_other_partitions_and_strangers() -> None:
     world = World()
     world.say(hello())
     world.say(frames.encode(service_pb2.ServiceAck(service="bank", stream="s", partition=7)))
@@ -246,7 +248,7 @@ def test_what_is_said_of_another_partition_or_by_a_stranger_is_left() -> None:
 
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
-async def test_a_scan_ends_with_its_log_and_with_its_segment(tmp_path: Path) -> None:
+async def test_scrub_scan_ends_with_its_log_or_segment(tmp_path: Path) -> None:
     for ends in ("The log is closed", "the segment is gone", "neither"):
         one = partition(tmp_path / ends, "a")
         scrub, _ = scrub_of(tmp_path / ends, one)

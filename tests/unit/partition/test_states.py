@@ -63,7 +63,7 @@ async def bench(pool: concurrent.futures.Executor) -> AsyncIterator[Bench]:
     await made.flusher.close()
 
 
-async def test_it_is_written_behind_hw_once_the_log_has_grown(bench: Bench) -> None:
+async def test_states_are_written_after_the_high_watermark_once_the_log_has_grown(bench: Bench) -> None:
     order: list[str] = []
     storage: Any = bench.log.storage
     real = storage.replace
@@ -91,7 +91,7 @@ async def test_it_is_written_behind_hw_once_the_log_has_grown(bench: Bench) -> N
     assert bench.states._writing is None, "a log that has failed is left alone"
 
 
-async def test_one_is_written_at_a_time_and_a_stop_waits_for_it(bench: Bench) -> None:
+async def test_states_are_written_without_overlap_and_a_stop_waits(bench: Bench) -> None:
     states, go_on = bench.states, threading.Event()
     real = states.writer.write
 
@@ -117,7 +117,7 @@ async def test_one_is_written_at_a_time_and_a_stop_waits_for_it(bench: Bench) ->
     assert (states.writer.written, states._writing) == (1, None)
 
 
-async def test_a_clean_stop_writes_what_has_come_since_and_a_start_begins_with_it(
+async def test_states_clean_stop_writes_the_latest_state_and_a_start_reads_it(
     bench: Bench, pool: concurrent.futures.Executor
 ) -> None:
     storage: Any = bench.log.storage

@@ -35,7 +35,7 @@ async def until(owner: Owner, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_deadlines_fire_in_order_and_not_early() -> None:
+async def test_timers_deadlines_fire_in_order_and_not_early() -> None:
     owner, now = Owner(Timers()), time.monotonic_ns()
     wanted = {"b": now + 40 * MS, "a": now + 10 * MS, "c": now + 41 * MS}
     for kind, at in wanted.items():
@@ -45,7 +45,7 @@ async def test_deadlines_fire_in_order_and_not_early() -> None:
     assert all(at >= wanted[kind] for kind, at in owner.fired)
 
 
-async def test_a_deadline_that_is_moved_fires_once_at_its_last_time() -> None:
+async def test_timers_moved_deadline_fires_once_at_its_last_time() -> None:
     owner, now = Owner(Timers()), time.monotonic_ns()
     owner.set("x", now + 200 * MS)
     owner.set("x", now + 5 * MS)
@@ -56,7 +56,7 @@ async def test_a_deadline_that_is_moved_fires_once_at_its_last_time() -> None:
     assert owner.fired[0][1] >= now + 30 * MS
 
 
-async def test_a_deadline_can_be_set_again_when_it_fires() -> None:
+async def test_timers_deadline_can_be_set_again_when_it_fires() -> None:
     timers, count = Timers(), 0
 
     def again() -> None:
@@ -73,7 +73,7 @@ async def test_a_deadline_can_be_set_again_when_it_fires() -> None:
     timers.cancel(timer)
 
 
-async def test_cancelled_deadlines_do_not_fire_even_by_one_of_the_same_moment() -> None:
+async def test_timers_cancelled_deadline_does_not_fire() -> None:
     timers, now = Timers(), time.monotonic_ns()
     owner = Owner(timers)
     timers.set(Timer(lambda: timers.cancel(owner.timer("cancelled in the same step"))), now)
@@ -85,7 +85,7 @@ async def test_cancelled_deadlines_do_not_fire_even_by_one_of_the_same_moment() 
     assert owner.kinds() == ["kept"]
 
 
-async def test_a_thousand_deadlines_of_one_moment_need_few_wake_ups() -> None:
+async def test_timers_thousand_deadlines_of_the_same_moment_need_few_wakeups() -> None:
     timers, now = Timers(), time.monotonic_ns()
     owner = Owner(timers)
     loop, wake_ups = asyncio.get_running_loop(), 0
@@ -103,7 +103,7 @@ async def test_a_thousand_deadlines_of_one_moment_need_few_wake_ups() -> None:
     assert wake_ups < 10
 
 
-async def test_after_close_nothing_fires() -> None:
+async def test_timers_after_close_fire_nothing() -> None:
     timers = Timers()
     owner = Owner(timers)
     owner.set("x", time.monotonic_ns())

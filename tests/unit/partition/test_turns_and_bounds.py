@@ -41,7 +41,7 @@ async def turns_of(work: Any, done: list[str]) -> list[str]:
     return done
 
 
-async def test_others_have_a_turn_after_every_sixteen_partitions(tmp_path: Path) -> None:
+async def test_housekeeping_yields_after_each_sixteen_partitions(tmp_path: Path) -> None:
     done: list[str] = []
     workers = Keeping([Kept(str(number)) for number in range(40)])
     for worker in workers:
@@ -61,7 +61,7 @@ async def test_others_have_a_turn_after_every_sixteen_partitions(tmp_path: Path)
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_how_far_the_scrub_is_stands_on_the_disk_every_ten_seconds(
+async def test_scrub_stores_its_position_each_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool
 ) -> None:
     """And nowhere between: a restart reads at most ten seconds' worth again. What is read ahead of its turn leaves the place alone."""
@@ -98,7 +98,7 @@ async def test_how_far_the_scrub_is_stands_on_the_disk_every_ten_seconds(
     assert sum(rested) == pytest.approx(scrub.read_bytes / 1000), "the rate, in bytes read a second"
 
 
-async def test_the_scrub_rests_so_many_times_as_long_as_it_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scrub_rests_in_proportion_to_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000, 2000, 3))
     monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=time.time))
     rested: list[float] = []
@@ -116,7 +116,7 @@ async def test_the_scrub_rests_so_many_times_as_long_as_it_worked(tmp_path: Path
 
 # ---- the driver ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
-async def test_every_step_is_said_where_that_is_asked_for_and_costs_nothing_elsewhere(
+async def test_driver_steps_are_logged_only_at_debug_level(
     level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -133,7 +133,7 @@ async def test_every_step_is_said_where_that_is_asked_for_and_costs_nothing_else
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
 
-def test_the_story_of_a_few_partitions_is_long_and_that_of_many_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_remembered_steps_shrink_with_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     replica: Any = SimpleNamespace()
     for others in (0, 1023, 1024, 2047, 8191, 100_000):
@@ -156,7 +156,7 @@ class Count:
 
 
 # ---- the end of a node's partitions --------------------------------------------------------------------------------------------
-async def test_after_the_end_nothing_is_planned_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partitions_stop_cancels_pending_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     node = partitions()
     seen: list[PartitionKey] = []
     keys = [PartitionKey("orders", "u1", number) for number in range(3)]
@@ -174,7 +174,7 @@ async def test_after_the_end_nothing_is_planned_any_more(monkeypatch: pytest.Mon
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
-async def test_who_steps_aside_waits_no_longer_than_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_step_aside_waits_no_longer_than_its_requester(monkeypatch: pytest.MonkeyPatch) -> None:
     """And takes publishes again only when who asked has given up, too."""
     waits: list[Any] = []
     one = Fed(KEY, leads=True)
@@ -198,12 +198,12 @@ async def test_who_steps_aside_waits_no_longer_than_who_asks(monkeypatch: pytest
 
 
 # ---- what is said --------------------------------------------------------------------------------------------------------------
-def test_lines_about_partitions_cost_less_than_a_hundredth_of_a_core() -> None:
+def test_chatter_log_lines_cost_less_than_a_hundredth_of_a_core() -> None:
     line_s = 20e-6
     assert 0.001 <= log_rate_limit.LINES_PER_S * line_s <= 0.01
 
 
-def test_a_second_has_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chatter_limit_resets_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [7.0]
     monkeypatch.setattr(log_rate_limit, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     said: list[str] = []

@@ -50,7 +50,7 @@ NAMES = {"replayed_end_offset": "replayedEndOffset", "newest_offset": "newestOff
 
 
 @pytest.mark.parametrize("kind", WISHES)
-async def test_a_wish_says_all_that_was_decided_under_the_same_name(kind: str) -> None:
+async def test_proposals_request_has_all_fields_of_its_effect(kind: str) -> None:
     effect_kind, ask, ours = WISHES[kind]
     group, effect = Group(), filled(effect_kind)
     proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ async def test_a_wish_says_all_that_was_decided_under_the_same_name(kind: str) -
         (pb.ControlResponse.UNKNOWN, None), (pb.ControlResponse.NOT_METADATA_LEADER, None),
     ],
 )  # fmt: skip
-async def test_only_a_clear_no_is_a_refusal_of_an_isr_change(error: Any, accepted: bool | None) -> None:
+async def test_proposals_isr_change_is_refused_only_by_a_definite_error(error: Any, accepted: bool | None) -> None:
     fed: list[Any] = []
     proposals = Proposals(Group(pb.ControlResponse(error=error)), "n1", 7)  # type: ignore[arg-type]
     effect = filled(do.ProposeIsr)
@@ -91,7 +91,7 @@ async def test_only_a_clear_no_is_a_refusal_of_an_isr_change(error: Any, accepte
     await proposals.close()
 
 
-async def test_wishes_go_on_being_sent() -> None:
+async def test_proposals_are_sent_one_after_another_until_the_close() -> None:
     group = Group()
     proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
     for count in (1, 2, 3):
@@ -103,7 +103,7 @@ async def test_wishes_go_on_being_sent() -> None:
     assert len(group.asked) == 3
 
 
-async def test_a_purge_that_is_done_is_told_once_it_is_news() -> None:
+async def test_proposals_report_a_finished_purge_once() -> None:
     wish = Purge(number=4, subjects=("x",), end_offset=9)
     state = PartitionState(partition=3, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1, purges=(wish,))
     group = Group()
@@ -116,7 +116,7 @@ async def test_a_purge_that_is_done_is_told_once_it_is_news() -> None:
 
 
 @pytest.mark.parametrize(("failed", "purges", "told"), [(False, True, True), (True, True, False), (False, False, False)])
-def test_a_worker_tells_what_its_log_is_done_with(failed: bool, purges: bool, told: bool) -> None:
+def test_partition_reports_purges_that_its_log_finished(failed: bool, purges: bool, told: bool) -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
         key=KEY, state=SimpleNamespace(purges=purges), executor=SimpleNamespace(storage_failed=failed),

@@ -19,7 +19,7 @@ from tests.unit.partition.shell_parts import KEY, worker
 
 
 @pytest.mark.parametrize("already", [False, True])
-def test_damage_is_checkpointed_before_the_replica_fails(already: bool) -> None:
+def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool) -> None:
     order: list[str] = []
     broken = worker(
         log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
@@ -34,7 +34,7 @@ def test_damage_is_checkpointed_before_the_replica_fails(already: bool) -> None:
 @pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("delete", [True, False])
 @pytest.mark.parametrize("fails", [None, StorageError("no"), OSError("no")])
-def test_an_end_is_clean_where_log_and_closing_were(healthy: bool, delete: bool, fails: Exception | None) -> None:
+def test_partition_end_is_clean_only_if_log_and_close_were(healthy: bool, delete: bool, fails: Exception | None) -> None:
     closed: list[bool] = []
 
     def close(*, clean: bool) -> None:
@@ -49,7 +49,7 @@ def test_an_end_is_clean_where_log_and_closing_were(healthy: bool, delete: bool,
 
 
 @pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(log_start_offset=7)])])
-def test_followers_hear_that_retention_has_moved_the_log_start(before: int, after: int, told: list[Any]) -> None:
+def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: int, after: int, told: list[Any]) -> None:
     log = SimpleNamespace(log_start_offset=before)
     held: list[Any] = []
     log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
@@ -74,7 +74,7 @@ def test_followers_hear_that_retention_has_moved_the_log_start(before: int, afte
 
 @pytest.mark.parametrize("in_isr", [True, False])
 @pytest.mark.parametrize("agrees", [True, False])
-def test_who_is_in_sync_is_in_the_isr_and_agrees_with_its_leader(in_isr: bool, agrees: bool) -> None:
+def test_partition_is_in_sync_inside_the_isr_and_in_agreement_with_its_leader(in_isr: bool, agrees: bool) -> None:
     replica = SimpleNamespace(may_serve_committed=lambda: agrees)
     state = SimpleNamespace(isr=frozenset({"n1", "n2"} if in_isr else {"n2"}))
     assert PartitionWorker.is_in_sync.fget(worker(state=state, replica=replica)) is (in_isr and agrees)  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_who_is_in_sync_is_in_the_isr_and_agrees_with_its_leader(in_isr: bool, a
 
 
 @pytest.mark.parametrize(("policy", "marked"), [("always", 0), ("interval:50", 1), ("none", 1)])
-async def test_a_stream_that_flushes_lazily_is_marked_before_its_log_is_opened(
+async def test_partition_with_lazy_flush_is_marked_before_its_log_opens(
     policy: str, marked: int, pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[Any] = []

@@ -106,13 +106,13 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> Wired:
     return Wired(monkeypatch)
 
 
-def test_every_part_of_a_worker_is_looked_at_here(wired: Wired) -> None:
+def test_partition_worker_has_all_expected_parts(wired: Wired) -> None:
     assert set(wired.given) == set(MADE)
     assert (wired.worker.key, wired.worker.config, wired.worker.log) == (KEY, CONFIG, wired.log)
     assert (wired.worker.set_aside, wired.worker.state) == (("quarantine",), None)
 
 
-def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None:
+def test_partition_replica_gets_the_nodes_settings_and_its_own_seed(wired: Wired) -> None:
     given, (seed,) = wired.taken("Replica", "seed")
     assert list(given.values()) == [
         "n7", 12, REPLICATION, "the node's intake", worker_module._REQUEST_ID_BASE, "the node's copy_pace",
@@ -130,7 +130,7 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
     assert len(set(seeds[1:])) == 3
 
 
-def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_ingest_gets_its_streams_rules_and_its_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(wired.given["derived_state"].values()) == [
         wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns,
     ]  # fmt: skip
@@ -166,7 +166,7 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
     assert list(wired.given["PendingAcks"].values()) == ["the link of publishes", KEY, OWN_SUBJECT, times]
 
 
-def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
+def test_partition_standby_gets_its_own_link_and_limits(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
     given, (reader, heard, on_lost, on_unreadable) = wired.taken("Standby", "reader", "heard", "on_lost", "on_unreadable")
     assert given == {
         "shell": "the link of standbys", "subject": OWN_SUBJECT, "replica": wired.parts["Replica"], "log": wired.log,
@@ -180,7 +180,7 @@ def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wire
     assert caplog.messages == ["orders/3: what was heard can't be looked for in its log: gone"]
 
 
-def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired) -> None:
+def test_partition_services_reads_and_replication_get_their_dependencies(wired: Wired) -> None:
     given, (feed, hand_over, _) = wired.taken("PartitionServices", "feed", "hand_over", "report_ended")
     assert given == {
         "bus": "the link of replication", "key": KEY, "node_id": "n7", "incarnation": 12, "config": REPLICATION, "compacted": True,
@@ -207,7 +207,7 @@ def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired
     ]  # fmt: skip
 
 
-def test_flushes_are_told_to_the_replica_to_the_node_and_to_the_executor(wired: Wired) -> None:
+def test_partition_flusher_reports_to_replica_node_and_executor(wired: Wired) -> None:
     given, (flushed, failed, took) = wired.taken("Flusher", "flushed", "failed", "took")
     assert given == {
         "log": wired.log, "policy": CONFIG.flush, "pool": "the node's pool", "timers": "the node's timers",
@@ -229,7 +229,7 @@ def test_flushes_are_told_to_the_replica_to_the_node_and_to_the_executor(wired: 
     assert wired.parts["ReplicaDriver"].execute == "executes"
 
 
-def test_the_executor_works_with_the_parts_of_this_partition(wired: Wired) -> None:
+def test_partition_executor_gets_the_parts_of_its_partition(wired: Wired) -> None:
     worker, (given, (high_watermark, leader, feed)) = wired.worker, wired.taken("Tools", "high_watermark", "leader", "feed")
     own = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     nodes = {"promises", "timers", "notifications", "quiet", "probes", "proposals", "counters", "step_aside"}

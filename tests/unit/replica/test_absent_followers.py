@@ -32,7 +32,7 @@ def absent(leader: Stepped, replica: str) -> list[str]:
     return sorted(proposals[0].isr) if proposals else []
 
 
-def test_a_silent_follower_is_asked_for_and_leaves_when_it_is_absent_twice() -> None:
+def test_silent_follower_reported_absent_twice_leaves_the_isr() -> None:
     leader = leads()
     leader.publish()
     leader.fetch("b", 1)
@@ -44,7 +44,7 @@ def test_a_silent_follower_is_asked_for_and_leaves_when_it_is_absent_twice() -> 
     assert absent(leader, "c") == ["a", "b"]
 
 
-def test_a_fetch_in_between_makes_it_present() -> None:
+def test_follower_that_fetches_between_two_probes_stays_in_the_isr() -> None:
     leader = leads()
     leader.publish()
     leader.fetch("b", 1)
@@ -60,7 +60,7 @@ def test_a_fetch_in_between_makes_it_present() -> None:
     assert absent(leader, "c") == ["a", "b"]
 
 
-def test_nobody_is_asked_for_who_does_not_hold_back_what_is_flushed() -> None:
+def test_leader_probes_only_followers_that_hold_back_the_high_watermark() -> None:
     leader = leads()
     leader.fire(PROBE)
     assert probed(leader) == []
@@ -75,7 +75,7 @@ def test_nobody_is_asked_for_who_does_not_hold_back_what_is_flushed() -> None:
     assert not leader.replica._shared.deadlines.is_set(PROBE)
 
 
-def test_who_fetches_is_not_asked_for_however_slow_it_is() -> None:
+def test_leader_does_not_probe_a_slow_follower_that_fetches() -> None:
     leader = leads()
     leader.publish(5)
     for _ in range(20):
@@ -87,7 +87,7 @@ def test_who_fetches_is_not_asked_for_however_slow_it_is() -> None:
             assert probed(leader) == []
 
 
-def test_absence_leaves_no_leader_alone_and_does_not_go_below_min_isr() -> None:
+def test_absent_followers_never_shrink_the_isr_below_min_isr() -> None:
     for partition in ({"min_isr": 1}, {"min_isr": 2}, {"min_isr": 3}):
         leader = leads(**partition)
         leader.publish()
@@ -99,7 +99,7 @@ def test_absence_leaves_no_leader_alone_and_does_not_go_below_min_isr() -> None:
             assert absent(leader, replica) == [], partition
 
 
-def test_a_quorum_waits_for_nobody() -> None:
+def test_quorum_leader_probes_no_follower() -> None:
     leader = leads(policy=CommitPolicy.QUORUM)
     leader.publish()
     leader.fetch("b", 1)
@@ -108,18 +108,18 @@ def test_a_quorum_waits_for_nobody() -> None:
     assert probed(leader) == []
 
 
-def test_it_can_be_switched_off() -> None:
+def test_follower_probe_can_be_disabled() -> None:
     leader = Stepped("a", ReplicationConfig(follower_ping_delay_s=0)).leads()
     leader.publish()
     assert not leader.replica._shared.deadlines.is_set(PROBE)
 
 
-def test_a_follower_does_not_care_who_is_absent() -> None:
+def test_follower_ignores_absence_reports() -> None:
     follower = Stepped("b").follows()
     assert follower.step(ev.ReplicaAbsent(replica="c")) == []
 
 
-def test_who_has_left_the_isr_by_itself_comes_back_only_when_it_has_fetched_again() -> None:
+def test_follower_that_left_the_isr_rejoins_only_after_a_new_fetch() -> None:
     """A replica whose disk failed says so, and does no more; it was caught up a moment ago [L8]."""
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=1, isr="abc"))
     leader.publish(2)

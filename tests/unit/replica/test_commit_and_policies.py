@@ -28,24 +28,24 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.js
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[v["name"] for v in VECTORS])
-def test_the_high_watermark_is_that_of_the_vectors(vector: dict) -> None:
+def test_high_watermark_matches_the_vectors(vector: dict) -> None:
     isr = vector["isr"]
     assert isr_high_watermark(vector["newest"], isr, len(isr), vector["min_isr"], vector["hw_before"]) == vector["hw"]
 
 
-def test_an_unknown_position_holds_the_watermark() -> None:
+def test_high_watermark_waits_for_an_unknown_follower_position() -> None:
     assert isr_high_watermark({"a": 9, "b": None}, "ab", 2, 1, 3) == 3
     assert isr_high_watermark({"a": 9}, "ab", 2, 1, 3) == 3
 
 
-def test_a_member_in_flight_counts() -> None:
+def test_high_watermark_counts_a_member_of_an_isr_change_in_flight() -> None:
     common = {"replicas": "abc", "isr": frozenset("ab"), "min_isr": 1, "epoch_start_offset": 0, "high_watermark": -1}
     positions = {"a": 9, "b": 9, "c": 2}
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("abc"), **common) == 2
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("ab"), **common) == 9
 
 
-def test_quorum_follows_the_median_and_commits_nothing_of_older_epochs_alone() -> None:
+def test_quorum_high_watermark_is_the_median_and_needs_a_record_of_this_epoch() -> None:
     positions = {"a": 9, "b": 7, "c": None}
     assert quorum_high_watermark(positions, "abc", 3, 2, epoch_start_offset=7, high_watermark=1) == 7
     assert quorum_high_watermark(positions, "abc", 3, 2, epoch_start_offset=8, high_watermark=1) == 1
@@ -54,7 +54,7 @@ def test_quorum_follows_the_median_and_commits_nothing_of_older_epochs_alone() -
     assert quorum_high_watermark(positions, "abc", 1, 2, epoch_start_offset=0, high_watermark=1) == 1
 
 
-def test_a_position_is_set_not_only_raised_and_dies_with_the_incarnation() -> None:
+def test_follower_position_may_fall_and_is_dropped_with_the_incarnation() -> None:
     progress = FollowerProgress(caught_up_ns=0)
     progress.incarnation_is(4)
     progress.fetched(9, 1, 10, 100)
@@ -65,7 +65,7 @@ def test_a_position_is_set_not_only_raised_and_dies_with_the_incarnation() -> No
     assert not progress.was_caught_up
 
 
-def test_a_follower_one_fetch_behind_a_busy_leader_is_caught_up() -> None:
+def test_follower_one_fetch_behind_a_busy_leader_counts_as_caught_up() -> None:
     progress = FollowerProgress(caught_up_ns=0)
     for turn in range(1, 50):
         progress.fetched(turn * 10 - 1, turn, turn * 10 + 10, turn * 1000)
@@ -77,7 +77,7 @@ def joins(position: int, hw: int, start: int, live: int = 1) -> bool:
     return may_join(progress, live, hw, start)
 
 
-def test_joining_needs_the_watermark_and_the_epoch_start_and_the_live_incarnation() -> None:
+def test_follower_joins_with_the_high_watermark_the_epoch_start_and_a_live_incarnation() -> None:
     assert joins(49, 40, 50)
     assert not joins(45, 40, 50)  # at HW, below the epoch's start: KAFKA-7128
     assert not joins(49, 50, 50)
@@ -85,7 +85,7 @@ def test_joining_needs_the_watermark_and_the_epoch_start_and_the_live_incarnatio
     assert not joins(49, 40, 50, live=0)
 
 
-def test_the_wanted_isr_drops_the_fenced_and_the_late() -> None:
+def test_wanted_isr_drops_fenced_and_lagging_followers() -> None:
     followers = {
         name: FollowerProgress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))
     }
@@ -106,7 +106,7 @@ def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
     return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
-def test_reconcile_cuts_to_the_largest_common_prefix_and_asks_again() -> None:
+def test_reconcile_truncates_to_the_largest_common_prefix_and_asks_again() -> None:
     own = log(((1, 0), (3, 10)), 14)
     assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
     own.cut(10)
@@ -118,13 +118,13 @@ def test_reconcile_with_the_same_epoch_needs_one_answer() -> None:
     assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Cut(10, agreed=True)
 
 
-def test_reconcile_with_a_leader_that_knows_no_such_epoch_begins_afresh() -> None:
+def test_reconcile_with_an_unknown_epoch_starts_afresh() -> None:
     assert reconcile(log(((1, 0),), 14), answer(0, -1)) == StartAfresh(0)
     assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == StartAfresh(40)
     assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)
 
 
-def test_both_sets_count_until_the_image_shows_the_outcome() -> None:
+def test_isr_change_in_flight_counts_both_sets_until_the_image_decides() -> None:
     change, isr = IsrChange(), frozenset("ab")
     change.proposed(frozenset("abc"))
     change.unanswered(0)
@@ -136,14 +136,14 @@ def test_both_sets_count_until_the_image_shows_the_outcome() -> None:
     assert change.maximal(isr) == isr
 
 
-def test_a_refused_change_is_forgotten() -> None:
+def test_isr_change_that_is_rejected_is_forgotten() -> None:
     change = IsrChange()
     change.proposed(frozenset("abc"))
     change.refused(5)
     assert change.maximal(frozenset("ab")) == frozenset("ab")
 
 
-def test_the_lease_runs_from_when_the_heartbeat_was_sent() -> None:
+def test_lease_begins_when_the_heartbeat_was_sent() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
     lease.heard(50)
@@ -152,7 +152,7 @@ def test_the_lease_runs_from_when_the_heartbeat_was_sent() -> None:
     assert not lease.is_current(150)
 
 
-def test_backoff_grows_to_its_bound_and_is_the_same_for_the_same_seed() -> None:
+def test_backoff_grows_to_its_bound_and_depends_only_on_the_seed() -> None:
     first, same, other = Backoff(100, 1000, 1), Backoff(100, 1000, 1), Backoff(100, 1000, 2)
     waits = [first.next_ns() for _ in range(8)]
     assert waits == [same.next_ns() for _ in range(8)]
@@ -162,7 +162,7 @@ def test_backoff_grows_to_its_bound_and_is_the_same_for_the_same_seed() -> None:
     assert first.next_ns() < 100
 
 
-def test_a_waiter_is_told_once() -> None:
+def test_waiter_is_signaled_once() -> None:
     waiters = Waiters()
     waiter = Waiter("b", 10, 0)
     waiters.register(waiter)

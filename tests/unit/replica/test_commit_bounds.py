@@ -16,7 +16,7 @@ from tests.unit.replica.stepping import Stepped, state
 
 @pytest.mark.parametrize("min_isr", [1, 2, 3])
 @pytest.mark.parametrize("isr_count", [1, 2, 3])
-def test_hw_by_the_isr_is_the_lowest_of_all_and_waits_for_min_isr(min_isr: int, isr_count: int) -> None:
+def test_isr_high_watermark_is_the_lowest_position_and_needs_min_isr(min_isr: int, isr_count: int) -> None:
     members = "abc"[:isr_count]
     positions: dict[str, int | None] = {"a": 9, "b": 7, "c": 5}
     found = isr_high_watermark(positions, members, isr_count, min_isr, 4)
@@ -28,14 +28,14 @@ def test_hw_by_the_isr_is_the_lowest_of_all_and_waits_for_min_isr(min_isr: int, 
 @pytest.mark.parametrize(
     ("replicas", "min_isr", "hw"), [("abc", 1, 7), ("abc", 2, 7), ("abc", 3, 5), ("abcd", 1, 5), ("abcde", 4, 3)]
 )
-def test_hw_by_quorum_takes_a_majority_and_min_isr_and_this_epochs_records(replicas: str, min_isr: int, hw: int) -> None:
+def test_quorum_high_watermark_needs_a_majority_min_isr_and_this_epoch(replicas: str, min_isr: int, hw: int) -> None:
     positions: dict[str, int | None] = dict(zip("abcde", (9, 7, 5, 3, 1), strict=True))
     for epoch_start in range(12):
         found = quorum_high_watermark(positions, replicas, len(replicas), min_isr, epoch_start, 0)
         assert found == (hw if hw >= epoch_start else 0), epoch_start
 
 
-def test_a_leader_counts_what_it_has_flushed_and_no_more() -> None:
+def test_leader_high_watermark_counts_only_its_flushed_records() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(5, flush=False)
     for follower in "bc":
@@ -47,7 +47,7 @@ def test_a_leader_counts_what_it_has_flushed_and_no_more() -> None:
     assert leader.replica.high_watermark == 4
 
 
-def test_by_quorum_hw_stays_at_or_below_the_leaders_own_flush() -> None:
+def test_quorum_high_watermark_never_exceeds_the_flush_of_the_leader() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
     leader.publish(5, flush=False)
     for follower in "bc":
@@ -57,7 +57,7 @@ def test_by_quorum_hw_stays_at_or_below_the_leaders_own_flush() -> None:
     assert leader.replica.high_watermark == 1
 
 
-def test_a_fetch_of_a_fenced_process_is_served_and_does_not_count() -> None:
+def test_fetch_of_a_fenced_incarnation_is_answered_and_not_counted() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})  # c is fenced
     leader.publish(3)
@@ -73,7 +73,7 @@ def test_a_fetch_of_a_fenced_process_is_served_and_does_not_count() -> None:
     assert leader.replica.high_watermark == 2
 
 
-def test_a_fetch_that_names_no_process_is_served_and_does_not_count() -> None:
+def test_fetch_without_an_incarnation_is_answered_and_not_counted() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 2)
@@ -83,7 +83,7 @@ def test_a_fetch_that_names_no_process_is_served_and_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(("copy_epoch", "counts"), [(0, False), (3, False), (4, True)])
-def test_a_learner_counts_with_the_copy_that_it_makes_and_no_other(copy_epoch: int, counts: bool) -> None:
+def test_learner_fetch_counts_only_with_its_current_copy_epoch(copy_epoch: int, counts: bool) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     held = state(leader_epoch=2, epoch=2)
     learning = replace(held, state=replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=4))
@@ -95,7 +95,7 @@ def test_a_learner_counts_with_the_copy_that_it_makes_and_no_other(copy_epoch: i
     assert desk.newest_offset_of("d") == (1 if counts else None)
 
 
-def test_by_quorum_the_leader_is_one_of_the_majority() -> None:
+def test_quorum_majority_includes_the_leader() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
     leader.publish(3)
     leader.fetch("b", 2)
@@ -105,7 +105,7 @@ def test_by_quorum_the_leader_is_one_of_the_majority() -> None:
 @pytest.mark.parametrize(
     ("offset", "reason"), [(-1, None), (0, None), (2, None), (3, RefusalReason.DIVERGED), (4, RefusalReason.DIVERGED)]
 )
-def test_where_a_follower_may_be(offset: int, reason: RefusalReason | None) -> None:
+def test_follower_fetch_offset_is_accepted_or_rejected_with_the_reason(offset: int, reason: RefusalReason | None) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", offset)
@@ -115,7 +115,7 @@ def test_where_a_follower_may_be(offset: int, reason: RefusalReason | None) -> N
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 1000), (999, 999), (1000, 1000), (1001, 1000)])
-def test_answers_are_as_large_as_both_sides_allow(asked: int, given: int) -> None:
+def test_fetch_response_size_is_the_smaller_of_both_limits(asked: int, given: int) -> None:
     leader = Stepped("a", ReplicationConfig(replication_max_bytes=1_000_000)).leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", -1, max_bytes=asked * 1000)
@@ -123,7 +123,7 @@ def test_answers_are_as_large_as_both_sides_allow(asked: int, given: int) -> Non
 
 
 @pytest.mark.parametrize(("incarnation", "heard"), [(1, True), (0, False)])
-def test_complaints_of_the_living_are_looked_into(incarnation: int, heard: bool) -> None:
+def test_damage_report_of_a_live_follower_makes_the_leader_recheck_its_log(incarnation: int, heard: bool) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", -1, bad_offset=1, incarnation=incarnation)
@@ -132,7 +132,7 @@ def test_complaints_of_the_living_are_looked_into(incarnation: int, heard: bool)
         assert (leader.only(do.RecheckLog).offset, leader.only(do.RecheckLog).replica) == (1, "b")
 
 
-def test_an_answer_that_was_kept_tells_hw_once() -> None:
+def test_waiting_fetch_that_is_answered_has_the_current_high_watermark() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     for follower in "bc":
         leader.fetch(follower, -1, awaits_more=True)

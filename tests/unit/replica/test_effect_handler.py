@@ -8,14 +8,14 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication.effects import EffectHandler, acts_of, method_name
 
 
-def test_a_method_for_each_effect_and_no_other() -> None:
+def test_effect_handler_has_one_method_per_effect() -> None:
     methods = {name: hint for name, hint in vars(EffectHandler).items() if callable(hint) and not name.startswith("_")}
     assert set(methods) == {method_name(effect) for effect in get_args(do.Effect)}
     for effect in get_args(do.Effect):
         assert get_type_hints(methods[method_name(effect)])["effect"] is effect
 
 
-def test_each_effect_goes_to_its_method() -> None:
+def test_effect_handler_passes_each_effect_to_its_method() -> None:
     class Handler:
         def __getattr__(self, name: str) -> object:
             return lambda effect: f"{name} {effect}"

@@ -12,7 +12,7 @@ from liftpy.core.replication.events import Deadline
 from tests.unit.replica.stepping import S, Stepped, idle, state
 
 
-def test_it_fetches_appends_flushes_and_only_then_acknowledges() -> None:
+def test_follower_acknowledges_fetched_records_only_after_the_flush() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).offset == -1
     follower.answered([(0, 2, 1), (3, 4, 1)], 1)
@@ -26,7 +26,7 @@ def test_it_fetches_appends_flushes_and_only_then_acknowledges() -> None:
     assert (fetch.offset, fetch.offset_epoch) == (4, 1)
 
 
-def test_the_watermark_is_never_above_its_own_log() -> None:
+def test_follower_high_watermark_never_exceeds_its_log() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], 100)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -43,7 +43,7 @@ def test_the_watermark_is_never_above_its_own_log() -> None:
         [(0, -1, 1)],
     ],
 )
-def test_a_wrong_answer_is_dropped_and_asked_for_again_after_a_pause(spans: list) -> None:
+def test_follower_drops_an_invalid_answer_and_fetches_again_after_a_pause(spans: list) -> None:
     follower = Stepped("b").follows()
     follower.answered(spans, 5)
     assert follower.has(do.DropFetched)
@@ -53,7 +53,7 @@ def test_a_wrong_answer_is_dropped_and_asked_for_again_after_a_pause(spans: list
     assert follower.has(do.SendFetch)
 
 
-def test_an_answer_to_another_request_is_not_used() -> None:
+def test_follower_drops_an_answer_to_another_request() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([(0, 2, 1)], 5, request=request + 1)
@@ -64,13 +64,13 @@ def test_an_answer_to_another_request_is_not_used() -> None:
     assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
 
 
-def test_it_sleeps_when_caught_up_and_a_notification_ends_the_sleep() -> None:
+def test_caught_up_follower_is_idle_until_a_wake_up() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     assert follower.only(do.SendFetch).offset == 2
 
 
-def test_while_it_sleeps_more_may_come_to_the_fetch_that_was_answered_with_nothing() -> None:
+def test_idle_follower_accepts_records_for_its_answered_fetch() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1, request=request)
@@ -89,7 +89,7 @@ def test_while_it_sleeps_more_may_come_to_the_fetch_that_was_answered_with_nothi
     assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
 
 
-def test_a_piece_ends_its_request_and_the_next_one_has_a_time_of_its_own() -> None:
+def test_follower_fragment_ends_its_request_and_the_next_has_its_own_timeout() -> None:
     follower = Stepped("b").follows()
     first = follower.only(do.SendFetch)
     follower.step(ev.FetchPieceArrived(request_id=first.request_id, leader_epoch=1), after_s=1)
@@ -107,7 +107,7 @@ def test_a_piece_ends_its_request_and_the_next_one_has_a_time_of_its_own() -> No
     assert follower.only(do.AppendFetched).last_offset == 2
 
 
-def test_a_second_answer_that_does_not_fit_ends_the_sleep_with_a_back_off() -> None:
+def test_idle_follower_backs_off_after_an_invalid_second_answer() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1, request=request)
@@ -116,13 +116,13 @@ def test_a_second_answer_that_does_not_fit_ends_the_sleep_with_a_back_off() -> N
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
 
 
-def test_an_unreadable_second_answer_changes_nothing() -> None:
+def test_idle_follower_ignores_an_unreadable_second_answer() -> None:
     follower = idle()
     follower.step(ev.RequestFailed(request_id=follower.replica._role._idle_request_id, reason="unreadable"))
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
-def test_a_second_answer_without_records_tells_of_hw_and_the_wait_goes_on() -> None:
+def test_idle_follower_takes_the_high_watermark_of_an_empty_second_answer() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -140,7 +140,7 @@ def test_a_second_answer_without_records_tells_of_hw_and_the_wait_goes_on() -> N
     assert follower.has(do.AppendFetched), "the fetch can still be answered with more"
 
 
-def test_a_second_answer_of_another_epoch_or_fetch_tells_nothing() -> None:
+def test_idle_follower_ignores_a_second_answer_of_another_epoch_or_fetch() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -153,7 +153,7 @@ def test_a_second_answer_of_another_epoch_or_fetch_tells_nothing() -> None:
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
-def test_it_fetches_after_every_idle_wait() -> None:
+def test_idle_follower_fetches_after_each_idle_wait() -> None:
     follower = idle()
     before = follower.now_ns
     follower.fire(Deadline.FETCH)
@@ -161,7 +161,7 @@ def test_it_fetches_after_every_idle_wait() -> None:
     assert follower.has(do.SendFetch)
 
 
-def test_a_wake_up_that_overtakes_its_empty_answer_is_not_lost() -> None:
+def test_follower_wake_up_before_its_empty_answer_causes_one_fetch() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.step(ev.WokenUp())
@@ -172,7 +172,7 @@ def test_a_wake_up_that_overtakes_its_empty_answer_is_not_lost() -> None:
     assert follower.replica.phase == "FOLLOWER_IDLE", "one wake-up is one fetch"
 
 
-def test_a_wake_up_during_a_flush_is_not_lost() -> None:
+def test_follower_wake_up_during_a_flush_causes_a_fetch() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], 0)
     follower.step(ev.WokenUp())
@@ -180,7 +180,7 @@ def test_a_wake_up_during_a_flush_is_not_lost() -> None:
     assert follower.has(do.SendFetch)
 
 
-def test_errors_back_off_and_never_lead_into_the_idle_sleep() -> None:
+def test_follower_backs_off_after_errors_and_never_idles() -> None:
     follower = Stepped("b").follows()
     waits = []
     for _ in range(6):
@@ -193,7 +193,7 @@ def test_errors_back_off_and_never_lead_into_the_idle_sleep() -> None:
     assert max(waits) <= 1.0
 
 
-def test_no_answer_is_a_failure_and_a_late_answer_is_not_used() -> None:
+def test_follower_without_an_answer_backs_off_and_drops_the_late_answer() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.fire(Deadline.REQUEST)
@@ -203,7 +203,7 @@ def test_no_answer_is_a_failure_and_a_late_answer_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_connection_that_is_back_has_lost_what_was_asked_so_it_asks_again_without_waiting_for_a_time_out(waits: bool) -> None:
+def test_follower_fetches_again_at_once_after_a_reconnect(waits: bool) -> None:
     follower = idle() if waits else Stepped("b").follows()
     follower.step(ev.DataPathChanged(is_up=False))
     follower.step(ev.DataPathChanged(is_up=True), 0.2)
@@ -218,7 +218,7 @@ def test_a_connection_that_is_back_has_lost_what_was_asked_so_it_asks_again_with
 
 
 @pytest.mark.parametrize("end", [0, 3])
-def test_a_follower_asks_a_candidate_only_after_a_while(end: int) -> None:
+def test_follower_asks_a_candidate_only_after_a_delay(end: int) -> None:
     follower = idle(end)
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     assert not follower.has(do.SendEpochQuery)
@@ -230,7 +230,7 @@ def test_a_follower_asks_a_candidate_only_after_a_while(end: int) -> None:
     assert not follower.has(do.SendFetch)
 
 
-def test_a_change_of_the_isr_does_not_shorten_a_back_off() -> None:
+def test_follower_backoff_is_not_shortened_by_an_isr_change() -> None:
     follower = idle()
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
@@ -245,7 +245,7 @@ def test_a_change_of_the_isr_does_not_shorten_a_back_off() -> None:
 
 
 @pytest.mark.parametrize("end", [0, 3])
-def test_a_notice_of_the_new_leader_ends_the_wait_as_its_leadership_does(end: int) -> None:
+def test_follower_backoff_ends_with_a_notice_of_the_new_leader(end: int) -> None:
     follower = idle(end)
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     follower.step(

@@ -13,7 +13,7 @@ from tests.unit.replica.stepping import Stepped, idle, state
 
 
 @pytest.mark.parametrize(("high_watermark", "log_start"), [(9, 0), (9, 5), (12, 0), (1 << 60, 1 << 60), (9, -5)])
-def test_a_notice_wakes_and_changes_neither_the_log_nor_what_readers_see(high_watermark: int, log_start: int) -> None:
+def test_notice_wakes_the_follower_without_changing_log_or_high_watermark(high_watermark: int, log_start: int) -> None:
     """Nobody asked for it: it may be anybody's. What it says is asked for, and believed when the leader answers."""
     follower = Stepped("b").follows()
     follower.answered([(0, 9, 1)], -1)
@@ -34,7 +34,7 @@ def test_a_notice_wakes_and_changes_neither_the_log_nor_what_readers_see(high_wa
 
 
 @pytest.mark.parametrize("high_watermark", [3, 2, -1])
-def test_a_notice_without_news_is_no_reason_to_fetch(high_watermark: int) -> None:
+def test_notice_without_news_causes_no_fetch(high_watermark: int) -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 9, 1)], -1)
     follower.step(ev.LogFlushed(end_offset=10))
@@ -48,7 +48,7 @@ def test_a_notice_without_news_is_no_reason_to_fetch(high_watermark: int) -> Non
     assert follower.out == []
 
 
-def test_the_first_sign_of_a_leader_makes_the_follower_ask_anew_and_only_the_first() -> None:
+def test_first_notice_of_a_leader_repeats_the_pending_fetch_once() -> None:
     follower = Stepped("b").follows()
     lost = follower.only(do.SendFetch)
     follower.step(
@@ -67,7 +67,7 @@ def test_the_first_sign_of_a_leader_makes_the_follower_ask_anew_and_only_the_fir
     assert not follower.has(do.SendFetch)
 
 
-def test_a_question_that_reached_only_the_leader_before_is_asked_again_when_the_new_one_speaks() -> None:
+def test_first_notice_of_a_new_leader_repeats_the_epoch_query() -> None:
     follower = Stepped("b").opened(10, 5, ((1, 0),))
     follower.told(state(leader="c", leader_epoch=2))
     lost = follower.only(do.SendEpochQuery)
@@ -78,7 +78,7 @@ def test_a_question_that_reached_only_the_leader_before_is_asked_again_when_the_
     assert follower.replica.high_watermark == 5
 
 
-def test_a_notice_of_another_epoch_is_ignored() -> None:
+def test_notice_of_another_epoch_is_ignored() -> None:
     follower = idle()
     follower.step(
         ev.NoticeReceived(leader="a", leader_epoch=2, epoch=9, epoch_start_offset=0, high_watermark=9, log_start_offset=5)
@@ -86,7 +86,7 @@ def test_a_notice_of_another_epoch_is_ignored() -> None:
     assert follower.out == []
 
 
-def test_a_silent_leader_is_reported_again_and_again() -> None:
+def test_follower_reports_a_silent_leader_repeatedly() -> None:
     follower = idle()
     follower.fire(Deadline.LEADER)
     report = follower.only(do.ReportLeader)
@@ -95,7 +95,7 @@ def test_a_silent_leader_is_reported_again_and_again() -> None:
     assert follower.has(do.ReportLeader)
 
 
-def test_a_leader_that_answers_is_not_reported() -> None:
+def test_follower_does_not_report_a_leader_that_answers() -> None:
     follower = idle(config=ReplicationConfig(idle_polls_before_quiet=3))
     follower.fire(Deadline.FETCH)
     follower.answered([], 2)
@@ -103,7 +103,7 @@ def test_a_leader_that_answers_is_not_reported() -> None:
     assert not follower.has(do.ReportLeader)
 
 
-def test_a_follower_that_stood_still_does_not_blame_the_leader() -> None:
+def test_follower_that_stood_still_does_not_report_its_leader() -> None:
     follower = idle()
     follower.fire(Deadline.LEADER, late_s=20)
     assert not follower.has(do.ReportLeader)
@@ -111,13 +111,13 @@ def test_a_follower_that_stood_still_does_not_blame_the_leader() -> None:
     assert follower.has(do.ReportLeader)
 
 
-def test_a_follower_outside_the_isr_reports_nobody() -> None:
+def test_follower_outside_the_isr_reports_no_leader() -> None:
     follower = Stepped("b").follows(state(isr="ac"))
     follower.fire(Deadline.LEADER)
     assert not follower.has(do.ReportLeader)
 
 
-def test_a_new_epoch_of_the_same_leader_is_followed_anew() -> None:
+def test_follower_reconciles_again_with_a_new_epoch_of_the_same_leader() -> None:
     follower = idle()
     follower.told(state(leader_epoch=2, epoch=2))
     assert follower.has(do.SendEpochQuery)
@@ -125,7 +125,7 @@ def test_a_new_epoch_of_the_same_leader_is_followed_anew() -> None:
     assert follower.sent() == [], "another ISR is no reason to begin again"
 
 
-def test_in_an_election_it_stops_fetching_and_tells_its_position() -> None:
+def test_follower_in_an_election_stops_fetching_and_reports_its_position() -> None:
     follower = idle()
     follower.told(state(leader="", status=PartitionStatus.ELECTION, epoch=2))
     assert follower.replica.role == "WAITING"
@@ -134,7 +134,7 @@ def test_in_an_election_it_stops_fetching_and_tells_its_position() -> None:
     assert follower.out == []
 
 
-def test_follower_that_is_answered_again_with_nothing_takes_it_for_a_sign_of_life() -> None:
+def test_follower_takes_an_empty_second_answer_for_a_sign_of_life() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1)

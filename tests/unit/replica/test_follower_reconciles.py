@@ -9,7 +9,7 @@ from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import Stepped, idle, state
 
 
-def test_after_a_restart_it_reconciles_before_it_fetches() -> None:
+def test_restarted_follower_reconciles_before_it_fetches() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0), (3, 10)))
     follower.told(state(leader_epoch=5))
     query = follower.only(do.SendEpochQuery)
@@ -36,7 +36,7 @@ def test_after_a_restart_it_reconciles_before_it_fetches() -> None:
     assert (fetch.offset, fetch.offset_epoch) == (7, 1)
 
 
-def test_no_answer_never_cuts() -> None:
+def test_follower_without_an_epoch_answer_never_truncates() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0),))
     follower.told(state(leader_epoch=5))
     for _ in range(5):
@@ -46,7 +46,7 @@ def test_no_answer_never_cuts() -> None:
     assert follower.replica.log.log_end_offset == 14
 
 
-def test_an_answer_of_another_epoch_is_not_used() -> None:
+def test_follower_ignores_an_epoch_answer_of_another_leader_epoch() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0),))
     follower.told(state(leader_epoch=5))
     follower.step(
@@ -62,7 +62,7 @@ def test_an_answer_of_another_epoch_is_not_used() -> None:
     assert follower.replica.phase == "FOLLOWER_RECONCILE_BACKOFF"
 
 
-def test_an_unflushed_tail_is_flushed_before_the_first_fetch() -> None:
+def test_follower_flushes_its_tail_before_the_first_fetch() -> None:
     node = Stepped("a").leads()
     node.publish(3, flush=False)
     node.told(state("b", epoch=2, leader_epoch=3))
@@ -80,7 +80,7 @@ def test_an_unflushed_tail_is_flushed_before_the_first_fetch() -> None:
     assert node.only(do.SendFetch).offset == 2
 
 
-def test_a_diverged_fetch_leads_back_to_reconciliation() -> None:
+def test_follower_whose_fetch_diverged_reconciles_again() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(
@@ -92,7 +92,7 @@ def test_a_diverged_fetch_leads_back_to_reconciliation() -> None:
     assert follower.has(do.SendEpochQuery)
 
 
-def test_behind_the_log_start_it_starts_afresh() -> None:
+def test_follower_behind_the_log_start_starts_afresh() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(
@@ -112,7 +112,7 @@ def test_behind_the_log_start_it_starts_afresh() -> None:
     assert follower.replica.high_watermark == 44
 
 
-def test_a_log_start_inside_its_own_log_is_no_reason_to_start_afresh() -> None:
+def test_follower_with_the_log_start_inside_its_log_does_not_start_afresh() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(
@@ -126,7 +126,7 @@ def test_a_log_start_inside_its_own_log_is_no_reason_to_start_afresh() -> None:
     assert not follower.has(do.StartLogAfresh)
 
 
-def test_a_cut_below_the_own_watermark_takes_it_along_after_an_unclean_election() -> None:
+def test_follower_truncates_below_its_high_watermark_after_an_unclean_election() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
     follower.told(state(leader_epoch=5, unclean_elected=True))
     follower.step(
@@ -141,7 +141,7 @@ def test_a_cut_below_the_own_watermark_takes_it_along_after_an_unclean_election(
     assert follower.replica.high_watermark == 7
 
 
-def test_without_one_nothing_is_cut_that_is_known_to_be_committed() -> None:
+def test_follower_without_an_unclean_election_never_truncates_committed_records() -> None:
     follower = Stepped("b").opened(14, 12, ((1, 0),))
     follower.told(state(leader_epoch=5))
     follower.step(
@@ -169,7 +169,7 @@ def test_without_one_nothing_is_cut_that_is_known_to_be_committed() -> None:
     assert follower.only(do.CutLog).end_offset == 13, "what lies above HW may go"
 
 
-def test_an_emptied_log_reports_the_epoch_of_what_it_has_dropped() -> None:
+def test_emptied_log_reports_the_epoch_of_its_dropped_records() -> None:
     """[C9]"""
     node = Stepped("b")
     node.step(ev.LogOpened(log_start_offset=10, log_end_offset=10, high_watermark=9, epochs=(), epoch_before_start=3))
@@ -183,7 +183,7 @@ def test_an_emptied_log_reports_the_epoch_of_what_it_has_dropped() -> None:
     assert dropped.only(do.ReportLeader).last_epoch == 2
 
 
-def test_a_follower_below_its_horizon_asks_for_the_epoch_of_what_compaction_has_seen_and_then_for_its_own() -> None:
+def test_follower_of_a_compacted_log_asks_for_the_compacted_epoch_first() -> None:
     for reached in (True, False):
         follower = Stepped("b").opened(end=6, hw=-1, epochs=((1, 0), (2, 4)))
         follower.step(ev.LogCompacted(end_offset=10, leader_epoch=3))

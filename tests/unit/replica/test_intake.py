@@ -37,7 +37,7 @@ def appended(leader: Stepped) -> list[int]:
     return [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
 
 
-def test_a_leader_ahead_of_its_followers_holds_back_and_goes_on_in_order() -> None:
+def test_leader_ahead_of_its_followers_holds_publishes_and_appends_them_in_order() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -58,7 +58,7 @@ def test_a_leader_ahead_of_its_followers_holds_back_and_goes_on_in_order() -> No
     assert appended(leader)[0] == held[1]
 
 
-def test_the_answer_to_a_fetch_comes_before_what_it_makes_room_for() -> None:
+def test_fetch_response_is_sent_before_held_publishes_are_appended() -> None:
     """Else a fetch would be answered to which no way back is kept yet."""
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1, awaits_more=True)
@@ -72,7 +72,7 @@ def test_the_answer_to_a_fetch_comes_before_what_it_makes_room_for() -> None:
     assert do.AppendBatch in kinds
 
 
-def test_beyond_the_bound_who_waits_is_told_and_the_rest_is_dropped_with_a_reason() -> None:
+def test_leader_beyond_its_hold_bound_rejects_or_drops_publishes() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -87,7 +87,7 @@ def test_beyond_the_bound_who_waits_is_told_and_the_rest_is_dropped_with_a_reaso
     assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
-def test_who_is_bound_to_an_offset_is_never_held() -> None:
+def test_conditional_publish_is_never_held() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_who_is_bound_to_an_offset_is_never_held() -> None:
     assert leader.sent() == [do.RejectPublishes(token=leader.tokens, reason=do.RejectReason.OVERLOADED)]
 
 
-def test_while_the_isr_is_short_plain_publishes_are_held_and_stored_when_it_is_long_enough() -> None:
+def test_leader_with_a_short_isr_holds_plain_publishes_until_the_isr_grows() -> None:
     leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
     held = [publish(leader) for _ in range(2)]
     assert leader.sent() == []
@@ -112,7 +112,7 @@ def test_while_the_isr_is_short_plain_publishes_are_held_and_stored_when_it_is_l
     assert appended(leader) == held
 
 
-def test_who_may_not_be_told_no_waits_behind_what_is_held() -> None:
+def test_publish_that_cannot_be_rejected_waits_behind_held_ones() -> None:
     leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
     first = publish(leader)
     leader.now_ns += 30 * S
@@ -122,7 +122,7 @@ def test_who_may_not_be_told_no_waits_behind_what_is_held() -> None:
     assert appended(leader) == [first, second]
 
 
-def test_when_the_isr_gets_short_those_held_who_wait_are_told() -> None:
+def test_held_publishes_with_reply_are_rejected_when_the_isr_shrinks() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -137,7 +137,7 @@ def test_when_the_isr_gets_short_those_held_who_wait_are_told() -> None:
     assert appended(leader) == [plain]
 
 
-def test_what_is_held_when_the_leadership_ends_is_dropped_with_a_reason_and_nothing_is_left_in_the_sums() -> None:
+def test_held_publishes_are_dropped_when_the_leadership_ends() -> None:
     leader = Stepped("a", SMALL).leads()
     node = leader.replica._shared.intake
     leader.fetch("b", -1)
@@ -150,7 +150,7 @@ def test_what_is_held_when_the_leadership_ends_is_dropped_with_a_reason_and_noth
     assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
 
 
-def test_a_nodes_bound_leaves_every_partition_one_batch() -> None:
+def test_node_bound_leaves_every_partition_one_batch() -> None:
     node = NodeIntake()
     busy, quiet = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     others = [InflightLimits(node, SMALL) for _ in range(5)]
@@ -191,7 +191,7 @@ def wanted(followers: dict[str, FollowerProgress], now_ns: int, *, isr: str = "a
     return "".join(sorted(found))
 
 
-def test_lag_alone_takes_nobody_away_who_gets_on() -> None:
+def test_follower_that_makes_progress_stays_in_the_isr_despite_its_lag() -> None:
     now_ns = 100 * S
     slow = {r: progress(10, caught_up_ago_s=20, progressed_ago_s=0.1, now_ns=now_ns) for r in "bc"}
     assert wanted(slow, now_ns) == "abc"
@@ -205,7 +205,7 @@ def test_lag_alone_takes_nobody_away_who_gets_on() -> None:
     assert wanted(gone, now_ns) == "a"
 
 
-def test_a_follower_is_as_far_behind_in_time_as_the_log_end_that_it_has_reached() -> None:
+def test_follower_lag_in_time_is_the_age_of_the_log_end_it_reached() -> None:
     follower = FollowerProgress(caught_up_ns=0)
     for second in range(1, 11):  # the leader appends 100 a second, the follower gets 50 of them
         follower.fetched(50 * second, second, 100 * second, second * S)
@@ -220,7 +220,7 @@ def full(node: NodeIntake) -> Gate:
     return Gate(node)
 
 
-def test_the_gate_waits_while_room_is_made_and_the_bus_is_read() -> None:
+def test_ingest_gate_waits_while_room_is_made_and_the_server_is_read() -> None:
     node = NodeIntake()
     gate = full(node)
     for tenths in range(100):
@@ -230,7 +230,7 @@ def test_the_gate_waits_while_room_is_made_and_the_bus_is_read() -> None:
     assert gate.may_take(0, True, 12 * S)
 
 
-def test_once_reading_is_blocked_a_least_rate_is_taken_so_that_the_server_does_not_cut() -> None:
+def test_ingest_gate_blocked_for_long_accepts_a_minimum_rate() -> None:
     node = NodeIntake()
     gate = full(node)
     taken, now_ns = 0, S
@@ -250,7 +250,7 @@ def test_once_reading_is_blocked_a_least_rate_is_taken_so_that_the_server_does_n
     assert gate.least_rate_bytes == least, "it was cut for another reason"
 
 
-def test_where_nothing_moves_the_other_partitions_do_not_wait_for_ever() -> None:
+def test_ingest_gate_opens_for_other_partitions_when_nothing_moves() -> None:
     node = NodeIntake()
     gate = full(node)
     assert not gate.may_take(0, False, S)
@@ -266,7 +266,7 @@ def held(size_bytes: int) -> ev.PublishesReceived:
     )
 
 
-def test_a_partition_that_is_about_to_hold_no_more_is_counted_once_and_taken_off_once() -> None:
+def test_inflight_limits_count_a_full_partition_once() -> None:
     node = NodeIntake()
     one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []
@@ -282,7 +282,7 @@ def test_a_partition_that_is_about_to_hold_no_more_is_counted_once_and_taken_off
     assert (node.held_bytes, node.released_bytes) == (0, 7 * 250)
 
 
-def test_where_the_node_is_about_to_hold_no_more_every_partition_that_holds_something_is_full() -> None:
+def test_inflight_limits_of_a_full_node_mark_every_partition_with_held_bytes() -> None:
     node = NodeIntake()
     wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
     busy, quiet = InflightLimits(node, wide), InflightLimits(node, wide)

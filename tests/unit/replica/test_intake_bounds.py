@@ -29,7 +29,7 @@ def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesRecei
     )
 
 
-def test_intake_counts_every_byte_in_and_out() -> None:
+def test_inflight_limits_count_every_byte_in_and_out() -> None:
     config = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=1 << 22)
     node = NodeIntake()
     intakes = [InflightLimits(node, config) for _ in range(2)]
@@ -52,7 +52,7 @@ def test_intake_counts_every_byte_in_and_out() -> None:
 
 
 @pytest.mark.parametrize("of_node", [False, True])
-def test_what_is_held_has_a_bound(of_node: bool) -> None:
+def test_inflight_limits_bound_the_held_bytes(of_node: bool) -> None:
     size = size_in_memory(publishes(1, 1000))
     bounds = {"ingest_queue_bytes": 1 << 20, "ingest_buffer_bytes": 1 << 22}
     node = NodeIntake()
@@ -66,7 +66,7 @@ def test_what_is_held_has_a_bound(of_node: bool) -> None:
     assert intake.held_bytes == taken * size
 
 
-def test_a_full_gate_is_patient_then_keeps_its_rate_and_opens_for_the_stuck() -> None:
+def test_ingest_gate_waits_then_keeps_its_rate_and_opens_when_stuck() -> None:
     node = NodeIntake(full_count=1)
     gate = Gate(node)
     assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
@@ -81,7 +81,7 @@ def test_a_full_gate_is_patient_then_keeps_its_rate_and_opens_for_the_stuck() ->
     assert gate.may_take(1 << 40, True, 6 * S)
 
 
-def test_an_older_word_of_the_server_is_not_believed_and_limits_are_learned_downwards() -> None:
+def test_overflow_ignores_older_answers_and_learns_lower_limits() -> None:
     overflow = Overflow()
     overflow.heard(1000, 0, 10)
     overflow.heard(5, 0, 9)
@@ -106,7 +106,7 @@ def quiet(count: int) -> tuple[QuietFetches, list[QuietFetch]]:
     return fetches, made
 
 
-def test_every_page_of_quiet_fetches_has_to_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_fetches_need_an_answer_to_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
     fetches, made = quiet(40)
     questions, _ = fetches.due(fetches.interval_ns)
@@ -119,7 +119,7 @@ def test_every_page_of_quiet_fetches_has_to_be_answered(monkeypatch: pytest.Monk
     assert {f for e in ended for f in e.fetches} == set(made), "twice without an answer: the leader's node is silent"
 
 
-def test_an_old_failure_ends_nothing() -> None:
+def test_quiet_fetches_ignore_an_old_failure() -> None:
     fetches, made = quiet(3)
     first, _ = fetches.due(fetches.interval_ns)
     for question in first:
@@ -133,7 +133,7 @@ def test_an_old_failure_ends_nothing() -> None:
     assert set(ended.fetches) == set(made)
 
 
-def test_a_disk_is_slow_that_is_so_for_a_time_and_is_out_ever_longer_up_to_a_bound() -> None:
+def test_slow_disk_needs_lasting_slow_flushes_and_its_exclusion_grows_to_a_bound() -> None:
     config = ReplicationConfig()
     flushes = SlowFlushes(config)
     now = 0

@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize(("behind", "lags"), [(9, False), (10, False), (11, True)])
-def test_lag_in_records(behind: int, lags: bool) -> None:
+def test_isr_lag_in_records_is_counted(behind: int, lags: bool) -> None:
     progress = FollowerProgress(caught_up_ns=0, position=99 - behind)
     assert isr.is_lagging(progress, 100, 5, 5, 10) is lags
     assert not isr.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
@@ -39,7 +39,7 @@ def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str
     ("min_isr", "silent", "leave"), [(2, 1, True), (3, 1, True), (4, 1, False), (3, 2, False), (1, 3, False), (2, 2, True)]
 )
 @pytest.mark.parametrize("absences", [1, 2])
-def test_the_silent_leave_together_and_leave_enough(min_isr: int, silent: int, leave: bool, absences: int) -> None:
+def test_silent_followers_leave_the_isr_together_down_to_min_isr(min_isr: int, silent: int, leave: bool, absences: int) -> None:
     followers = {node: FollowerProgress(caught_up_ns=9, incarnation=1, live=True, position=5) for node in "bcd"}
     for node in "bcd"[:silent]:
         followers[node].probed, followers[node].absences = True, absences
@@ -50,7 +50,9 @@ def test_the_silent_leave_together_and_leave_enough(min_isr: int, silent: int, l
 @pytest.mark.parametrize(
     ("position", "hw", "start", "joins"), [(5, 5, 0, True), (4, 5, 0, False), (5, 5, 6, True), (5, 5, 7, False)]
 )
-def test_who_joins_holds_what_is_committed_and_where_the_epoch_began(position: int, hw: int, start: int, joins: bool) -> None:
+def test_follower_may_join_with_the_committed_records_and_the_epoch_start(
+    position: int, hw: int, start: int, joins: bool
+) -> None:
     progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
     assert isr.may_join(progress, 3, hw, start) is joins
     assert not isr.may_join(progress, 4, hw, start), "of the process before"
@@ -58,7 +60,7 @@ def test_who_joins_holds_what_is_committed_and_where_the_epoch_began(position: i
     assert not isr.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
 
 
-def test_an_unknown_outcome_keeps_all_that_may_be_members() -> None:
+def test_isr_change_with_an_unknown_outcome_keeps_all_possible_members() -> None:
     change = IsrChange()
     change.proposed(frozenset("abc"))
     assert change.maximal(frozenset("ab")) == frozenset("abc")
@@ -74,7 +76,7 @@ def test_an_unknown_outcome_keeps_all_that_may_be_members() -> None:
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_an_answer_is_to_the_change_of_this_epoch(epoch: int) -> None:
+def test_isr_change_answer_counts_only_for_its_epoch(epoch: int) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=2, isr="ab"))
     role: Any = leader.replica._role
     role.isr_change.proposed(frozenset("abc"))
@@ -92,11 +94,11 @@ def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
 @pytest.mark.parametrize(
     ("request_id", "believed"), [(99, False), (100, False), (101, True), (100 + REACH_NS, True), (101 + REACH_NS, False)]
 )
-def test_only_the_next_request_ids_are_believed(request_id: int, believed: bool) -> None:
+def test_follower_request_ids_are_accepted_only_in_sequence(request_id: int, believed: bool) -> None:
     assert fetched(100).believes(request_id, 0) is believed
 
 
-def test_doubts_last_and_end() -> None:
+def test_untrusted_follower_state_expires() -> None:
     progress = fetched(100)
     for now_ns, believed in ((0, False), (1, False), (DOUBT_NS, False), (DOUBT_NS + 1, True)):
         assert progress.believes(50, now_ns) is believed
@@ -104,14 +106,14 @@ def test_doubts_last_and_end() -> None:
     assert not progress.believes(50, DOUBT_NS + 2), "a fetch that fits ends the doubt"
 
 
-def test_a_fetch_and_a_wait_end_what_was_said_of_absence() -> None:
+def test_follower_fetch_or_wait_clears_its_absence_reports() -> None:
     for sign in (lambda p: p.fetched(1, 5, 100, 7), lambda p: p.still_waits(7)):
         progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
         sign(progress)
         assert (progress.absences, progress.probed) == (0, False)
 
 
-def test_another_process_has_to_show_everything_anew() -> None:
+def test_follower_progress_restarts_with_another_incarnation() -> None:
     progress = fetched(5, 6)
     progress.live_is(1, 0)
     assert progress.position is None
@@ -122,7 +124,7 @@ def test_another_process_has_to_show_everything_anew() -> None:
     assert (progress.position, progress.was_caught_up, progress.last_request_id) == (None, False, 0)
 
 
-def test_a_lease_runs_from_when_it_was_asked_for_and_only_grows() -> None:
+def test_lease_runs_from_its_request_and_only_grows() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
     lease.heard(50)
@@ -135,7 +137,7 @@ def test_a_lease_runs_from_when_it_was_asked_for_and_only_grows() -> None:
     assert lease.until_ns(10) == 360, "as long as the answer says, whatever the own length is"
 
 
-def test_waits_grow_to_their_bound_and_differ() -> None:
+def test_backoff_delays_grow_to_a_bound_and_differ() -> None:
     waits = {seed: Backoff(100 * MS, 800 * MS, seed).next_ns() for seed in range(50)}
     assert len(set(waits.values())) > 40
     assert all(50 * MS <= wait <= 100 * MS for wait in waits.values())
@@ -146,7 +148,7 @@ def test_waits_grow_to_their_bound_and_differ() -> None:
     assert backoff.next_ns() <= 100 * MS
 
 
-def test_who_may_still_speak_is_waited_for_as_long_as_a_lease() -> None:
+def test_succession_waits_a_lease_for_every_possible_previous_leader() -> None:
     live = {"a": 1, "b": 1, "c": 1}
     succession = Succession("c", 100)
     succession.partition_changed(state("a", leaderships=1).state, live, 0)
@@ -162,7 +164,7 @@ def test_who_may_still_speak_is_waited_for_as_long_as_a_lease() -> None:
     assert succession.is_over(20)
 
 
-def test_a_waiter_is_told_of_what_is_past_its_end() -> None:
+def test_waiters_are_signaled_past_their_end_offset() -> None:
     waiters = Waiters()
     for name, end in (("a", 5), ("b", 6), ("c", 7)):
         waiters.register(Waiter(name, end, 1))

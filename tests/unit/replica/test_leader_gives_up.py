@@ -30,7 +30,7 @@ def looks(stepped: Stepped, after_s: float) -> bool:
     return gave_up
 
 
-def test_its_data_path_is_down_for_longer_than_a_leader_may_be_silent() -> None:
+def test_leader_gives_up_when_its_data_path_is_down_too_long() -> None:
     stepped = leader()
     stepped.step(ev.DataPathChanged(is_up=False))
     stepped.step(LAG, 1.25)
@@ -46,14 +46,16 @@ def test_its_data_path_is_down_for_longer_than_a_leader_may_be_silent() -> None:
 
 
 @pytest.mark.parametrize(("live", "gives_up"), [("abc", True), ("ab", False), ("a", False)])
-def test_no_live_replica_asks_for_anything(live: str, gives_up: bool) -> None:
+def test_leader_gives_up_when_several_live_followers_are_silent(live: str, gives_up: bool) -> None:
     stepped = leader()
     stepped.told(state(epoch=9, leader_epoch=2), dict.fromkeys(live, 1))
     assert looks(stepped, SILENT_S + 3) == gives_up, "one that is silent may be cut off itself"
 
 
 @pytest.mark.parametrize(("away", "back"), [({"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}), (None, {"a": 1, "b": 2, "c": 1})])
-def test_one_that_has_just_come_back_was_not_silent(away: dict[str, int] | None, back: dict[str, int]) -> None:
+def test_leader_counts_the_silence_of_a_returned_follower_from_its_return(
+    away: dict[str, int] | None, back: dict[str, int]
+) -> None:
     stepped = leader()
     if away:
         stepped.told(state(epoch=9, leader_epoch=2), away)
@@ -64,7 +66,7 @@ def test_one_that_has_just_come_back_was_not_silent(away: dict[str, int] | None,
     assert looks(stepped, 5)
 
 
-def test_one_that_asks_is_enough() -> None:
+def test_leader_serves_while_one_follower_fetches_and_its_lease_is_current() -> None:
     stepped = leader()
     for _ in range(10):
         stepped.fetch("c", -1, leader_epoch=1)
@@ -75,7 +77,7 @@ def test_one_that_asks_is_enough() -> None:
     assert not stepped.replica.serves(2, stepped.now_ns + 10 * S), "its lease is over"
 
 
-def test_nobody_else_serves() -> None:
+def test_follower_does_not_serve_as_leader() -> None:
     assert not Stepped("b").opened().replica.serves(2, 0)
 
 
@@ -97,7 +99,7 @@ def alone_after(stepped: Stepped, at_most_s: float) -> tuple[float, float]:
     return asked_s, alone_s
 
 
-def test_a_leader_that_hears_nobody_asks_for_a_successor_before_it_is_alone_in_the_isr() -> None:
+def test_leader_without_fetches_asks_for_a_successor_before_it_shrinks_the_isr() -> None:
     """Seed 68 of the simulator's ``lasting`` profile: alone in it there was nobody to hand over to, for as long as it was deaf."""
     stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1))
     stepped.publish()
@@ -109,7 +111,7 @@ def test_a_leader_that_hears_nobody_asks_for_a_successor_before_it_is_alone_in_t
 
 
 @pytest.mark.parametrize(("live", "asks"), [({"a": 1, "b": 1}, False), ({"a": 1, "b": 1, "c": 1}, True)])
-def test_it_is_alone_at_once_where_one_is_silent_or_somebody_asks(live: dict[str, int], asks: bool) -> None:
+def test_leader_shrinks_the_isr_to_itself_at_once_unless_several_are_silent(live: dict[str, int], asks: bool) -> None:
     stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1, isr="ab"))
     stepped.publish()
     stepped.fetch("b", 0)

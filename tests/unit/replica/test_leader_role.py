@@ -15,7 +15,7 @@ def acks(leader: Stepped) -> list[tuple[AckPolicy, int]]:
     return [(e.policy, e.through_offset) for e in leader.out if isinstance(e, do.SendAcks)]
 
 
-def test_it_serves_while_it_replays_and_opens_when_derived_state_is_there() -> None:
+def test_leader_serves_during_the_replay_and_opens_afterwards() -> None:
     leader = Stepped("a").opened(5, 3, ((1, 0),))
     leader.heard()
     leader.told(state(leader_epoch=2))
@@ -27,7 +27,7 @@ def test_it_serves_while_it_replays_and_opens_when_derived_state_is_there() -> N
     assert leader.replica.phase == "LEADER_READY"
 
 
-def test_it_leads_only_when_the_metadata_shows_its_own_incarnation() -> None:
+def test_leader_leads_only_with_its_own_incarnation_in_the_image() -> None:
     node = Stepped("a").opened()
     for live in ({}, {"a": 2}, {"b": 1}):
         node.told(state(), live)
@@ -36,7 +36,7 @@ def test_it_leads_only_when_the_metadata_shows_its_own_incarnation() -> None:
     assert node.replica.role == "LEADER"
 
 
-def test_publishes_become_offsets_and_acks_follow_flush_and_commit() -> None:
+def test_leader_assigns_offsets_and_acknowledges_after_flush_and_commit() -> None:
     leader = Stepped("a").leads()
     leader.publish(3, flush=False)
     assert leader.only(do.AppendBatch) == do.AppendBatch(token=1, base_offset=0, leader_epoch=2, timestamp_ns=0)
@@ -52,7 +52,7 @@ def test_publishes_become_offsets_and_acks_follow_flush_and_commit() -> None:
     assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
 
 
-def test_a_leader_that_has_not_flushed_holds_the_watermark() -> None:
+def test_leader_without_a_flush_holds_the_high_watermark() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.publish(2, flush=False)
@@ -61,14 +61,14 @@ def test_a_leader_that_has_not_flushed_holds_the_watermark() -> None:
     assert leader.replica.high_watermark == 2
 
 
-def test_below_min_isr_publishers_are_told_and_nothing_is_appended() -> None:
+def test_leader_below_min_isr_rejects_publishes_and_appends_nothing() -> None:
     leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
     leader.publish()
     assert leader.sent() == [do.RejectPublishes(token=1, reason=do.RejectReason.BELOW_MIN_ISR)]
     assert leader.replica.log.log_end_offset == 0
 
 
-def test_without_a_lease_it_appends_and_tells_nobody_and_makes_up_for_it() -> None:
+def test_leader_without_a_lease_appends_and_acknowledges_once_the_lease_returns() -> None:
     leader = Stepped("a").leads()
     leader.fire(Deadline.LEASE)
     assert leader.replica.phase == "LEADER_NO_LEASE"
@@ -83,7 +83,7 @@ def test_without_a_lease_it_appends_and_tells_nobody_and_makes_up_for_it() -> No
     assert leader.replica.phase == "LEADER_READY"
 
 
-def test_a_pause_longer_than_the_lease_silences_it_before_any_timer_fires() -> None:
+def test_leader_paused_longer_than_its_lease_sends_no_acks() -> None:
     leader = Stepped("a").leads()
     leader.publish(2, flush=False)
     leader.now_ns += 30 * S
@@ -91,7 +91,7 @@ def test_a_pause_longer_than_the_lease_silences_it_before_any_timer_fires() -> N
     assert not leader.has(do.SendAcks)
 
 
-def test_it_has_no_negative_ack_without_a_lease() -> None:
+def test_leader_without_a_lease_sends_no_negative_acks() -> None:
     leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
     leader.now_ns += 30 * S
     leader.publish()
@@ -110,7 +110,7 @@ def test_it_has_no_negative_ack_without_a_lease() -> None:
         ({"offset": 7}, RefusalReason.DIVERGED),
     ],
 )
-def test_a_wrong_fetch_is_refused_and_moves_nothing(other: dict, reason: RefusalReason) -> None:
+def test_invalid_fetch_is_rejected_and_moves_no_position(other: dict, reason: RefusalReason) -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.fetch("c", 4)
@@ -120,7 +120,7 @@ def test_a_wrong_fetch_is_refused_and_moves_nothing(other: dict, reason: Refusal
     assert leader.replica.high_watermark == 1
 
 
-def test_a_position_may_fall_and_an_overtaken_request_does_not_count() -> None:
+def test_follower_position_may_fall_and_an_overtaken_fetch_is_ignored() -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.fetch("b", 4, request_id=10)
@@ -131,7 +131,7 @@ def test_a_position_may_fall_and_an_overtaken_request_does_not_count() -> None:
     assert leader.replica.high_watermark == 1
 
 
-def test_another_incarnation_starts_unknown() -> None:
+def test_follower_of_another_incarnation_has_an_unknown_position() -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.fetch("b", 4)
@@ -142,7 +142,7 @@ def test_another_incarnation_starts_unknown() -> None:
     assert leader.replica.high_watermark == 4
 
 
-def test_a_fenced_follower_may_read_but_does_not_count() -> None:
+def test_fenced_follower_may_fetch_but_is_not_counted() -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.told(state(leader_epoch=2), {"a": 1, "c": 1})
@@ -152,7 +152,7 @@ def test_a_fenced_follower_may_read_but_does_not_count() -> None:
     assert leader.replica.high_watermark == -1
 
 
-def test_behind_the_log_start_is_told_where_it_is() -> None:
+def test_fetch_behind_the_log_start_is_rejected_with_the_log_start() -> None:
     leader = Stepped("a")
     leader.opened(20, 19, ((1, 10),), start=10)
     leader.heard()
@@ -166,7 +166,7 @@ def test_behind_the_log_start_is_told_where_it_is() -> None:
     )
 
 
-def test_an_epoch_query_is_answered_only_in_the_same_epoch() -> None:
+def test_epoch_query_is_answered_only_in_the_same_leader_epoch() -> None:
     leader = Stepped("a").leads(end=5, hw=3)
     leader.publish(2)
     for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
@@ -178,7 +178,7 @@ def test_an_epoch_query_is_answered_only_in_the_same_epoch() -> None:
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
 
 
-def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
+def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries() -> None:
     empty = Stepped("a").leads()
     empty.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
     assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(
@@ -191,7 +191,7 @@ def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
     )
 
 
-def test_an_idle_follower_is_woken_once_per_sleep() -> None:
+def test_idle_follower_is_woken_once_per_idle_wait() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     assert leader.has(do.SendFetchResponse), "of an older version: it is answered with nothing at once"
@@ -204,7 +204,7 @@ def test_an_idle_follower_is_woken_once_per_sleep() -> None:
     assert leader.has(do.NotifyReplica)
 
 
-def test_a_follower_that_awaits_more_is_answered_when_there_is_more() -> None:
+def test_waiting_fetch_is_answered_when_records_arrive() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, awaits_more=True, max_bytes=500)
     assert leader.only(do.KeepFetch).replica == "b"
@@ -220,7 +220,7 @@ def test_a_follower_that_awaits_more_is_answered_when_there_is_more() -> None:
 
 
 @pytest.mark.parametrize("other", [{"incarnation": 0}, {"request_id": 1}, {"incarnation": 0, "offset": -1, "offset_epoch": 0}])
-def test_leader_answers_the_waiting_fetch_after_somebody_repeated_it(other: dict) -> None:
+def test_waiting_fetch_is_answered_after_a_foreign_repetition(other: dict) -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=1, awaits_more=True)
     leader.fetch(**{"replica": "b", "offset": -1, "request_id": 1, "awaits_more": True, **other})
@@ -229,7 +229,7 @@ def test_leader_answers_the_waiting_fetch_after_somebody_repeated_it(other: dict
     assert leader.only(do.AnswerWaiter).replica == "b"
 
 
-def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:
+def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, awaits_more=True)
     leader.told(state(leader_epoch=2), live={"a": 1, "c": 1})
@@ -239,7 +239,7 @@ def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:
     assert not leader.has(do.AnswerWaiter)
 
 
-def test_positions_of_followers_commit_nothing_that_the_leader_has_not_flushed() -> None:
+def test_follower_positions_commit_nothing_unflushed_by_the_leader() -> None:
     leader = Stepped("a").leads()
     leader.publish(2, flush=False)
     leader.fetch("b", 1)
@@ -251,7 +251,7 @@ def test_positions_of_followers_commit_nothing_that_the_leader_has_not_flushed()
     assert {effect.through_offset for effect in leader.out if isinstance(effect, do.SendAcks)} == {1}
 
 
-def test_an_idle_follower_hears_of_a_higher_watermark() -> None:
+def test_idle_follower_gets_a_notice_of_a_higher_high_watermark() -> None:
     leader = Stepped("a").leads()
     leader.publish(1)
     leader.fetch("b", 0)
@@ -261,7 +261,7 @@ def test_an_idle_follower_hears_of_a_higher_watermark() -> None:
     assert leader.only(do.SendNotice).high_watermark == 0
 
 
-def test_who_waits_for_an_answer_hears_of_it_by_one_and_waits_on() -> None:
+def test_waiting_fetch_is_told_of_a_higher_high_watermark_and_keeps_waiting() -> None:
     leader = Stepped("a").leads()
     leader.publish(1)
     leader.fetch("b", 0, awaits_more=True)
@@ -275,7 +275,7 @@ def test_who_waits_for_an_answer_hears_of_it_by_one_and_waits_on() -> None:
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
 
 
-def test_a_silent_follower_leaves_and_both_sets_count_meanwhile() -> None:
+def test_silent_follower_leaves_the_isr_and_both_sets_count_meanwhile() -> None:
     leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
     leader.publish(1)
     while not leader.has(do.ProposeIsr):
@@ -290,13 +290,13 @@ def test_a_silent_follower_leaves_and_both_sets_count_meanwhile() -> None:
     assert leader.replica.high_watermark == 0
 
 
-def test_a_follower_that_is_fenced_leaves_at_once() -> None:
+def test_fenced_follower_leaves_the_isr_at_once() -> None:
     leader = Stepped("a").leads()
     leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})
     assert leader.only(do.ProposeIsr).isr == frozenset("ab")
 
 
-def test_a_follower_that_asks_for_what_it_had_acknowledged_has_lost_it_and_leaves_at_once() -> None:
+def test_follower_that_refetches_acknowledged_records_leaves_the_isr_at_once() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)
@@ -306,7 +306,7 @@ def test_a_follower_that_asks_for_what_it_had_acknowledged_has_lost_it_and_leave
     assert leader.only(do.ProposeIsr).isr == frozenset("ac")
 
 
-def test_by_quorum_a_follower_below_the_watermark_may_stay() -> None:
+def test_quorum_follower_below_the_high_watermark_may_stay_in_the_isr() -> None:
     leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 2)
@@ -315,7 +315,7 @@ def test_by_quorum_a_follower_below_the_watermark_may_stay() -> None:
     assert not leader.has(do.ProposeIsr)
 
 
-def test_a_follower_joins_by_a_fetch_of_this_epoch_and_then_counts() -> None:
+def test_follower_joins_the_isr_by_a_fetch_of_this_epoch() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
     leader.publish(1)
     leader.fetch("b", 5)
@@ -328,7 +328,7 @@ def test_a_follower_joins_by_a_fetch_of_this_epoch_and_then_counts() -> None:
     assert leader.replica.high_watermark == 5, "c is in flight: it counts"
 
 
-def test_an_unknown_outcome_keeps_both_sets_until_the_image_shows_it() -> None:
+def test_isr_change_with_an_unknown_outcome_counts_both_sets_until_the_image_decides() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -346,7 +346,7 @@ def test_an_unknown_outcome_keeps_both_sets_until_the_image_shows_it() -> None:
     assert leader.replica.high_watermark == 0
 
 
-def test_one_change_at_a_time_and_a_pause_after_a_refusal() -> None:
+def test_isr_changes_are_proposed_one_at_a_time_with_a_pause_after_a_rejection() -> None:
     leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads(state(isr="ab", leader_epoch=2))
     leader.fetch("c", -1)
     assert leader.has(do.ProposeIsr)
@@ -360,7 +360,7 @@ def test_one_change_at_a_time_and_a_pause_after_a_refusal() -> None:
     assert leader.has(do.ProposeIsr)
 
 
-def test_a_leader_that_stood_still_does_not_blame_its_followers() -> None:
+def test_leader_that_stood_still_does_not_remove_its_followers() -> None:
     leader = Stepped("a").leads()
     leader.now_ns += 20 * S
     leader.heard()
@@ -368,7 +368,7 @@ def test_a_leader_that_stood_still_does_not_blame_its_followers() -> None:
     assert not leader.has(do.ProposeIsr)
 
 
-def test_a_higher_epoch_makes_it_step_down_and_forget_its_publishers() -> None:
+def test_leader_with_a_higher_epoch_in_the_image_steps_down_and_drops_pending_acks() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.told(state("b", epoch=2, leader_epoch=3))
@@ -380,13 +380,13 @@ def test_a_higher_epoch_makes_it_step_down_and_forget_its_publishers() -> None:
     assert leader.sent() == [do.DropPublishes(token=leader.tokens)], "the new leader heard it too: no negative ack"
 
 
-def test_an_older_state_is_ignored() -> None:
+def test_replica_ignores_an_older_partition_state() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=5))
     leader.told(state("b", epoch=4, leader_epoch=1))
     assert leader.replica.role == "LEADER"
 
 
-def test_no_space_is_told_and_ends_the_leadership() -> None:
+def test_leader_with_a_full_disk_rejects_publishes_and_gives_up() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -402,7 +402,7 @@ def test_no_space_is_told_and_ends_the_leadership() -> None:
     assert leader.has(do.DropPublishes)
 
 
-def test_nobody_is_told_no_while_a_member_of_the_isr_may_still_follow_the_leader_before() -> None:
+def test_leader_rejects_nothing_while_an_isr_member_may_follow_the_previous_leader() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2, min_isr=3))
     assert not leader.replica.may_refuse_publishers(leader.now_ns)
     leader.publish(flush=False)
@@ -415,7 +415,7 @@ def test_nobody_is_told_no_while_a_member_of_the_isr_may_still_follow_the_leader
     assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
 
 
-def test_an_isr_change_that_nobody_answers_is_asked_again_after_a_session() -> None:
+def test_isr_change_without_an_answer_is_repeated_after_a_session() -> None:
     leader = Stepped("a").leads()
     leader.told(state(leader_epoch=2, epoch=5), {"a": 1, "b": 1})
     asked = leader.only(do.ProposeIsr)
@@ -431,7 +431,7 @@ def test_an_isr_change_that_nobody_answers_is_asked_again_after_a_session() -> N
     assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
 
 
-def test_no_space_is_not_told_either() -> None:
+def test_leader_with_a_full_disk_drops_publishes_while_it_may_not_reject() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     leader.publish(1, flush=False)
@@ -441,7 +441,7 @@ def test_no_space_is_not_told_either() -> None:
     assert leader.has(do.DropPublishes)
 
 
-def test_a_failed_flush_answers_nobody() -> None:
+def test_leader_with_a_failed_flush_sends_no_acks() -> None:
     leader = Stepped("a").leads()
     leader.publish(1, flush=False)
     leader.step(ev.StorageFailed(reason="flush"))
@@ -450,7 +450,7 @@ def test_a_failed_flush_answers_nobody() -> None:
     assert leader.has(do.DropPublishes)
 
 
-def test_a_failed_leader_gives_up_and_asks_again_until_the_metadata_shows_it() -> None:
+def test_failed_leader_gives_up_repeatedly_until_the_image_shows_another() -> None:
     leader = Stepped("a").leads()
     leader.step(ev.StorageFailed(reason="flush"))
     assert leader.only(do.GiveUpLeadership).leader_epoch == 2
@@ -461,7 +461,7 @@ def test_a_failed_leader_gives_up_and_asks_again_until_the_metadata_shows_it() -
     assert not leader.has(do.LeaveIsr)
 
 
-def test_a_failed_follower_leaves_the_isr() -> None:
+def test_failed_follower_leaves_the_isr() -> None:
     follower = Stepped("b").opened()
     follower.told(state(leader_epoch=2))
     follower.step(ev.StorageFailed(reason="flush"))
@@ -471,21 +471,21 @@ def test_a_failed_follower_leaves_the_isr() -> None:
     assert not follower.has(do.LeaveIsr)
 
 
-def test_a_single_replica_commits_by_itself() -> None:
+def test_single_replica_commits_by_itself() -> None:
     leader = Stepped("a").leads(state(isr="a", replicas="a", min_isr=1, leader_epoch=2), end=4, hw=1)
     assert leader.replica.high_watermark == 3
     leader.publish(2)
     assert acks(leader) == [(AckPolicy.LEADER, 5), (AckPolicy.ALL, 5)]
 
 
-def test_quorum_commits_with_the_median() -> None:
+def test_quorum_leader_commits_with_the_median() -> None:
     leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 1)
     assert leader.replica.high_watermark == 1
 
 
-def test_latest_is_not_known_before_the_watermark_reaches_the_epoch_start() -> None:
+def test_leader_answers_latest_reads_only_after_the_epoch_start_is_committed() -> None:
     leader = Stepped("a").leads(end=5, hw=2)
     assert not leader.replica.may_answer_latest(leader.now_ns)
     leader.fetch("b", 4, 1)
@@ -493,13 +493,13 @@ def test_latest_is_not_known_before_the_watermark_reaches_the_epoch_start() -> N
     assert leader.replica.may_answer_latest(leader.now_ns)
 
 
-def test_an_idle_leader_hears_heartbeats_without_effects() -> None:
+def test_idle_leader_has_no_effects_for_a_heartbeat() -> None:
     leader = Stepped("a", ReplicationConfig()).leads()
     leader.now_ns += S // 4
     assert leader.heard() == []
 
 
-def test_stopping_gives_everything_up() -> None:
+def test_stopped_leader_closes_its_subject_and_ignores_the_image() -> None:
     leader = Stepped("a").leads()
     leader.step(ev.StopRequested())
     assert leader.has(do.CloseSubject)
@@ -513,7 +513,7 @@ BASE = 10**18
 
 
 @pytest.mark.parametrize("forged", [2**63 - 1, BASE + 3600 * S, 1])
-def test_a_fetch_from_the_future_commits_nothing_and_keeps_the_follower_from_nothing(forged: int) -> None:
+def test_fetch_beyond_the_log_end_commits_nothing_and_does_not_block_the_follower(forged: int) -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=BASE)
     leader.fetch("c", -1, request_id=BASE)
@@ -528,7 +528,7 @@ def test_a_fetch_from_the_future_commits_nothing_and_keeps_the_follower_from_not
     assert leader.replica.high_watermark == 1
 
 
-def test_a_forged_first_fetch_keeps_the_follower_waiting_for_a_while_only() -> None:
+def test_forged_first_fetch_blocks_the_follower_only_for_a_while() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=2**63 - 1)
     leader.publish(1)
@@ -546,7 +546,7 @@ def test_a_forged_first_fetch_keeps_the_follower_waiting_for_a_while_only() -> N
     assert leader.replica.high_watermark == 1
 
 
-def test_ids_of_a_follower_go_with_its_clock_whatever_it_did_before() -> None:
+def test_follower_request_ids_follow_its_clock() -> None:
     follower = Stepped("b").follows(state(leader="a"))
     fetch = follower.only(do.SendFetch).request_id
     follower.now_ns += 100 * S
@@ -555,7 +555,7 @@ def test_ids_of_a_follower_go_with_its_clock_whatever_it_did_before() -> None:
     assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
 
 
-def test_who_repeats_a_committed_record_is_answered_at_once_and_one_that_is_not_waits_for_the_commit() -> None:
+def test_duplicate_of_a_committed_record_is_acknowledged_at_once_and_others_at_the_commit() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)
@@ -576,7 +576,7 @@ def test_who_repeats_a_committed_record_is_answered_at_once_and_one_that_is_not_
     assert acks(leader) == [(AckPolicy.ALL, 4)]
 
 
-def test_what_an_earlier_leader_appended_is_answered_to_who_repeats_it_and_only_once_it_is_committed() -> None:
+def test_duplicate_of_a_record_of_an_earlier_leader_is_acknowledged_after_its_commit() -> None:
     leader = Stepped("a").leads(end=5, hw=2)
     leader.step(ev.DuplicateReceived(last_offset=2))
     assert (AckPolicy.ALL, 2) in acks(leader)
@@ -587,7 +587,7 @@ def test_what_an_earlier_leader_appended_is_answered_to_who_repeats_it_and_only_
     assert acks(leader) == [(AckPolicy.ALL, 4)]
 
 
-def test_without_a_lease_nobody_is_answered_who_repeats_what_is_committed() -> None:
+def test_duplicate_is_acknowledged_only_with_a_lease() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)

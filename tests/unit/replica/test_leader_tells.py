@@ -33,13 +33,13 @@ def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: HeldPartitio
 
 
 # ---- notices -----------------------------------------------------------------------------------------------------------------
-def test_a_new_leader_says_who_it_is_and_where_its_epoch_and_its_log_begin() -> None:
+def test_new_leader_notice_has_its_epoch_start_and_log_start() -> None:
     assert leader().only(do.SendNotice) == do.SendNotice(
         replicas=("b", "c"), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=2, log_start_offset=1
     )
 
 
-def test_it_is_said_again_to_those_who_have_not_fetched_and_to_nobody_who_is_gone() -> None:
+def test_new_leader_notice_is_repeated_to_followers_that_have_not_fetched() -> None:
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
     stepped.told(state(epoch=10, leader_epoch=4), {"a": 1, "b": 1, "c": 1})
@@ -55,7 +55,7 @@ def test_it_is_said_again_to_those_who_have_not_fetched_and_to_nobody_who_is_gon
         stepped.fire(ev.Deadline.NOTICE)
 
 
-def test_of_a_higher_hw_each_idle_follower_hears_once_and_in_its_own_way() -> None:
+def test_idle_followers_are_told_a_higher_high_watermark_once() -> None:
     """b takes a second answer to its fetch, c is of an older version and is sent a notice."""
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
@@ -81,7 +81,7 @@ def test_of_a_higher_hw_each_idle_follower_hears_once_and_in_its_own_way() -> No
     ]
 
 
-def test_who_has_been_told_is_not_told_again_with_those_who_have_not_fetched_yet() -> None:
+def test_new_leader_notice_is_not_repeated_to_followers_that_fetched() -> None:
     stepped = leader(partition=state(epoch=9, leader_epoch=4, replicas="abcd"))
     stepped.told(state(epoch=9, leader_epoch=4, replicas="abcd"), {"a": 1, "b": 1, "c": 1, "d": 1})
     for replica in "bc":
@@ -96,7 +96,7 @@ def test_who_has_been_told_is_not_told_again_with_those_who_have_not_fetched_yet
     assert told == [("b", "d"), ("d",), ("d",)]
 
 
-def test_a_fetch_that_waits_is_answered_soon_though_hw_stays_where_it_is() -> None:
+def test_waiting_fetch_without_a_known_high_watermark_is_answered_soon() -> None:
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
     assert stepped.replica.high_watermark == 2, "c has not fetched"
@@ -104,7 +104,7 @@ def test_a_fetch_that_waits_is_answered_soon_though_hw_stays_where_it_is() -> No
     assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
 
 
-def test_word_of_hw_comes_with_the_records_while_there_are_some_and_else_soon() -> None:
+def test_high_watermark_travels_with_records_or_shortly_after() -> None:
     """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
     stepped = Stepped("a").leads()
     for follower in "bc":
@@ -128,7 +128,7 @@ def test_word_of_hw_comes_with_the_records_while_there_are_some_and_else_soon() 
 
 
 # ---- what is held ------------------------------------------------------------------------------------------------------------
-def test_another_epoch_of_the_partition_refuses_what_is_held_only_where_the_isr_is_short() -> None:
+def test_held_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> None:
     stepped = leader(unreplicated_bytes=512)
     for replica in "bc":
         stepped.fetch(replica, 4, 2)
@@ -158,7 +158,7 @@ def test_another_epoch_of_the_partition_refuses_what_is_held_only_where_the_isr_
         ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b", "c")}, 4),  # c may have become one
     ],
 )
-def test_hw_by_quorum_from_what_a_leader_knows(
+def test_quorum_high_watermark_is_computed_from_the_known_positions(
     positions: dict[str, int | None], changes: dict[str, tuple[str, ...]], wanted: int
 ) -> None:
     known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr": ("a", "b", "c"), "maximal_isr": ("a", "b", "c")}
@@ -169,14 +169,14 @@ def test_hw_by_quorum_from_what_a_leader_knows(
 
 
 @pytest.mark.parametrize(("maximal", "wanted"), [("ab", 7), ("abc", 5), ("abcd", 3)])
-def test_hw_by_the_isr_from_what_a_leader_knows(maximal: str, wanted: int) -> None:
+def test_isr_high_watermark_is_computed_from_the_known_positions(maximal: str, wanted: int) -> None:
     positions = {"a": 9, "b": 7, "c": 5, "d": None}
     known: dict[str, Any] = {"replicas": "abcd", "isr": "ab", "min_isr": 2, "may_lead": "abcd", "epoch_start_offset": 9}
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=maximal, high_watermark=3, **known) == wanted
 
 
 @pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])
-def test_a_leader_by_quorum_with_too_short_an_isr_commits_nothing(isr: str, high_watermark: int) -> None:
+def test_quorum_leader_below_min_isr_commits_nothing(isr: str, high_watermark: int) -> None:
     """All three may be elected, and a majority holds it; but too few count as members."""
     stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab", policy=CommitPolicy.QUORUM))
     stepped.publish()
@@ -187,7 +187,7 @@ def test_a_leader_by_quorum_with_too_short_an_isr_commits_nothing(isr: str, high
 
 
 # ---- the ISR -----------------------------------------------------------------------------------------------------------------
-def test_a_change_of_the_isr_says_what_it_is_based_on() -> None:
+def test_isr_change_request_has_epochs_and_incarnations() -> None:
     stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
     stepped.told(state(epoch=9, leader_epoch=4, isr="ab"), {"a": 1, "b": 7, "c": 3})
     stepped.fetch("b", 4, 2, incarnation=7)
@@ -199,7 +199,7 @@ def test_a_change_of_the_isr_says_what_it_is_based_on() -> None:
     )
 
 
-def test_who_holds_all_of_earlier_epochs_joins_though_this_one_has_begun() -> None:
+def test_follower_with_all_earlier_records_joins_despite_a_newer_epoch_start() -> None:
     stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
     stepped.fetch("b", 4, 2)
     stepped.fetch("c", 3, 2)
@@ -208,7 +208,7 @@ def test_who_holds_all_of_earlier_epochs_joins_though_this_one_has_begun() -> No
     assert stepped.only(do.ProposeIsr).isr == frozenset("abc")
 
 
-def test_lag_in_records_is_counted_from_the_log_end() -> None:
+def test_follower_lag_in_records_is_counted_from_the_log_end() -> None:
     for behind, wanted in ((3, None), (4, frozenset("ac"))):
         stepped = leader(max_lag_records=3, lease_s=1.5)
         for replica in "bc":
@@ -220,7 +220,7 @@ def test_lag_in_records_is_counted_from_the_log_end() -> None:
         assert proposed == ([] if wanted is None else [wanted])
 
 
-def test_a_replica_that_is_none_any_more_waits_for_nothing_and_counts_for_nothing() -> None:
+def test_removed_replica_gets_no_answers_and_loses_its_position() -> None:
     stepped = leader()
     for replica in "bc":
         stepped.fetch(replica, 4, 2, awaits_more=True)
@@ -248,7 +248,7 @@ def held(**changes: Any) -> HeldPartition:
     )
 
 
-def test_a_leaders_snapshot_says_what_is() -> None:
+def test_leader_snapshot_has_every_field() -> None:
     stepped = leader(partition=held(), lease_s=1.5)
     stepped.fetch("c", 4, 2, flush_ns=2_500_000)
     stepped.step(ev.LogFlushed(end_offset=5, took_ns=7 * MS))
@@ -270,7 +270,7 @@ def test_a_leaders_snapshot_says_what_is() -> None:
     assert not shown(stepped).lease_is_current
 
 
-def test_a_followers_snapshot_names_its_leader_and_nobody_as_follower() -> None:
+def test_follower_snapshot_has_its_leader_and_no_followers() -> None:
     stepped = idle(3)
     found = shown(stepped)
     assert (found.role, found.phase, found.leader, found.leader_epoch) == ("FOLLOWER", "FOLLOWER_IDLE", "a", 1)
@@ -279,7 +279,7 @@ def test_a_followers_snapshot_names_its_leader_and_nobody_as_follower() -> None:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_what_readers_are_answered_from(leads: bool) -> None:
+def test_replica_source_answers_readers_from_log_and_replica(leads: bool) -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
     failed = heard = False
     stepped = leader() if leads else idle(3)

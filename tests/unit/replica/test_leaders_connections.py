@@ -5,14 +5,14 @@ from __future__ import annotations
 from liftpy.core.replication.lease import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath
 
 
-def test_replication_counts_at_once() -> None:
+def test_data_path_is_down_at_once_without_replication() -> None:
     path = DataPath()
     assert path.link_changed(REPLICATION, False, 100) is False
     assert path.link_changed(REPLICATION, False, 200) is None
     assert path.link_changed(REPLICATION, True, 300) is True
 
 
-def test_publishes_count_when_it_lasts() -> None:
+def test_data_path_is_down_after_a_grace_without_ingest() -> None:
     path = DataPath()
     assert path.link_changed(INGEST, False, 100) is None
     assert path.next_ns(100) == 100 + INGEST_GRACE_NS
@@ -22,7 +22,7 @@ def test_publishes_count_when_it_lasts() -> None:
     assert path.link_changed(INGEST, True, 200 + INGEST_GRACE_NS) is True
 
 
-def test_one_that_is_soon_back_deposes_nobody() -> None:
+def test_data_path_stays_up_when_ingest_returns_within_the_grace() -> None:
     path = DataPath()
     for turn in range(100):
         at_ns = turn * INGEST_GRACE_NS
@@ -31,7 +31,7 @@ def test_one_that_is_soon_back_deposes_nobody() -> None:
         assert path.next_ns(at_ns + INGEST_GRACE_NS - 1) is None
 
 
-def test_it_is_up_when_both_are() -> None:
+def test_data_path_is_up_only_with_both_connections() -> None:
     path = DataPath()
     assert path.link_changed(INGEST, False, 0) is None
     assert path.link_changed(REPLICATION, False, 5) is False
@@ -40,7 +40,7 @@ def test_it_is_up_when_both_are() -> None:
     assert path.link_changed(INGEST, True, INGEST_GRACE_NS) is True
 
 
-def test_a_loss_that_is_told_again_begins_anew() -> None:
+def test_data_path_grace_restarts_with_each_loss() -> None:
     path = DataPath()
     path.link_changed(INGEST, False, 0)
     path.link_changed(INGEST, True, 1)

@@ -37,18 +37,18 @@ def a_log(start: int = 10, end: int = 50) -> LogOffsets:
         ((80, 6), cut(40)),
     ],
 )
-def test_a_leader_with_a_lease_knows(last: tuple[int, int], wanted: EpochVerdict) -> None:
+def test_lineage_is_decided_by_a_leader_with_a_lease(last: tuple[int, int], wanted: EpochVerdict) -> None:
     assert judge(a_log(), last_offset=last[0], last_epoch=last[1], is_latest=True) == wanted
 
 
-def test_nobody_else_says_cut() -> None:
+def test_lineage_of_a_replica_without_a_lease_is_never_truncated() -> None:
     log = a_log()
     for last_offset, last_epoch in ((45, 5), (80, 6), (20, 1), (50, 7), (49, 8)):
         assert judge(log, last_offset=last_offset, last_epoch=last_epoch, is_latest=False) == BEHIND
     assert judge(log, last_offset=45, last_epoch=7, is_latest=False) == SAME
 
 
-def test_an_empty_log_of_a_leader_has_lost_what_was_past_it() -> None:
+def test_lineage_past_an_empty_leader_log_is_truncated() -> None:
     log = LogOffsets()
     log.opened(0, 0, -1, ())
     assert judge(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)

@@ -40,11 +40,13 @@ def moving(replicas: str = "abdc", target: str = "abd", isr: str = "abdc", **mor
         ("da", "d", "a", 1, ""),
     ],
 )
-def test_who_may_go(replicas: str, target: str, isr: str, min_isr: int, goes: str) -> None:
+def test_next_replica_to_drop_depends_on_targets_isr_and_min_isr(
+    replicas: str, target: str, isr: str, min_isr: int, goes: str
+) -> None:
     assert next_to_go(moving(replicas, target, isr), frozenset(isr), min_isr) == goes
 
 
-def test_nobody_goes_with_the_change_by_which_another_joins() -> None:
+def test_replica_is_not_dropped_by_the_change_that_adds_another() -> None:
     state = moving("abc", "ad", "abc", joining="d", copy_epoch=4)
     assert next_to_go(state, frozenset("abcd"), 1) == ""
 
@@ -59,33 +61,33 @@ def test_nobody_goes_with_the_change_by_which_another_joins() -> None:
         ({"a": 41, "b": 38, "d": 40}, "", True),
     ],
 )
-def test_a_majority_of_those_that_stay_holds_everything(
+def test_quorum_move_needs_a_majority_of_the_remaining_replicas(
     positions: dict[str, int | None], incomplete: str, enough: bool
 ) -> None:
     state = moving(incomplete=tuple(incomplete))
     assert majority_holds(state, "c", positions, 40, 30) is enough
 
 
-def test_below_the_start_of_the_epoch_nobody_holds_everything() -> None:
+def test_quorum_move_needs_the_start_of_the_epoch() -> None:
     positions = {"a": 60, "b": 48, "d": 48}
     assert not majority_holds(moving(), "c", positions, 40, 50)
     assert majority_holds(moving(), "c", {**positions, "b": 49}, 40, 50)
 
 
-def test_the_first_that_is_wanted_and_ready_leads_next() -> None:
+def test_next_leader_of_a_move_is_the_first_wanted_in_sync_replica() -> None:
     state = moving("bdca", "bdc", "cda")
     assert heir(state, "cd") == "d", "in the order in which they are wanted, not as they joined"
     assert heir(state, "c") == "c"
     assert heir(state, "b") == "", "it is outside of the ISR"
 
 
-def test_the_backlog_alone_counts() -> None:
+def test_catchup_throttle_counts_only_the_backlog() -> None:
     assert backlog_part(1_000_000, 1000, 400) == 600_000
     assert backlog_part(1_000_000, 1000, 2000) == 0
     assert backlog_part(10, 0, 0) == 0
 
 
-def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> None:
+def test_catchup_throttle_spaces_learner_turns_by_their_bytes() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000)
     assert pace.turn(5 * S) == (5 * S, 0)
     pace.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
@@ -112,14 +114,14 @@ def test_turns_of_a_nodes_learners_are_as_far_apart_as_their_bytes_take() -> Non
         (60, 100_000, 100),  # so slow it never is
     ],
 )
-def test_a_piece_that_takes_long_is_followed_by_a_long_rest(took_ms: int, size_bytes: int, turn_ms: int) -> None:
+def test_catchup_throttle_rests_after_a_slow_piece(took_ms: int, size_bytes: int, turn_ms: int) -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
     pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
     assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
     assert pace.yielded_ns == (turn_ms - 10) * MS
 
 
-def test_without_a_least_rate_a_rest_is_as_long_as_it_comes_and_without_a_rate_there_is_none() -> None:
+def test_catchup_throttle_rest_is_unbounded_without_a_minimum_rate() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.1)
     pace.flushed(1000, 1000, S, 2 * S)
     assert pace.turn(S)[0] == 11 * S
@@ -128,7 +130,7 @@ def test_without_a_least_rate_a_rest_is_as_long_as_it_comes_and_without_a_rate_t
     assert pace.turn(S)[0] == S
 
 
-def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
+def test_learner_copy_fetches_one_piece_plus_the_growth_of_the_partition() -> None:
     copy = LearnerCopy(CatchupThrottle(bytes_per_second=10_000_000, piece_bytes=100_000))
     assert copy.asks(S, 1_000_000) == 100_000
     copy.came(100_000, 1000, 400)
@@ -142,7 +144,7 @@ def test_a_copy_asks_for_a_piece_and_what_the_partition_grew_by() -> None:
     assert LearnerCopy(CatchupThrottle()).asks(S, 1_000_000) == 1_000_000
 
 
-def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
+def test_learner_copy_returns_an_unused_turn() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000)
     one, other = LearnerCopy(pace), LearnerCopy(pace)
     one.asks(S, 1000)
@@ -157,11 +159,11 @@ def test_a_turn_that_is_not_used_is_the_next_ones() -> None:
 @pytest.mark.parametrize(
     ("rate", "piece", "most"), [(0, 7, 0), (1000, 0, 4096), (40_000_000, 0, 2_000_000), (40_000_000, 9000, 9000)]
 )
-def test_a_slow_copy_asks_for_little_at_a_time(rate: int, piece: int, most: int) -> None:
+def test_catchup_throttle_lowers_the_fetch_size_at_a_low_rate(rate: int, piece: int, most: int) -> None:
     assert CatchupThrottle(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
 
 
-def test_a_pace_is_as_the_settings_say() -> None:
+def test_catchup_throttle_follows_the_settings() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1, copy_min_bytes_per_s=2, copy_duty_cycle=0.3, copy_fetch_bytes=4096)
     assert pace_of(config) == CatchupThrottle(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
 
@@ -188,7 +190,7 @@ class Learner(Stepped):
         self.step(ev.LogFlushed(end_offset=last + 1))
 
 
-def test_a_learner_that_is_behind_fetches_in_its_turn_and_one_that_is_not_at_once() -> None:
+def test_learner_that_is_behind_fetches_in_its_turn_and_otherwise_at_once() -> None:
     config = ReplicationConfig(copy_bytes_per_s=10_000_000, copy_duty_cycle=0.1, copy_fetch_bytes=50_000)
     learner = Learner(config)
     assert learner.only(do.SendFetch).max_bytes == 50_000
@@ -204,7 +206,7 @@ def test_a_learner_that_is_behind_fetches_in_its_turn_and_one_that_is_not_at_onc
     assert learner.has(do.SendFetch)
 
 
-def test_a_learner_that_becomes_something_else_leaves_its_turn_to_others() -> None:
+def test_learner_that_changes_its_role_returns_its_turn() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
     pace = learner.replica._shared.copy_pace
@@ -215,7 +217,7 @@ def test_a_learner_that_becomes_something_else_leaves_its_turn_to_others() -> No
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
 
 
-def test_what_a_learner_had_of_another_copy_is_forgotten() -> None:
+def test_learner_progress_is_forgotten_with_another_copy_epoch() -> None:
     progress = FollowerProgress(caught_up_ns=0, last_asked_ns=0)
     progress.copy_is(5)
     progress.fetched(40, 1, 41, 10)
@@ -228,7 +230,7 @@ def test_what_a_learner_had_of_another_copy_is_forgotten() -> None:
     assert not progress.was_caught_up
 
 
-def test_while_a_change_of_the_replica_set_is_open_both_sets_count() -> None:
+def test_replica_set_change_in_flight_counts_both_sets() -> None:
     change = IsrChange()
     assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c")]
     change.proposed(frozenset("abd"), frozenset("abcd"))

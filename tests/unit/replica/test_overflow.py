@@ -58,7 +58,7 @@ class Server:
         return self.read - self.done
 
 
-def test_as_many_publishers_as_the_server_can_hold_back_lose_nothing() -> None:
+def test_overflow_with_few_publishers_drops_nothing() -> None:
     for publishers in (1, 2):
         server = Server(publishers)
         server.run(20)
@@ -66,7 +66,7 @@ def test_as_many_publishers_as_the_server_can_hold_back_lose_nothing() -> None:
         assert server.most < MAX_PENDING
 
 
-def test_with_more_publishers_only_what_exceeds_is_given_up_and_nothing_is_cut() -> None:
+def test_overflow_with_many_publishers_drops_only_the_excess_without_a_disconnect() -> None:
     for publishers in (4, 6, 12, 20):
         server = Server(publishers)
         server.run(20)
@@ -75,13 +75,13 @@ def test_with_more_publishers_only_what_exceeds_is_given_up_and_nothing_is_cut()
         assert excess * 0.7 - BUFFER < server.given_up < excess * 1.2
 
 
-def test_answers_that_come_late_are_enough() -> None:
+def test_overflow_works_with_late_server_answers() -> None:
     server = Server(6, answer_ms=150)
     server.run(20)
     assert server.most < MAX_PENDING
 
 
-def test_a_server_that_says_nothing_is_read_at_a_rate_and_faster_after_each_cut() -> None:
+def test_overflow_with_a_silent_server_reads_at_a_fixed_rate_doubled_per_disconnect() -> None:
     server = Server(4, answer_ms=None)
     server.run(20)
     assert server.most < MAX_PENDING
@@ -90,7 +90,7 @@ def test_a_server_that_says_nothing_is_read_at_a_rate_and_faster_after_each_cut(
     assert server.overflow.blind_rate_bytes == 2 * BLIND_RATE_BYTES
 
 
-def test_what_exceeds_the_limit_is_due_and_the_rest_is_left_alone() -> None:
+def test_overflow_drops_what_exceeds_the_limit() -> None:
     overflow = Overflow()
     overflow.heard(60 * MIB, 7, START_NS)
     assert not overflow.leaves_alone(7, START_NS + 1)
@@ -100,7 +100,7 @@ def test_what_exceeds_the_limit_is_due_and_the_rest_is_left_alone() -> None:
     assert not overflow.leaves_alone(7 + 8 * MIB, START_NS + FRESH_NS + 1), "that was long ago"
 
 
-def test_a_write_never_takes_as_long_as_the_servers_deadline() -> None:
+def test_overflow_write_never_exceeds_the_server_deadline() -> None:
     """Nothing is stored at all, and the server holds little: it is read through all the same."""
     server = Server(1, stored_rate=0)
     server.held_each = server.free_each = 0
@@ -109,7 +109,7 @@ def test_a_write_never_takes_as_long_as_the_servers_deadline() -> None:
     assert server.pending == 0
 
 
-def test_a_server_with_a_lower_bound_is_believed_after_its_first_cut() -> None:
+def test_overflow_learns_a_lower_server_bound_from_a_disconnect() -> None:
     overflow = Overflow()
     overflow.cut_at(4 * MIB)
     assert overflow.limit_bytes == 4 * MIB * 13 // 16
@@ -117,7 +117,7 @@ def test_a_server_with_a_lower_bound_is_believed_after_its_first_cut() -> None:
     assert overflow.limit_bytes == 4 * MIB * 13 // 16
 
 
-def test_an_answer_that_was_overtaken_counts_for_nothing() -> None:
+def test_overflow_ignores_an_overtaken_answer() -> None:
     overflow = Overflow()
     overflow.heard(10 * MIB, 0, START_NS + 5)
     overflow.heard(63 * MIB, 0, START_NS)

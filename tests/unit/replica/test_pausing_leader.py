@@ -47,7 +47,7 @@ def appended(leader: Stepped) -> list[int]:
 
 
 @pytest.mark.parametrize("conditional", [False, True])
-def test_until_it_is_resumed_nothing_is_taken_and_that_is_said_where_it_may(conditional: bool) -> None:
+def test_paused_leader_rejects_or_drops_publishes(conditional: bool) -> None:
     leader = a_leader(Pause.UNTIL_RESUMED)
     token = publish(leader, conditional=conditional)
     assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.PAUSED)]
@@ -60,7 +60,7 @@ def test_until_it_is_resumed_nothing_is_taken_and_that_is_said_where_it_may(cond
     )
 
 
-def test_one_with_standbys_says_it_too() -> None:
+def test_paused_leader_with_standbys_rejects_publishes() -> None:
     """They forget what they heard when they know, and nobody leads before."""
     leader = Stepped("a").leads(paused(Pause.UNTIL_RESUMED, standby=True))
     leader.fetch("b", -1)
@@ -70,7 +70,7 @@ def test_one_with_standbys_says_it_too() -> None:
     assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.PAUSED)]
 
 
-def test_what_was_taken_before_is_committed_and_acknowledged() -> None:
+def test_paused_leader_commits_and_acknowledges_earlier_publishes() -> None:
     leader = Stepped("a").leads()
     leader.publish(2)
     leader.told(paused(Pause.UNTIL_RESUMED))
@@ -80,7 +80,7 @@ def test_what_was_taken_before_is_committed_and_acknowledged() -> None:
     assert leader.only(do.SendAcks).through_offset == 1
 
 
-def test_what_was_held_before_is_appended_when_there_is_room() -> None:
+def test_paused_leader_appends_publishes_held_before() -> None:
     leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
     token = publish(leader, plain=True)
     assert appended(leader) == []
@@ -92,7 +92,7 @@ def test_what_was_held_before_is_appended_when_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("until", [Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY])
-def test_until_a_publish_that_is_held_and_the_metadata_group_asked(until: Pause) -> None:
+def test_partition_paused_until_publish_holds_the_publish_and_asks_to_resume(until: Pause) -> None:
     leader = a_leader(until)
     assert not leader.replica.takes_publishes()
     first = publish(leader)
@@ -111,7 +111,7 @@ def test_until_a_publish_that_is_held_and_the_metadata_group_asked(until: Pause)
     assert leader.replica.takes_publishes()
 
 
-def test_a_publish_that_is_bound_to_an_offset_is_held_where_it_is_the_first() -> None:
+def test_partition_paused_until_publish_holds_a_conditional_publish_only_as_the_first() -> None:
     """What is held before it would be appended between."""
     leader = a_leader(Pause.UNTIL_PUBLISH)
     first = publish(leader, conditional=True)
@@ -122,7 +122,7 @@ def test_a_publish_that_is_bound_to_an_offset_is_held_where_it_is_the_first() ->
     assert appended(leader) == [first, third]
 
 
-def test_a_leader_that_is_asked_for_nothing_wakes_nothing() -> None:
+def test_partition_paused_until_publish_is_not_resumed_without_a_publish() -> None:
     leader = a_leader(Pause.UNTIL_PUBLISH)
     for _ in range(3):
         leader.now_ns += 3 * S
@@ -134,7 +134,7 @@ def test_a_leader_that_is_asked_for_nothing_wakes_nothing() -> None:
 
 
 @pytest.mark.parametrize("until", [Pause.UNTIL_PUBLISH, Pause.ENDING])
-def test_one_that_was_not_heard_asks_again_when_it_looks_at_its_followers(until: Pause) -> None:
+def test_resume_request_without_an_answer_is_repeated(until: Pause) -> None:
     leader = a_leader(until)
     if until is Pause.UNTIL_PUBLISH:
         publish(leader)
@@ -150,7 +150,7 @@ def test_one_that_was_not_heard_asks_again_when_it_looks_at_its_followers(until:
         assert again - leader.now_ns <= 3 * S, "and looks soon, for something is under way"
 
 
-def test_one_without_a_lease_asks_when_it_has_one_again() -> None:
+def test_resume_request_without_a_lease_is_sent_with_the_lease() -> None:
     leader = Stepped("a").leads(paused(Pause.UNTIL_PUBLISH))
     leader.now_ns += 30 * S
     leader.fire(ev.Deadline.LEASE)
@@ -162,7 +162,7 @@ def test_one_without_a_lease_asks_when_it_has_one_again() -> None:
     assert appended(leader) == [token]
 
 
-def test_what_was_held_for_a_publish_is_stored_when_an_operator_pauses_it_for_good() -> None:
+def test_publish_held_by_a_pause_is_stored_when_an_operator_pauses() -> None:
     leader = a_leader(Pause.UNTIL_PUBLISH)
     token = publish(leader)
     leader.told(paused(Pause.UNTIL_RESUMED, pauses=2, epoch=3))
@@ -172,12 +172,12 @@ def test_what_was_held_for_a_publish_is_stored_when_an_operator_pauses_it_for_go
 
 
 @pytest.mark.parametrize("until", list(Pause))
-def test_followers_stand_by_again_when_the_leader_has_said_that_it_takes_publishes(until: Pause) -> None:
+def test_followers_are_standbys_again_once_the_leader_accepts_publishes(until: Pause) -> None:
     follower = Stepped("b").follows(paused(until, standby=True))
     assert follower.replica.stands_by is (until is Pause.NOT_PAUSED)
 
 
-def test_reading_goes_on() -> None:
+def test_paused_leader_answers_reads() -> None:
     leader = a_leader(Pause.UNTIL_RESUMED)
     assert leader.replica.may_serve_committed()
     assert leader.replica.may_answer_latest(leader.now_ns)

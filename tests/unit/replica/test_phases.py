@@ -13,7 +13,7 @@ from liftpy.errors import InvariantError
 from tests.unit.replica.stepping import Stepped
 
 
-def test_the_table_names_every_phase() -> None:
+def test_follower_phase_table_names_every_phase() -> None:
     assert set(FOLLOWS_ON) == set(Following)
     reached = {Following.RECONCILING}
     while True:
@@ -24,7 +24,7 @@ def test_the_table_names_every_phase() -> None:
     assert reached == set(Following)
 
 
-def test_nothing_is_fetched_before_the_logs_agree_but_by_who_has_none() -> None:
+def test_follower_phase_table_allows_no_fetch_before_reconciliation() -> None:
     agreed = {Following.FLUSHING, Following.IDLE, Following.QUIET, Following.FETCH_BACKOFF}
     for phase in (Following.RECONCILE_BACKOFF, Following.RECONCILING, Following.CUTTING):
         assert not FOLLOWS_ON[phase] & (agreed - {Following.FLUSHING})
@@ -32,7 +32,7 @@ def test_nothing_is_fetched_before_the_logs_agree_but_by_who_has_none() -> None:
         assert Following.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
 
 
-def test_every_status_has_a_phase_of_who_waits() -> None:
+def test_follower_phase_table_has_a_waiting_phase_per_status() -> None:
     assert {status.name for status in PartitionStatus} <= set(Waiting)
     names = [member.value for kind in (Leading, Following, Waiting) for member in kind]
     assert len(names) == len(set(names))
@@ -46,14 +46,14 @@ def idle_follower() -> Stepped:
     return follower
 
 
-def test_a_step_that_is_not_in_the_table_is_an_error_with_the_way_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_phase_outside_the_table_raises_with_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(phases.FOLLOWS_ON, Following.IDLE, frozenset({Following.FLUSHING}))
     follower = idle_follower()
     with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
         follower.step(ev.WokenUp())
 
 
-def test_a_role_that_takes_a_short_cut_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_phase_shortcut_of_a_broken_role_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake: whoever is woken waits for a cut that nobody began."""
     monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(Following.CUTTING))
     with pytest.raises(InvariantError, match="IDLE to CUTTING"):

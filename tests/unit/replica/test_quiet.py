@@ -35,7 +35,7 @@ def deadlines(stepped: Stepped) -> set[Deadline]:
     return set(stepped.replica._shared.deadlines._at_ns)
 
 
-def test_after_idle_waits_without_news_it_waits_quietly_and_has_no_timer_of_its_own() -> None:
+def test_quiet_follower_waits_without_a_timer_after_idle_waits() -> None:
     follower = quiet_follower()
     asked = follower.only(do.WaitQuietly)
     assert asked == do.WaitQuietly(request_id=follower.replica._role._idle_request_id, leader="a", leader_epoch=1)
@@ -44,18 +44,18 @@ def test_after_idle_waits_without_news_it_waits_quietly_and_has_no_timer_of_its_
     assert follower.replica.may_serve_committed()
 
 
-def test_one_idle_wait_by_default() -> None:
+def test_quiet_follower_needs_one_idle_wait_by_default() -> None:
     follower = quiet_follower(ReplicationConfig())
     assert follower.replica.phase == "FOLLOWER_QUIET"
     assert ReplicationConfig().idle_polls_before_quiet == 2
 
 
 @pytest.mark.parametrize("isr", ["ab", "ac"])
-def test_only_a_member_of_the_isr_waits_so(isr: str) -> None:
+def test_quiet_follower_must_be_in_the_isr(isr: str) -> None:
     assert (quiet_follower(isr=isr).replica.phase == "FOLLOWER_QUIET") == ("b" in isr)
 
 
-def test_not_while_something_is_uncommitted() -> None:
+def test_quiet_follower_has_no_uncommitted_records() -> None:
     follower = Stepped("b", SOON).follows()
     follower.answered([(0, 2, 1)], hw=1)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -66,7 +66,7 @@ def test_not_while_something_is_uncommitted() -> None:
         assert follower.replica.phase == "FOLLOWER_IDLE", "HW may come with the next answer"
 
 
-def test_records_a_wake_up_and_a_lost_connection_end_it() -> None:
+def test_quiet_wait_ends_with_records_a_wake_up_or_a_lost_connection() -> None:
     def more(follower: Stepped) -> None:
         follower.answered([(3, 3, 1)], hw=2, request=follower.replica._role._idle_request_id)
         assert follower.has(do.AppendFetched)
@@ -97,7 +97,7 @@ def test_records_a_wake_up_and_a_lost_connection_end_it() -> None:
         assert not follower.has(do.ReportLeader)
 
 
-def test_hw_alone_and_strangers_answers_do_not_end_it() -> None:
+def test_quiet_wait_continues_after_a_high_watermark_or_foreign_answers() -> None:
     follower = quiet_follower()
     request = follower.replica._role._idle_request_id
     follower.answered([], hw=2, request=request)
@@ -109,7 +109,7 @@ def test_hw_alone_and_strangers_answers_do_not_end_it() -> None:
     assert follower.replica.phase == "FOLLOWER_QUIET"
 
 
-def test_another_leadership_and_the_stop_end_it() -> None:
+def test_quiet_wait_ends_with_another_leader_or_the_stop() -> None:
     for event in (
         ev.PartitionChanged(held=state("c", leader_epoch=2, epoch=2), incarnations={"a": 1, "b": 1, "c": 1}),
         ev.StopRequested(),
@@ -119,7 +119,7 @@ def test_another_leadership_and_the_stop_end_it() -> None:
         assert follower.has(do.StopWaiting)
 
 
-def test_what_is_not_confirmed_is_fetched_at_once_and_begins_anew() -> None:
+def test_quiet_wait_that_is_not_confirmed_fetches_at_once() -> None:
     follower = quiet_follower()
     follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=50)
     assert follower.has(do.StopWaiting)
@@ -131,7 +131,7 @@ def test_what_is_not_confirmed_is_fetched_at_once_and_begins_anew() -> None:
     assert follower.sent() == [], "one that came too late"
 
 
-def test_a_leader_that_was_not_heard_meanwhile_is_reported_when_it_does_not_answer() -> None:
+def test_quiet_wait_with_a_silent_leader_ends_with_a_report() -> None:
     follower = quiet_follower()
     heard_ns = follower.now_ns
     follower.step(ev.QuietEnded(heard_ns=heard_ns), after_s=3)
@@ -141,7 +141,7 @@ def test_a_leader_that_was_not_heard_meanwhile_is_reported_when_it_does_not_answ
     assert follower.now_ns - heard_ns == 4 * S
 
 
-def test_a_leader_that_answers_that_fetch_is_not_reported() -> None:
+def test_quiet_wait_with_an_answering_leader_ends_without_a_report() -> None:
     follower = quiet_follower()
     follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=3)
     follower.answered([], hw=2)
@@ -149,7 +149,7 @@ def test_a_leader_that_answers_that_fetch_is_not_reported() -> None:
     assert not follower.has(do.ReportLeader)
 
 
-def test_where_it_can_not_be_asked_for_with_others_it_fetches_after_long_waits() -> None:
+def test_quiet_wait_that_is_impossible_becomes_long_idle_waits() -> None:
     follower = quiet_follower()
     follower.step(ev.QuietEnded(heard_ns=None))
     assert follower.sent() == [do.StopWaiting()]
@@ -184,7 +184,7 @@ def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 
     return leader.has(do.ConfirmQuiet)
 
 
-def test_a_fetch_that_still_waits_is_counted_as_if_it_had_come_again() -> None:
+def test_quiet_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
     leader = leader_with_a_quiet_follower()
     progress = leader.replica._role.desk.followers["b"]
     assert confirms(leader, asked(), after_s=3)
@@ -207,7 +207,7 @@ def test_a_fetch_that_still_waits_is_counted_as_if_it_had_come_again() -> None:
         {"replica": "a"},
     ],
 )
-def test_any_other_is_not_confirmed_and_counts_nothing(other: dict[str, object]) -> None:
+def test_quiet_fetch_with_other_values_is_not_confirmed(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
     progress = leader.replica._role.desk.followers["b"]
     before = progress.caught_up_ns
@@ -215,7 +215,7 @@ def test_any_other_is_not_confirmed_and_counts_nothing(other: dict[str, object])
     assert progress.caught_up_ns == before
 
 
-def test_not_when_there_is_more() -> None:
+def test_quiet_fetch_is_not_confirmed_when_records_are_there() -> None:
     leader = leader_with_a_quiet_follower()
     leader.publish(1)
     assert not confirms(leader, asked())
@@ -224,13 +224,13 @@ def test_not_when_there_is_more() -> None:
     assert not confirms(leader, asked())
 
 
-def test_not_by_a_follower_that_is_woken_up_instead() -> None:
+def test_quiet_fetch_of_a_woken_follower_is_not_confirmed() -> None:
     leader = leader_with_a_quiet_follower()
     leader.fetch("b", 2, request_id=81)
     assert not confirms(leader, asked(request_id=81))
 
 
-def test_not_of_a_process_that_is_not_live_or_a_replica_outside_the_isr() -> None:
+def test_quiet_fetch_of_a_dead_process_or_outside_the_isr_is_not_confirmed() -> None:
     leader = leader_with_a_quiet_follower()
     leader.told(state(leader_epoch=2, epoch=2, isr="ac"))
     assert not confirms(leader, asked()), "it joins by a fetch"
@@ -243,7 +243,7 @@ def test_not_of_a_process_that_is_not_live_or_a_replica_outside_the_isr() -> Non
     assert not confirms(leader, asked(incarnation=2)), "it has not fetched yet"
 
 
-def test_who_is_confirmed_stays_in_the_isr_and_who_is_silent_leaves_it_in_the_lag_time() -> None:
+def test_quiet_follower_stays_in_the_isr_while_confirmed_and_leaves_after_the_lag_time() -> None:
     leader = leader_with_a_quiet_follower()
     began = leader.now_ns
     while leader.now_ns - began < 60 * S:
@@ -266,7 +266,7 @@ def test_who_is_confirmed_stays_in_the_isr_and_who_is_silent_leaves_it_in_the_la
     assert leader.only(do.ProposeIsr).isr == {"a", "c"}
 
 
-def test_after_a_long_quiet_the_next_fetch_is_believed_at_once() -> None:
+def test_quiet_follower_fetch_after_a_long_wait_is_accepted_at_once() -> None:
     leader = leader_with_a_quiet_follower()
     for _ in range(1200):
         assert confirms(leader, asked(), after_s=3)
@@ -275,7 +275,7 @@ def test_after_a_long_quiet_the_next_fetch_is_believed_at_once() -> None:
     assert leader.replica._role.desk.followers["b"].last_request_id == 80 + 3600 * S
 
 
-def test_an_idle_leader_looks_for_lag_as_seldom_as_somebody_can_lag() -> None:
+def test_leader_with_quiet_followers_checks_the_lag_rarely() -> None:
     leader = leader_with_a_quiet_follower()
     looks, began = 0, leader.now_ns
     while leader.now_ns - began < 60 * S:
@@ -295,7 +295,7 @@ def test_an_idle_leader_looks_for_lag_as_seldom_as_somebody_can_lag() -> None:
     assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "a flush may hang"
 
 
-def test_a_follower_and_a_waiting_replica_confirm_nothing() -> None:
+def test_quiet_fetch_is_not_confirmed_by_a_follower() -> None:
     for stepped in (quiet_follower(), Stepped("b").opened()):
         stepped.step(asked(replica="c"))
         assert stepped.out == []
@@ -333,7 +333,7 @@ class Node:
         return questions
 
 
-def test_every_fetch_is_asked_for_within_the_wait_of_a_quiet_partition() -> None:
+def test_quiet_fetches_are_all_requested_within_the_wait() -> None:
     node = Node(10)
     assert node.quiet.interval_ns == S
     for _ in range(5):
@@ -341,7 +341,7 @@ def test_every_fetch_is_asked_for_within_the_wait_of_a_quiet_partition() -> None
         assert asked_for == Counter(node.fetches)
 
 
-def test_what_comes_and_goes_beside_it_keeps_no_fetch_from_its_turn() -> None:
+def test_quiet_fetches_keep_their_turn_while_others_come_and_go() -> None:
     node, seen = Node(1), []
     for number in range(9):
         other = fetch(100 + number, request_id=number)
@@ -351,7 +351,7 @@ def test_what_comes_and_goes_beside_it_keeps_no_fetch_from_its_turn() -> None:
     assert seen.count(node.fetches[0]) == 3
 
 
-def test_a_thousand_idle_partitions_are_four_messages_a_second_for_a_node() -> None:
+def test_quiet_fetches_of_a_thousand_partitions_need_four_messages_a_second() -> None:
     """Those that it follows of two other nodes, and the same from their side; whatever this machine's clock and load are."""
     node = Node()
     for number in range(667):
@@ -364,19 +364,19 @@ def test_a_thousand_idle_partitions_are_four_messages_a_second_for_a_node() -> N
     assert fetches_a_second == pytest.approx(667 / 3, rel=0.01)
 
 
-def test_many_travel_in_more_than_one_question() -> None:
+def test_quiet_fetches_are_split_over_several_requests() -> None:
     node = Node(4 * MAX_PER_QUESTION)
     sizes = [len(question.fetches) for _ in range(3) for question in node.answered_turn()]
     assert sum(sizes) == 4 * MAX_PER_QUESTION
     assert max(sizes) == MAX_PER_QUESTION
 
 
-def test_a_leaders_node_is_looked_at_every_turn_even_for_one_fetch() -> None:
+def test_quiet_fetches_ask_the_leader_node_every_turn_even_for_one_fetch() -> None:
     node = Node(1)
     assert all(len(node.answered_turn()) == 1 for _ in range(6))
 
 
-def test_those_not_confirmed_end_and_the_others_go_on() -> None:
+def test_quiet_fetches_not_confirmed_end_and_the_others_continue() -> None:
     node = Node(9)
     question = node.turn()[0]
     ended = node.quiet.answered(question, {0, 2})
@@ -387,7 +387,7 @@ def test_those_not_confirmed_end_and_the_others_go_on() -> None:
     assert len(node.quiet) == 7
 
 
-def test_one_lost_question_is_asked_again_in_the_next_turn() -> None:
+def test_quiet_request_that_is_lost_is_repeated_in_the_next_turn() -> None:
     node = Node(9)
     (lost,) = node.turn()
     again = node.turn()
@@ -398,7 +398,7 @@ def test_one_lost_question_is_asked_again_in_the_next_turn() -> None:
     assert lost.fetches not in [question.fetches for question in node.turn()]
 
 
-def test_two_lost_turns_end_all_that_wait_at_that_node_and_tell_when_it_was_heard() -> None:
+def test_quiet_fetches_of_a_node_end_after_two_lost_turns() -> None:
     node = Node(9)
     other = fetch(50)
     node.quiet.add(other, "n3", node.now_ns)
@@ -416,7 +416,7 @@ def test_two_lost_turns_end_all_that_wait_at_that_node_and_tell_when_it_was_hear
     assert len(node.quiet) == 1, "the other leader's node has answered"
 
 
-def test_one_page_that_never_comes_through_is_silence_too() -> None:
+def test_quiet_fetches_end_if_one_page_is_never_answered() -> None:
     node = Node(4 * MAX_PER_QUESTION)
     for _ in range(4):
         for question in node.turn()[1:]:
@@ -424,7 +424,7 @@ def test_one_page_that_never_comes_through_is_silence_too() -> None:
     assert len(node.ended) == 4 * MAX_PER_QUESTION
 
 
-def test_a_silent_node_is_not_asked_again_for_a_while() -> None:
+def test_quiet_fetches_of_a_silent_node_are_refused_for_a_while() -> None:
     node = Node(1)
     for _ in range(3):
         node.turn()
@@ -434,7 +434,7 @@ def test_a_silent_node_is_not_asked_again_for_a_while() -> None:
     assert node.quiet.add(fetch(2), "n2", node.now_ns + ASK_AGAIN_NS)
 
 
-def test_no_responders_end_all_at_once_and_it_may_be_asked_again() -> None:
+def test_quiet_fetches_end_at_once_without_responders() -> None:
     node = Node(9)
     question = node.turn()[0]
     ended = node.quiet.failed(question)
@@ -445,14 +445,14 @@ def test_no_responders_end_all_at_once_and_it_may_be_asked_again() -> None:
     assert node.quiet.add(fetch(1), "n2", node.now_ns)
 
 
-def test_who_stood_still_does_not_blame_the_others() -> None:
+def test_quiet_fetches_survive_a_standstill_of_their_own_node() -> None:
     node = Node(3)
     for _ in range(5):
         node.turn(intervals=30)
     assert not node.ended
 
 
-def test_a_fetch_that_was_replaced_meanwhile_is_not_ended_by_the_answer_to_the_one_before() -> None:
+def test_quiet_fetch_replaced_during_a_request_is_not_ended_by_its_answer() -> None:
     node = Node(6)
     question = node.turn()[0]
     before = question.fetches[0]
@@ -465,7 +465,7 @@ def test_a_fetch_that_was_replaced_meanwhile_is_not_ended_by_the_answer_to_the_o
     assert len(node.quiet) == 6
 
 
-def test_it_never_waits_longer_than_lag_and_leader_time_outs_allow() -> None:
+def test_quiet_fetch_interval_respects_lag_and_leader_timeouts() -> None:
     quick = QuietFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
     assert quick.interval_ns == 0.3 * S
     assert QuietFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S

@@ -103,7 +103,7 @@ def shell(source: Source) -> Shell:
     return Shell(source)
 
 
-def test_committed_up_to_hw_uncommitted_up_to_the_log_end(shell: Shell, source: Source) -> None:
+def test_read_returns_records_up_to_the_high_watermark_or_uncommitted_up_to_the_log_end(shell: Shell, source: Source) -> None:
     source.append(2, committed=False)
     shell.ask(offset=1)
     _, head, offsets = shell.take()
@@ -117,7 +117,7 @@ def test_committed_up_to_hw_uncommitted_up_to_the_log_end(shell: Shell, source: 
     assert shell.take()[1].error == client_pb2.ReadResponse.NOT_LEADER
 
 
-def test_who_waits_is_answered_once_by_the_commit_and_not_by_an_append(shell: Shell, source: Source) -> None:
+def test_waiting_read_is_answered_once_by_the_commit(shell: Shell, source: Source) -> None:
     shell.ask("committed", offset=3, waitMs=1000)
     shell.ask("uncommitted", offset=3, waitMs=1000, isolation=UNCOMMITTED)
     assert (shell.answers, shell.reads.waiting_count) == ([], 2)
@@ -131,7 +131,7 @@ def test_who_waits_is_answered_once_by_the_commit_and_not_by_an_append(shell: Sh
     assert shell.reads.waiting_count == 0
 
 
-def test_who_waits_in_vain_hears_nothing_new_when_the_time_is_over(shell: Shell) -> None:
+def test_waiting_read_without_news_gets_an_empty_answer_after_its_time(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1000)
     shell.pass_time(0.99)
     assert not shell.answers
@@ -140,13 +140,13 @@ def test_who_waits_in_vain_hears_nothing_new_when_the_time_is_over(shell: Shell)
     assert (head.error, offsets, head.nextOffset) == (OK, [], 3)
 
 
-def test_nobody_waits_for_longer_than_the_bound(shell: Shell) -> None:
+def test_waiting_read_time_is_bounded(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1 << 31)
     shell.pass_time(MAX_WAIT_MS / 1000 + 0.01)
     assert shell.take()[1].error == OK
 
 
-def test_one_too_many_is_answered_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_read_beyond_the_limit_is_answered_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     for name in ("one", "two", "three"):
         shell.ask(name, offset=3, waitMs=1000)
@@ -154,7 +154,7 @@ def test_one_too_many_is_answered_at_once(shell: Shell, monkeypatch: pytest.Monk
     assert shell.reads.waiting_count == 2
 
 
-def test_what_changed_while_a_reader_waited_is_looked_at_again(shell: Shell, source: Source) -> None:
+def test_waiting_read_is_checked_again_before_its_answer(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
     source.lineage = EpochVerdict(Lineage.CUT, 1)
     source.append()
@@ -163,21 +163,21 @@ def test_what_changed_while_a_reader_waited_is_looked_at_again(shell: Shell, sou
     assert (head.error, head.cutEndOffset) == (client_pb2.ReadResponse.CUT, 1)
 
 
-def test_closing_tells_who_waits(shell: Shell) -> None:
+def test_waiting_read_is_answered_on_close(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1000)
     shell.reads.close()
     assert shell.take()[1].error == client_pb2.ReadResponse.NO_SUCH_PARTITION
     assert not shell.timers
 
 
-def test_a_replica_behind_the_reader_says_so(shell: Shell) -> None:
+def test_read_from_a_replica_behind_the_reader_is_not_ready(shell: Shell) -> None:
     shell.ask(offset=0, minHighWatermark=3)
     assert shell.take()[1].error == NOT_READY
     shell.ask(offset=0, minHighWatermark=2)
     assert shell.take()[2] == [0, 1, 2]
 
 
-def test_bounds_only_from_who_may_tell_the_latest(shell: Shell, source: Source) -> None:
+def test_bounds_read_needs_a_replica_that_knows_the_latest(shell: Shell, source: Source) -> None:
     shell.ask(boundsOnly=True)
     _, head, offsets = shell.take()
     assert (head.error, head.highWatermark, offsets) == (OK, 2, [])
@@ -188,7 +188,7 @@ def test_bounds_only_from_who_may_tell_the_latest(shell: Shell, source: Source) 
     assert shell.take()[2] == [0, 1, 2], "records that are committed are read all the same"
 
 
-def test_what_is_no_request_is_refused_and_counted(shell: Shell) -> None:
+def test_invalid_read_request_is_rejected_and_counted(shell: Shell) -> None:
     shell.reads.asked(b"\x00\xff", "r")
     assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
     shell.ask(isolation=7)
@@ -196,7 +196,7 @@ def test_what_is_no_request_is_refused_and_counted(shell: Shell) -> None:
     assert shell.counters["refused: no envelope"] == 1
 
 
-def test_a_request_that_was_changed_on_its_way_is_not_answered(shell: Shell) -> None:
+def test_corrupted_read_request_is_not_answered(shell: Shell) -> None:
     """Its reply subject is that of a reader who waits for an answer to something else, and would take it for his."""
     request = bytearray(frames.sealed(client_pb2.ReadRequest(offset=0, streamUid="u" * 10, lastOffset=5, lastEpoch=9)))
     request[-1] ^= 1
@@ -211,7 +211,7 @@ def _source(stepped: Stepped, *, failed: bool = False, heard: bool = True) -> Re
     return ReplicaSource(stepped.replica, log, failed=lambda: failed, is_heard=lambda: heard)
 
 
-def test_a_leader_with_a_lease_and_its_subject_heard_tells_the_latest() -> None:
+def test_replica_source_of_a_leader_with_a_lease_answers_latest_reads() -> None:
     leader = Stepped("a").leads()
     assert _source(leader).leads
     assert _source(leader).may_serve
@@ -221,7 +221,7 @@ def test_a_leader_with_a_lease_and_its_subject_heard_tells_the_latest() -> None:
     assert not _source(leader, failed=True).may_serve
 
 
-def test_a_follower_serves_when_its_log_agrees_and_sends_who_wants_the_latest_to_the_leader() -> None:
+def test_replica_source_of_a_follower_serves_only_after_reconciliation() -> None:
     follower = Stepped("b").opened(3, 2, ((1, 0),))
     follower.told(state(leader_epoch=2))
     source = _source(follower)
@@ -230,7 +230,7 @@ def test_a_follower_serves_when_its_log_agrees_and_sends_who_wants_the_latest_to
     assert source.may_answer_latest(follower.now_ns), "the answer says that it does not lead"
 
 
-def test_a_candidate_serves_what_it_has() -> None:
+def test_replica_source_of_a_candidate_serves_its_records() -> None:
     candidate = Stepped("b").opened(3, 2, ((1, 0),))
     candidate.told(state("", leader_epoch=1, candidate="b", status=PartitionStatus.CANDIDATE_FOUND))
     assert candidate.replica.role == "CANDIDATE"
@@ -238,7 +238,7 @@ def test_a_candidate_serves_what_it_has() -> None:
 
 
 # ---- whom a request is for, and what waiting readers cost --------------------------------------------------------------------------
-def test_a_request_for_another_partition_is_dropped_and_an_answer_says_what_it_is_for() -> None:
+def test_read_request_for_another_partition_is_dropped() -> None:
     source = Source()
     shell = Shell(source)
     for named in ({"stream": KEY.stream, "partition": KEY.partition + 1}, {"stream": "t", "partition": KEY.partition}):
@@ -255,7 +255,7 @@ def test_a_request_for_another_partition_is_dropped_and_an_answer_says_what_it_i
     assert heads == {"x": (KEY.stream, True, 9), "older": ("", False, 0), "waits": (KEY.stream, True, 9)}
 
 
-def test_all_partitions_of_a_node_share_the_bytes_that_waiting_readers_may_cost() -> None:
+def test_waiting_reads_of_all_partitions_share_one_byte_budget() -> None:
     budget = module.ReadBudget(max_bytes=3 * module.WAITING_COST_BYTES)
     shells = [Shell(Source()), Shell(Source())]
     for shell in shells:
@@ -276,14 +276,14 @@ def test_all_partitions_of_a_node_share_the_bytes_that_waiting_readers_may_cost(
     assert shells[0].reads.waiting_count == 1
 
 
-def test_a_request_that_is_too_large_is_dropped_unread() -> None:
+def test_read_request_above_the_size_limit_is_dropped() -> None:
     shell = Shell(Source())
     shell.reads.asked(frames.sealed(client_pb2.ReadRequest(streamUid="x" * module.MAX_REQUEST_BYTES, waitMs=1000)), "x")
     assert (shell.answers, shell.reads.waiting_count) == ([], 0)
     assert shell.counters == {module.TOO_LARGE: 1}
 
 
-def test_the_log_is_not_read_for_who_can_not_be_answered() -> None:
+def test_read_without_buffer_room_for_the_answer_reads_no_log() -> None:
     source = Source()
     source.append(3)
     shell = Shell(source)
@@ -303,7 +303,7 @@ def keyed(source: Source, *keys: bytes) -> None:
     source.high_watermark = source.log.newest_offset
 
 
-def test_a_filter_leaves_out_what_was_not_asked_for_and_says_how_far_it_looked(shell: Shell, source: Source) -> None:
+def test_filtered_read_skips_other_records_and_tells_how_far_it_read(shell: Shell, source: Source) -> None:
     keyed(source, b"a", b"b", b"a", b"c")
     shell.ask(offset=0, filterKeys=[b"a"])
     _, head, bases = shell.take()
@@ -315,7 +315,7 @@ def test_a_filter_leaves_out_what_was_not_asked_for_and_says_how_far_it_looked(s
     assert not shell.take()[1].selected
 
 
-def test_a_reader_with_a_filter_that_waits_is_told_of_what_it_does_not_want_as_well(shell: Shell, source: Source) -> None:
+def test_filtered_read_that_waits_is_answered_even_without_matching_records(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, filterKeys=[b"a"], waitMs=1000)
     assert not shell.answers
     keyed(source, b"b")
@@ -328,7 +328,7 @@ def test_a_reader_with_a_filter_that_waits_is_told_of_what_it_does_not_want_as_w
     assert (head.selected, head.nextOffset, bases) == (True, 4, [])
 
 
-def test_backwards_is_what_lies_below_and_ends_at_the_log_start(shell: Shell, source: Source) -> None:
+def test_backward_read_returns_records_below_and_ends_at_the_log_start(shell: Shell, source: Source) -> None:
     keyed(source, b"a", b"b", b"a")
     source.log.append(build_batch([b"not committed"], base_offset=6, leader_epoch=1))
     shell.ask(offset=6, backwards=True, maxBytes=250, waitMs=1000)
@@ -349,7 +349,7 @@ def test_backwards_is_what_lies_below_and_ends_at_the_log_start(shell: Shell, so
         assert shell.take()[1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE
 
 
-def test_backwards_below_a_time(shell: Shell) -> None:
+def test_backward_read_below_a_time_ends_before_that_time(shell: Shell) -> None:
     source = shell.source
     assert isinstance(source, Source)
     for number in range(3):
@@ -361,14 +361,14 @@ def test_backwards_below_a_time(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"filterSubjects": ["a..b"]}, {"filterSubjects": ["s"] * 65}, {"filterKeys": [b"k"] * 257}])
-def test_what_is_no_filter_is_refused_and_nothing_is_read(shell: Shell, wrong: dict[str, object]) -> None:
+def test_read_with_an_invalid_filter_is_rejected(shell: Shell, wrong: dict[str, object]) -> None:
     shell.ask(offset=0, waitMs=1000, **wrong)
     _, head, bases = shell.take()
     assert (head.error, bases) == (client_pb2.ReadResponse.BAD_REQUEST, [])
     assert head.detail
 
 
-def test_what_is_kept_of_a_large_batch_comes_in_pieces(shell: Shell) -> None:
+def test_filtered_large_batch_is_sent_in_fragments(shell: Shell) -> None:
     source = shell.source
     assert isinstance(source, Source)
     shell.max_payload = 5000  # type: ignore[misc]
@@ -391,7 +391,7 @@ def test_what_is_kept_of_a_large_batch_comes_in_pieces(shell: Shell) -> None:
         assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))
 
 
-def test_a_part_of_a_range_has_the_batches_that_end_in_it(shell: Shell, source: Source) -> None:
+def test_range_read_returns_the_batches_that_end_in_the_range(shell: Shell, source: Source) -> None:
     for _ in range(4):
         source.log.append(build_batch([b"v"] * 10, base_offset=source.log.log_end_offset, leader_epoch=1))
     source.high_watermark = source.log.newest_offset
@@ -405,7 +405,7 @@ def test_a_part_of_a_range_has_the_batches_that_end_in_it(shell: Shell, source: 
     assert (bases, head.lookedBytes > 0) == ([first, first + 10], True)
 
 
-def test_the_size_of_a_range_its_borders_and_epochs_are_told_of_what_is_committed() -> None:
+def test_range_facts_have_committed_size_borders_and_epochs() -> None:
     source = Source()
     for epoch in (1, 1, 3, 3):
         source.log.append(build_batch([b"x"] * 10, base_offset=source.log.log_end_offset, leader_epoch=epoch))

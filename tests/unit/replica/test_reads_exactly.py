@@ -66,7 +66,7 @@ def refused(shell: Raw, **fields: Any) -> tuple[int, str]:
     return head.error, head.detail
 
 
-def test_an_answer_says_whose_it_is_and_where_to_go_on() -> None:
+def test_read_response_has_every_field() -> None:
     head, offsets = Raw(Dated()).one(offset=3, maxBytes=1)
     assert offsets == [2]
     assert head == E(
@@ -78,7 +78,7 @@ def test_an_answer_says_whose_it_is_and_where_to_go_on() -> None:
     assert head.HasField("partition")
 
 
-def test_by_time_the_first_batch_at_or_past_it_and_its_own_time() -> None:
+def test_read_by_time_returns_the_first_batch_at_or_after_the_time() -> None:
     shell = Raw(Dated())
     for timestamp, base, at in ((0, 2, 20), (20, 2, 20), (21, 4, 30), (40, 6, 40)):
         head, offsets = shell.one(timestamp=timestamp, byTimestamp=True, maxBytes=1)
@@ -90,7 +90,7 @@ def test_by_time_the_first_batch_at_or_past_it_and_its_own_time() -> None:
     assert shell.one(offset=2, maxBytes=1)[0].firstTimestamp == 0, "nobody has asked"
 
 
-def test_bounds_alone_come_without_batches() -> None:
+def test_bounds_read_returns_no_batches() -> None:
     shell = Raw(Dated())
     for fields, next_offset in (
         ({"offset": 5}, 5),
@@ -101,7 +101,7 @@ def test_bounds_alone_come_without_batches() -> None:
         assert (offsets, head.nextOffset, head.highWatermark, head.logStartOffset) == ([], next_offset, 7, 2)
 
 
-def test_each_refusal_says_why() -> None:
+def test_read_rejection_has_a_reason() -> None:
     source = Dated()
     shell = Raw(source)
     assert refused(shell, streamUid="old") == (E.WRONG_STREAM, f"the stream of this name is {KEY.uid}, not 'old'")
@@ -123,7 +123,7 @@ def test_each_refusal_says_why() -> None:
 @pytest.mark.parametrize(
     ("lineage", "error", "counted"), [(Lineage.CUT, E.CUT, 1), (Lineage.BEHIND, E.NOT_READY, 0), (Lineage.SAME, E.OK, 0)]
 )
-def test_a_reader_of_another_log_is_told_up_to_where_both_are_the_same(lineage: Lineage, error: int, counted: int) -> None:
+def test_reader_with_another_lineage_gets_the_end_of_the_common_prefix(lineage: Lineage, error: int, counted: int) -> None:
     source = Dated()
     asked: list[tuple[int, int]] = []
 
@@ -142,7 +142,7 @@ def test_a_reader_of_another_log_is_told_up_to_where_both_are_the_same(lineage: 
     assert len(asked) == 1, "who has read nothing is judged by nothing"
 
 
-def test_a_log_that_can_not_be_read_is_said_and_counted() -> None:
+def test_read_of_a_damaged_log_is_rejected_and_counted() -> None:
     source = Dated()
     shell = Raw(source)
     source.log.storage.files[f"{0:020d}.log"].data[-40] ^= 1  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ def test_a_log_that_can_not_be_read_is_said_and_counted() -> None:
     assert shell.counters == {"failed reads": 1}
 
 
-def test_what_a_reader_complains_of_is_looked_at_and_counted_and_it_is_answered_all_the_same() -> None:
+def test_reader_damage_report_is_checked_counted_and_answered() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
@@ -162,7 +162,7 @@ def test_what_a_reader_complains_of_is_looked_at_and_counted_and_it_is_answered_
     assert shell.counters[Recheck.NOT_HERE.value] == 1
 
 
-def test_a_batch_that_fits_no_message_comes_in_pieces_to_who_takes_them() -> None:
+def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
     source = Dated(2, size=5000)
     source.high_watermark = 3
     shell = Raw(source)
@@ -190,7 +190,7 @@ def test_a_batch_that_fits_no_message_comes_in_pieces_to_who_takes_them() -> Non
     assert SMALLEST_PIECE_BYTES < 4096
 
 
-def test_answers_are_as_large_as_is_asked_for_and_a_mebibyte_by_default() -> None:
+def test_read_response_size_is_the_requested_or_one_mebibyte() -> None:
     source = Dated(8, size=100_000)
     source.high_watermark = 15
     shell = Raw(source)
@@ -201,7 +201,7 @@ def test_answers_are_as_large_as_is_asked_for_and_a_mebibyte_by_default() -> Non
 
 
 # ---- who waits ---------------------------------------------------------------------------------------------------------------
-def test_a_wait_has_its_time_its_end_and_what_it_costs() -> None:
+def test_waiting_read_has_a_timer_an_end_and_a_cost() -> None:
     budget = ReadBudget()
     shell = Raw(Dated(), budget=budget)
     request = client_pb2.ReadRequest(offset=8, waitMs=1500)
@@ -217,7 +217,7 @@ def test_a_wait_has_its_time_its_end_and_what_it_costs() -> None:
     assert (budget.used_bytes, shell.reads.waiting_count, shell.timers) == (0, 0, {})
 
 
-def test_only_who_asks_to_wait_waits_and_only_at_the_end() -> None:
+def test_read_waits_only_if_requested_and_at_the_end() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=8)[0].nextOffset == 8
     assert shell.one(offset=6, waitMs=1000)[1] == [6]
@@ -231,7 +231,7 @@ def test_only_who_asks_to_wait_waits_and_only_at_the_end() -> None:
     assert (shell.sent, shell.reads.waiting_count) == ([], 2)
 
 
-def test_who_waits_for_bounds_is_told_of_more_and_of_the_end_of_his_time() -> None:
+def test_waiting_bounds_read_is_answered_with_news_or_after_its_time() -> None:
     source = Dated()
     shell = Raw(source)
     shell.ask(boundsOnly=True, offset=8, waitMs=1000)
@@ -248,7 +248,7 @@ def test_who_waits_for_bounds_is_told_of_more_and_of_the_end_of_his_time() -> No
     assert [told.highWatermark for told, _ in shell.sent] == [8]
 
 
-def test_files_are_told_by_nodes_that_offer_them_to_who_asks() -> None:
+def test_range_facts_name_the_files_only_if_offered_and_requested() -> None:
     for files, told in ((OwnFiles("h1", "/data/s"), "h1"), (None, "")):
         shell = Raw(Dated(), files=files)
         asked = {"boundsOnly": True, "offset": 2, "rangeEnd": 8}
@@ -264,7 +264,7 @@ def test_files_are_told_by_nodes_that_offer_them_to_who_asks() -> None:
         )
 
 
-def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_reads_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     shell = Raw(Dated())
     for _ in range(3):
@@ -278,7 +278,7 @@ def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> N
         assert shell.reads.waiting_count == waiting
 
 
-def test_who_waits_is_answered_when_the_end_has_passed_its_offset_and_not_before() -> None:
+def test_waiting_read_is_answered_when_the_end_passes_its_offset() -> None:
     source = Dated()
     shell = Raw(source)
     shell.ask(offset=8, waitMs=1000)
@@ -295,7 +295,7 @@ def test_who_waits_is_answered_when_the_end_has_passed_its_offset_and_not_before
     assert shell.reads.waiting_count == 0
 
 
-def test_the_largest_request_is_read_and_a_larger_one_dropped() -> None:
+def test_read_request_at_the_size_limit_is_answered_and_above_dropped() -> None:
     shell = Raw(Dated())
     frame = frames.sealed(client_pb2.ReadRequest(offset=6))
     padded = [

@@ -41,17 +41,17 @@ class Disks:
 
 
 @pytest.mark.parametrize(("took_ns", "count"), [(SLOW, 4), (VERY_SLOW, 2), (100 * S, 2), (200 * MS, 25)])
-def test_it_takes_time_in_slow_flushes_and_two_of_them(took_ns: int, count: int) -> None:
+def test_slow_disk_needs_a_total_time_and_two_slow_flushes(took_ns: int, count: int) -> None:
     assert Disks().until_slow("b", took_ns) == count
 
 
 @pytest.mark.parametrize("took_ns", [199 * MS, FAST])
-def test_what_is_short_is_never_slow(took_ns: int) -> None:
+def test_slow_disk_ignores_short_flushes(took_ns: int) -> None:
     disks = Disks()
     assert not any(disks.flushed("b", took_ns) for _ in range(200))
 
 
-def test_a_limit_beside_the_others() -> None:
+def test_slow_disk_limit_is_relative_to_the_other_disks() -> None:
     disks = Disks()
     for replica in "ac":
         for _ in range(5):
@@ -60,7 +60,7 @@ def test_a_limit_beside_the_others() -> None:
     assert disks.until_slow("b", 800 * MS) == 7
 
 
-def test_a_slow_day_of_all_is_nobodys() -> None:
+def test_slow_disk_is_not_found_if_all_disks_are_slow() -> None:
     disks = Disks()
     for _ in range(3):  # the first flushes of that day: no disk is known to be slow for one of them
         for replica in "abc":
@@ -71,7 +71,7 @@ def test_a_slow_day_of_all_is_nobodys() -> None:
     assert not disks.flushes.slow(disks.now_ns)
 
 
-def test_nobody_is_slow_beside_somebody_unknown() -> None:
+def test_slow_disk_is_not_found_beside_unknown_disks() -> None:
     flushes = SlowFlushes(ReplicationConfig())
     for number in range(1, 50):
         flushes.flushed("b", SLOW, number * SLOW)
@@ -80,7 +80,7 @@ def test_nobody_is_slow_beside_somebody_unknown() -> None:
     assert not flushes.slow(50 * SLOW)
 
 
-def test_hiccups_are_forgotten_in_the_time_between() -> None:
+def test_slow_disk_forgets_single_slow_flushes() -> None:
     disks = Disks()
     for _ in range(20):
         assert not disks.flushed("b", VERY_SLOW)
@@ -88,13 +88,13 @@ def test_hiccups_are_forgotten_in_the_time_between() -> None:
         assert not disks.flushed("b", FAST)
 
 
-def test_every_second_flush_slow_is_slow() -> None:
+def test_slow_disk_is_found_with_every_second_flush_slow() -> None:
     disks = Disks()
     found = [disks.flushed("b", took_ns) for took_ns in (SLOW, FAST) * 4]
     assert found.index(True) == 6
 
 
-def test_it_stays_slow_for_a_while_and_longer_each_time() -> None:
+def test_slow_disk_is_excluded_longer_each_time() -> None:
     disks = Disks()
     for out_s in (20, 40, 80, 160, 320, 320):
         disks.until_slow("b", SLOW)
@@ -104,7 +104,7 @@ def test_it_stays_slow_for_a_while_and_longer_each_time() -> None:
         assert not disks.flushed("b", FAST)
 
 
-def test_a_slow_flush_begins_the_time_anew_and_long_ago_is_forgotten() -> None:
+def test_slow_disk_exclusion_restarts_with_a_slow_flush_and_is_forgotten_later() -> None:
     disks = Disks()
     disks.until_slow("b", SLOW)
     disks.passes(15)
@@ -118,12 +118,12 @@ def test_a_slow_flush_begins_the_time_anew_and_long_ago_is_forgotten() -> None:
     assert not disks.flushes.is_slow("b", disks.now_ns), "as if for the first time"
 
 
-def test_outside_the_isr_one_is_enough() -> None:
+def test_slow_disk_outside_the_isr_needs_one_slow_flush() -> None:
     assert Disks().flushed("b", SLOW, in_isr=False)
     assert not Disks().flushed("b", FAST, in_isr=False)
 
 
-def test_a_flush_that_does_not_end() -> None:
+def test_slow_disk_is_found_by_a_hanging_flush() -> None:
     disks = Disks()
     disks.flushes.waits("a", 4 * S, disks.now_ns)
     assert not disks.flushes.is_slow("a", disks.now_ns)
@@ -131,27 +131,27 @@ def test_a_flush_that_does_not_end() -> None:
     assert disks.flushes.is_slow("a", disks.now_ns)
 
 
-def test_the_rule_can_be_switched_off() -> None:
+def test_slow_disk_detection_can_be_disabled() -> None:
     disks = Disks(slow_flush_factor=0.0)
     assert not any(disks.flushed("b", VERY_SLOW, in_isr=False) for _ in range(20))
     with pytest.raises(ConfigError):
         ReplicationConfig(slow_flush_factor=-1.0)
 
 
-def test_who_is_no_replica_any_more_is_forgotten() -> None:
+def test_slow_disk_record_of_a_removed_replica_is_forgotten() -> None:
     disks = Disks()
     disks.until_slow("b", SLOW)
     disks.flushes.keep("ac")
     assert (disks.flushes.slow(disks.now_ns), disks.flushes.last_ns("b"), disks.flushes.usual_ns("b")) == (frozenset(), 0, None)
 
 
-def test_under_a_slow_leader_nobody_leaves() -> None:
+def test_slow_disk_of_the_leader_keeps_slow_followers_in_the_isr() -> None:
     isr = frozenset("abc")
     assert to_keep_out("a", isr, frozenset("bd")) == frozenset("bd")
     assert to_keep_out("a", isr, frozenset("abd")) == frozenset("d")
 
 
-def test_a_successor_is_there_live_near_and_not_alone() -> None:
+def test_slow_leader_successor_is_live_caught_up_and_leaves_min_isr() -> None:
     near = {r: FollowerProgress(caught_up_ns=100 * S, position=p) for r, p in (("b", 7), ("c", 9), ("d", 9))}
     live = dict.fromkeys("abcd", 1)
 
@@ -187,7 +187,7 @@ class Led(Stepped):
         return asked
 
 
-def test_a_slow_follower_is_to_leave_and_the_effect_says_why() -> None:
+def test_slow_follower_leaves_the_isr_with_the_flush_time_as_reason() -> None:
     leader = Led("a").leads()
     assert isinstance(leader, Led)
     leader.rounds(5)
@@ -199,7 +199,7 @@ def test_a_slow_follower_is_to_leave_and_the_effect_says_why() -> None:
 
 
 @pytest.mark.parametrize(("leaderships", "asks"), [(1, True), (2, False)])
-def test_a_slow_leader_asks_once_for_another_and_not_soon_after_it_began(leaderships: int, asks: bool) -> None:
+def test_slow_leader_asks_once_for_a_transfer_and_not_soon_after_its_election(leaderships: int, asks: bool) -> None:
     leader = Led("a").leads(state(leader_epoch=2, leaderships=leaderships))
     assert isinstance(leader, Led)
     leader.now_ns += 4 * S  # the lease of the leader before has run out
@@ -223,7 +223,7 @@ def test_a_slow_leader_asks_once_for_another_and_not_soon_after_it_began(leaders
         state(leader_epoch=2, isr="ab", policy=CommitPolicy.QUORUM),
     ],
 )
-def test_nobody_makes_way_where_it_would_help_nobody(partition: object) -> None:
+def test_slow_leader_keeps_the_leadership_if_no_follower_is_faster(partition: object) -> None:
     for who in "ab":
         leader = Led("a").leads(partition)  # type: ignore[arg-type]
         assert isinstance(leader, Led)
@@ -232,7 +232,7 @@ def test_nobody_makes_way_where_it_would_help_nobody(partition: object) -> None:
         assert not [e for e in asked if isinstance(e, do.StepAside) or "b" not in e.isr]  # type: ignore[union-attr]
 
 
-def test_a_leader_sees_a_flush_that_does_not_end_but_not_its_own_standstill() -> None:
+def test_leader_detects_a_hanging_flush_but_not_its_own_standstill() -> None:
     leader = Led("a").leads()
     assert isinstance(leader, Led)
     leader.rounds(5)
@@ -251,7 +251,7 @@ def test_a_leader_sees_a_flush_that_does_not_end_but_not_its_own_standstill() ->
     assert not other.replica.snapshot(other.now_ns).has_slow_disk
 
 
-def test_a_follower_tells_what_its_flush_took() -> None:
+def test_follower_fetch_tells_its_flush_time() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).flush_ns == 0
     follower.answered([(0, 2, 1)], -1)
@@ -272,7 +272,9 @@ def test_a_follower_tells_what_its_flush_took() -> None:
         ("abc", "c", 2, True, "abc"),
     ],
 )
-def test_who_stays_in_the_isr(isr: str, slow: str, min_isr: int, by_quorum: bool, wanted: str) -> None:
+def test_wanted_isr_excludes_slow_disks_unless_too_few_members_remain(
+    isr: str, slow: str, min_isr: int, by_quorum: bool, wanted: str
+) -> None:
     followers = {r: FollowerProgress(caught_up_ns=S, incarnation=1, live=True, position=9, was_caught_up=True) for r in "bc"}
     found = lag.wanted_isr(
         "a", frozenset(isr), followers, dict.fromkeys("abc", 1), high_watermark=9, epoch_start_offset=0, log_end_offset=10,

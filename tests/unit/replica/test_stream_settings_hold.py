@@ -21,7 +21,7 @@ def publish(leader: Stepped, *, plain: bool) -> int:
     return leader.tokens
 
 
-def test_a_read_only_stream_takes_nothing_and_says_so_where_it_may() -> None:
+def test_read_only_stream_rejects_or_drops_publishes() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -53,7 +53,7 @@ def looked(leader: Stepped) -> list[do.Effect]:
     return [effect for effect in leader.sent() if isinstance(effect, do.DropPublishes | do.RejectPublishes)]
 
 
-def test_what_is_held_for_too_long_while_the_isr_is_short_is_dropped_in_order() -> None:
+def test_publishes_held_too_long_with_a_short_isr_are_dropped_in_order() -> None:
     leader = short(10.0)
     first = publish(leader, plain=True)
     leader.now_ns += 4 * S
@@ -70,7 +70,7 @@ def test_what_is_held_for_too_long_while_the_isr_is_short_is_dropped_in_order() 
     assert kept == [second, third]
 
 
-def test_nothing_is_too_old_without_the_setting_or_with_a_long_enough_isr() -> None:
+def test_held_publishes_do_not_expire_without_the_setting_or_with_a_full_isr() -> None:
     leader = short(0.0)
     publish(leader, plain=True)
     leader.now_ns += 3600 * S
@@ -79,7 +79,7 @@ def test_nothing_is_too_old_without_the_setting_or_with_a_long_enough_isr() -> N
     assert looked(held) == []
 
 
-def test_so_is_what_waits_for_a_pause_to_end_that_nobody_ends() -> None:
+def test_publishes_held_too_long_by_a_pause_are_rejected_or_dropped() -> None:
     """The metadata group has no majority: who waits is told, what is plain is dropped."""
     leader = Stepped("a").leads(with_settings(state(leader_epoch=2), min_isr_hold_timeout_s=10.0))
     for follower in "bc":

@@ -26,18 +26,22 @@ LIVE = {"a": 1, "b": 1, "c": 1}
         ("abc", "a", {"b": 5, "c": 7}, ""),
     ],
 )
-def test_it_is_the_live_member_that_has_asked_last(isr: str, live: str, asked: dict[str, int], heir: str) -> None:
+def test_missed_publishes_transfer_the_leadership_to_the_last_live_fetcher(
+    isr: str, live: str, asked: dict[str, int], heir: str
+) -> None:
     assert who_has_heard("a", frozenset(isr), dict.fromkeys(live, 1), asked) == heir
 
 
 @pytest.mark.parametrize(
     ("known", "before", "after", "all_have"), [(1, "x", "y", True), (1, "x", "x", False), (2, "x", "y", False)]
 )
-def test_all_have_lost_it_where_one_server_alone_has_started_anew(known: int, before: str, after: str, all_have: bool) -> None:
+def test_missed_publishes_are_lost_to_all_only_if_one_server_restarted(
+    known: int, before: str, after: str, all_have: bool
+) -> None:
     assert all_have_lost_it(known, before, after) is all_have
 
 
-def test_only_a_leader_of_a_stream_with_a_standby_hands_over() -> None:
+def test_missed_publishes_transfer_only_from_a_leader_with_a_standby() -> None:
     standby = StreamConfig(failover_standby=True)
     stepped = Stepped("a").leads(replace(state(leader_epoch=2), config=standby))
     for follower in "cb":

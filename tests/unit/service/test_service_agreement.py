@@ -14,19 +14,19 @@ def agreement(**told: dict[int, bytes]) -> Agreement:
     return made
 
 
-def test_the_same_states_and_those_that_nobody_else_has_are_fine() -> None:
+def test_agreement_equal_or_unique_states_show_no_difference() -> None:
     same = agreement(n1={10: A, 20: B}, n2={10: A}, n3={20: B, 30: C})
     assert [same.difference(node) for node in ("n1", "n2", "n3", "n4")] == [None] * 4
 
 
-def test_two_against_one() -> None:
+def test_agreement_one_state_against_two_has_diverged() -> None:
     made = agreement(n1={10: A, 20: A}, n2={10: A, 20: A}, n3={10: A, 20: B})
     assert made.difference("n3") == Difference(20, ("n1", "n2"), diverged=True)
     assert made.difference("n1") is None
     assert "this service has diverged" in str(made.difference("n3"))
 
 
-def test_one_against_one_is_said_by_both_and_stops_nobody() -> None:
+def test_agreement_one_state_against_one_differs_but_has_not_diverged() -> None:
     made = agreement(n1={10: A}, n2={10: B})
     assert made.difference("n1") == Difference(10, ("n2",), diverged=False)
     assert made.difference("n2") == Difference(10, ("n1",), diverged=False)
@@ -34,7 +34,7 @@ def test_one_against_one_is_said_by_both_and_stops_nobody() -> None:
     assert [three.difference(node).diverged for node in ("n1", "n2", "n3")] == [False] * 3  # type: ignore[union-attr]
 
 
-def test_what_was_stored_before_the_state_began_anew_is_forgotten() -> None:
+def test_agreement_after_a_state_rebuild_forgets_the_older_digests() -> None:
     """The log may have been cut."""
     made = agreement(n1={10: B}, n2={10: A}, n3={10: A})
     made.told("n1", 2, {})
@@ -47,7 +47,7 @@ def test_what_was_stored_before_the_state_began_anew_is_forgotten() -> None:
     assert made.difference("n1") == Difference(10, ("n2", "n3"), diverged=True)  # what it told of this life is kept
 
 
-def test_what_is_remembered_is_bounded_and_a_digest_has_its_size() -> None:
+def test_agreement_remembers_a_bounded_number_of_nodes_and_positions() -> None:
     made = Agreement()
     for number in range(100):
         made.told(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
@@ -55,7 +55,7 @@ def test_what_is_remembered_is_bounded_and_a_digest_has_its_size() -> None:
     assert sorted(made._told["n0"]) == [BEGINNING, *range(100 - MAX_POSITIONS, 100)]
 
 
-def test_other_parameters_are_a_difference_from_the_beginning_on() -> None:
+def test_agreement_other_parameters_are_a_divergence_from_the_beginning() -> None:
     """However many snapshots came since."""
     same = dict.fromkeys(range(1, 50), A)
     made = agreement(n1={0: A} | same, n2={0: A} | same, n3={0: B} | same)
@@ -66,7 +66,7 @@ def test_other_parameters_are_a_difference_from_the_beginning_on() -> None:
     assert "give all nodes the same" in str(agreement(n1={0: A}, n2={0: B}).difference("n1"))
 
 
-def test_what_the_other_nodes_agree_on_is_what_more_of_them_have_than_anything_else() -> None:
+def test_agreement_agreed_digest_at_a_position_is_that_of_most_other_nodes() -> None:
     made = agreement(n1={10: C, 20: C, 40: A}, n2={10: A, 20: A, 30: B}, n3={10: A, 20: B}, n4={20: B})
     assert made.agreed("n1") == {10: (A, 2), 20: (B, 2), 30: (B, 1)}, "its own does not count"
     assert made.agreed("n4") == {10: (A, 2), 30: (B, 1), 40: (A, 1)}, "three of a kind each at 20"

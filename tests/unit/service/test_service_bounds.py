@@ -26,7 +26,7 @@ KIB, MIB = 1024, 1024 * 1024
 OURS = ServiceSettings("sum", "in", "n1", Path("/data"))
 
 
-def test_what_is_not_said_is_as_documented() -> None:
+def test_service_settings_have_the_documented_defaults() -> None:
     told = {field.name: getattr(OURS, field.name) for field in fields(OURS)}
     assert told == {
         "service": "sum", "stream": "in", "node": "n1", "data": Path("/data"), "partition": 0, "output_stream": "",
@@ -50,7 +50,7 @@ def test_what_is_not_said_is_as_documented() -> None:
      ("read_max_bytes", 4096, 64 * MIB), ("max_snapshot_bytes", 4096, 16 * 1024 * MIB), ("snapshot_fetch_timeout_s", 0, 3600),
      ("snapshot_chunk_bytes", 4096, 8 * MIB)],
 )  # fmt: skip
-def test_a_setting_is_within_its_bounds(name: str, low: float, high: float) -> None:
+def test_service_setting_outside_its_bounds_is_rejected(name: str, low: float, high: float) -> None:
     for value in (low, high):
         assert getattr(replace(OURS, **{name: value}), name) == value
     for value in (low - 0.0005, high + 1):
@@ -92,7 +92,7 @@ def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) ->
     return ""
 
 
-def test_a_state_begins_before_every_record() -> None:
+def test_service_machine_without_records_has_position_zero_in_its_snapshot() -> None:
     """As its snapshot at 0 says: nodes compare those."""
 
     class Told(Asking):
@@ -168,12 +168,12 @@ NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (
         (lambda s, r: s.set_timer("t", -(1 << 63) - 1), NAME),
     ],
 )
-def test_a_callback_may_ask_for_so_much(ask: Callable[[Any, Record], None], why: str) -> None:
+def test_service_callback_request_above_its_limit_is_rejected(ask: Callable[[Any, Record], None], why: str) -> None:
     said = refused(ask)
     assert why in said if why else not said
 
 
-def test_a_refused_request_leaves_nothing_of_it_and_those_before_it_count_only_when_the_callback_returns() -> None:
+def test_service_callback_that_fails_discards_all_its_requests() -> None:
     def ask(service: Any, record: Record) -> None:
         service.emit(b"first")
         service.reply(record, b"yes")
@@ -185,7 +185,7 @@ def test_a_refused_request_leaves_nothing_of_it_and_those_before_it_count_only_w
 
 
 # ---- what waits --------------------------------------------------------------------------------------------------------------
-def test_effects_that_wait_are_bounded_in_number_and_bytes() -> None:
+def test_pending_effects_are_bounded_in_number_and_bytes() -> None:
     assert (MAX_PENDING, MAX_PENDING_BYTES) == (10_000, 8 * MIB)
     pending = Pending("u/0/s")
     assert pending.has_room(10_000, 8 * MIB)
@@ -202,7 +202,7 @@ def test_effects_that_wait_are_bounded_in_number_and_bytes() -> None:
     assert pending.has_room(10_000, 8 * MIB)
 
 
-def test_a_million_timers_may_be_set() -> None:
+def test_log_timers_reject_more_than_a_million_timers() -> None:
     class Many(dict[str, int]):
         def __len__(self) -> int:
             return self.extra + super().__len__()
@@ -217,7 +217,7 @@ def test_a_million_timers_may_be_set() -> None:
         timers.set("more", 5)
 
 
-def test_timers_that_are_moved_take_no_more_and_more_room() -> None:
+def test_log_timers_moved_timer_does_not_grow_the_heap() -> None:
     timers = LogTimers()
     for at_ns in range(67):
         timers.set("t", at_ns)
@@ -226,12 +226,12 @@ def test_timers_that_are_moved_take_no_more_and_more_room() -> None:
     assert (len(timers), timers.due_ns) == (0, 1 << 63)
 
 
-def test_queries_wait_for_so_long_and_are_so_many() -> None:
+def test_query_desk_has_default_limits_of_number_bytes_and_wait() -> None:
     desk = QueryDesk()
     assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
 
 
-def test_answers_and_replies_are_kept_for_so_long_and_are_so_many() -> None:
+def test_answer_table_and_reply_desk_have_default_limits() -> None:
     table, desk = AnswerTable(), ReplyDesk()
     assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
     assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
@@ -244,7 +244,7 @@ def test_answers_and_replies_are_kept_for_so_long_and_are_so_many() -> None:
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
 
 
-def test_bytes_of_answers_that_went_are_free() -> None:
+def test_answer_table_dropped_answers_free_their_bytes() -> None:
     size = Answer(0, "a", b"v").size_bytes
     assert size == 14 + 1 + 1
     table = AnswerTable(max_answers=10, max_bytes=3 * size)
@@ -259,7 +259,7 @@ def test_bytes_of_answers_that_went_are_free() -> None:
     assert (len(desk), desk._kept_bytes) == (0, 0)
 
 
-def test_a_leader_stops_at_the_bound_of_its_outbox_and_a_follower_never() -> None:
+def test_service_machine_with_full_outbox_blocks_the_leader_but_not_a_follower() -> None:
     outbox = Outbox("u/0", max_records=2)
     machine = ServiceMachine(_emitting(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox)
     machine.start(None)
@@ -280,13 +280,13 @@ def _emitting() -> Service:
     return Told()
 
 
-def test_an_effect_without_a_handler_is_none() -> None:
+def test_service_without_effect_handler_raises_not_implemented() -> None:
     with pytest.raises(NotImplementedError):
         Service.on_effect(_emitting(), Effect(0, "id", "name", b""))
     assert issubclass(ServiceFailedError, LiftError)
 
 
-def test_a_service_without_what_it_needs_says_so_when_it_is_asked() -> None:
+def test_service_without_callbacks_raises_not_implemented_when_called() -> None:
     class Bare(Service):
         """It has nothing of its own."""
 

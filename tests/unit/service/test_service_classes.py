@@ -102,18 +102,18 @@ class Property(Still):
 
 
 @pytest.mark.parametrize("service", [Loud, Louder, Calling, Within, Wrapped, Property, Said])
-def test_outputs_without_a_stream_are_refused_before_the_start(service: type[Service]) -> None:
+def test_service_with_outputs_but_no_output_stream_is_rejected_before_the_start(service: type[Service]) -> None:
     with pytest.raises(ConfigError, match="emits = False"):
         check_outputs(service, "")
     check_outputs(service, "outputs")
 
 
 @pytest.mark.parametrize("service", [Still, Quietened, OtherObject])
-def test_who_emits_nothing_needs_no_stream(service: type[Service]) -> None:
+def test_service_without_outputs_needs_no_output_stream(service: type[Service]) -> None:
     check_outputs(service, "")
 
 
-def test_a_class_that_says_that_it_emits_nothing_is_held_to_it() -> None:
+def test_service_class_with_emits_false_fails_when_it_emits() -> None:
     class Lying(Loud):
         emits = False
 
@@ -133,7 +133,7 @@ def generated(*_: object) -> Any:
 
 @pytest.mark.parametrize("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot"])
 @pytest.mark.parametrize("callback", [later, generated])
-def test_a_callback_that_would_never_run_is_refused_by_name(name: str, callback: object) -> None:
+def test_service_class_with_async_callback_is_rejected_by_name(name: str, callback: object) -> None:
     wrong = type("Wrong", (Still,), {name: callback})
     with pytest.raises(ConfigError, match="is an async function"):
         check_class(wrong)
@@ -141,7 +141,7 @@ def test_a_callback_that_would_never_run_is_refused_by_name(name: str, callback:
         ServiceTest(wrong)
 
 
-def test_one_that_hides_it_fails_at_its_first_record() -> None:
+def test_service_callback_that_returns_a_coroutine_fails_at_the_first_record() -> None:
     class Hidden(Still):
         def on_record(self, record: Record) -> Any:  # type: ignore[override]
             return later()
@@ -151,13 +151,13 @@ def test_one_that_hides_it_fails_at_its_first_record() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"on_error": "go on"}, {"emits": "sometimes"}])
-def test_what_a_class_says_of_itself_is_checked(wrong: dict[str, object]) -> None:
+def test_service_class_attributes_with_invalid_values_are_rejected(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         check_class(type("Wrong", (Still,), wrong))
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------------
-def test_parameters_come_from_a_file_and_from_flags(tmp_path: Path) -> None:
+def test_service_parameters_are_read_from_file_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "s.json"
     file.write_text('{"limit": 1, "words": ["a"]}')
     assert read_parameters(Still, ["limit=7", "name=7"], file) == {"limit": 7, "name": "7", "words": ["a"]}
@@ -167,20 +167,20 @@ def test_parameters_come_from_a_file_and_from_flags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["limit", "=1", "a b=1"])
-def test_what_is_no_parameter_is_refused(text: str) -> None:
+def test_service_parameter_without_name_or_value_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parameter_in(Still, text)
 
 
 @pytest.mark.parametrize("content", ["[1]", "{", '{"nobody": 1}'])
-def test_a_file_that_holds_no_parameters_is_refused(tmp_path: Path, content: str) -> None:
+def test_service_parameters_file_with_invalid_content_is_rejected(tmp_path: Path, content: str) -> None:
     file = tmp_path / "s.json"
     file.write_text(content)
     with pytest.raises(ConfigError):
         read_parameters(Still, [], file)
 
 
-def test_a_class_gets_what_its_init_takes_and_nothing_else() -> None:
+def test_service_parameters_unknown_or_missing_are_rejected() -> None:
     class Needs(Still):
         def __init__(self, must: int) -> None:
             super().__init__()
@@ -192,7 +192,7 @@ def test_a_class_gets_what_its_init_takes_and_nothing_else() -> None:
         check_parameters(Needs, {})
 
 
-def test_the_digest_is_of_what_differs_from_the_defaults() -> None:
+def test_parameters_digest_covers_only_values_that_differ_from_defaults() -> None:
     assert parameters_digest(Still, {}) == parameters_digest(Still, {"limit": 5}) == b""
     one = parameters_digest(Still, {"limit": 6, "name": "y"})
     assert len(one) == 16
@@ -203,7 +203,7 @@ def test_the_digest_is_of_what_differs_from_the_defaults() -> None:
             parameters_digest(Still, wrong)
 
 
-def test_a_state_made_with_other_parameters_is_not_gone_on_with() -> None:
+def test_service_machine_rejects_a_snapshot_made_with_other_parameters() -> None:
     who = Identity("s", "in", "u", 0)
 
     def machine(digest: bytes) -> ServiceMachine:
@@ -238,13 +238,13 @@ def test_a_state_made_with_other_parameters_is_not_gone_on_with() -> None:
         (LiftError("x"), 1),
     ],
 )
-def test_the_exit_code_says_whether_a_new_start_helps(error: LiftError, code: int) -> None:
+def test_service_exit_code_says_if_a_restart_helps(error: LiftError, code: int) -> None:
     assert exit_code(error) == code
     assert restart_helps(error) == (code not in DO_NOT_RESTART)
     assert {number: again for number, again, _ in TABLE}[code] == ("no" if code in DO_NOT_RESTART else "yes")
 
 
-def test_the_table_is_shown_and_says_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_run_help_and_docs_list_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     from sidecar.cli import main
 
     with pytest.raises(SystemExit):
@@ -257,7 +257,7 @@ def test_the_table_is_shown_and_says_what_is_done(capsys: pytest.CaptureFixture[
         assert f"| {code} | {again} |" in page
 
 
-def test_the_command_refuses_outputs_without_a_stream_and_ends_as_the_table_says(
+def test_service_command_exits_with_the_code_from_the_table(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sidecar.cli import main, service

@@ -20,7 +20,7 @@ from sidecar.runtime.settings import Target
 from tests.examples.bank import Bank
 
 
-def test_a_class_is_found_by_its_module_and_name() -> None:
+def test_load_service_finds_a_class_by_module_and_name() -> None:
     before = list(sys.path)
     assert load_service("tests.examples.bank:Bank") is Bank
     sys.path[:] = before
@@ -29,7 +29,7 @@ def test_a_class_is_found_by_its_module_and_name() -> None:
 @pytest.mark.parametrize(
     "name", ["nowhere:Bank", "tests.examples.bank:Nobody", "tests.examples.bank:Refused", "tests.examples.bank", ""]
 )
-def test_what_is_no_service_is_refused(name: str) -> None:
+def test_load_service_rejects_a_name_without_a_service(name: str) -> None:
     with pytest.raises(ConfigError):
         load_service(name)
 
@@ -41,7 +41,7 @@ class Later(Bank):
         raise NotImplementedError
 
 
-def test_an_asynchronous_callback_is_refused_by_name() -> None:
+def test_load_service_rejects_an_async_callback_by_name() -> None:
     with pytest.raises(ConfigError, match=r"Later\.on_record is an async"):
         load_service(f"{__name__}:Later")
 
@@ -61,14 +61,14 @@ def test_an_asynchronous_callback_is_refused_by_name() -> None:
         ({"partition": -1}, ConfigError),
     ],
 )
-def test_settings_are_checked_as_a_whole(wrong: dict[str, Any], error: type[Exception]) -> None:
+def test_service_settings_that_contradict_each_other_are_rejected(wrong: dict[str, Any], error: type[Exception]) -> None:
     right: dict[str, Any] = {"service": "bank", "stream": "in", "node": "n1", "data": Path("x")}
     ServiceSettings(**right)
     with pytest.raises(error):
         ServiceSettings(**{**right, **wrong})
 
 
-def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_command_without_required_flag_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main.main(["service", "tests.examples.bank:Bank", "--stream", "in", "--node", "n1"])
     assert left.value.code == 2
@@ -76,7 +76,7 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> N
 
 
 # ---- several partitions ------------------------------------------------------------------------------------------------------
-def test_partitions_are_all_or_numbers() -> None:
+def test_partitions_flag_accepts_all_or_numbers() -> None:
     assert partitions_in("all") is None
     assert partitions_in("2, 0,2") == (0, 2)
     for wrong in ("", "1,", "-1", "0-3", "x", "1234567", "\u0663"):
@@ -84,7 +84,7 @@ def test_partitions_are_all_or_numbers() -> None:
             partitions_in(wrong)
 
 
-def test_one_of_the_two_flags_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_command_with_partition_and_partitions_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["service", "tests.examples.bank:Bank", "--stream", "in", "--output-stream", "out", "--node", "n1", "--data", "x"]
     with pytest.raises(SystemExit) as left:
         main.main([*words, "--partition", "0", "--partitions", "all"])
@@ -135,7 +135,7 @@ class Instances:
                 await asyncio.sleep(0)
 
 
-async def test_the_first_that_ends_for_good_ends_all_with_what_it_died_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_stops_all_instances_when_an_instance_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     instances = Instances(monkeypatch)
     task = instances.begin((0, 2, 5))
     await instances.until({0, 2, 5})
@@ -147,7 +147,7 @@ async def test_the_first_that_ends_for_good_ends_all_with_what_it_died_of(monkey
     assert (instances.connections, instances.closed) == (3, 3), "each has its own"
 
 
-async def test_a_signal_stops_all_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_stops_all_instances_on_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     instances = Instances(monkeypatch)
     task = instances.begin((0, 1))
     await instances.until({0, 1})
@@ -156,7 +156,7 @@ async def test_a_signal_stops_all_in_good_order(monkeypatch: pytest.MonkeyPatch)
     assert sorted(instances.ended) == [(0, "stopped"), (1, "stopped")]
 
 
-async def test_all_are_those_of_the_stream_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_waits_for_the_stream_to_list_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     instances = Instances(monkeypatch)
     told: list[Any] = [
         NotFoundError("No stream matches in. Check the names with `liftpy stream list`."),

@@ -89,7 +89,7 @@ def hello(**fields: Any) -> bytes:
     return frames.encode(pb.ServiceHello(**{"service": "bank", "stream": "s", "instance": 5, **fields}))
 
 
-def test_desk_refuses_what_names_another_service_or_stream_than_its_subject(world: World) -> None:
+def test_desk_rejects_a_service_or_stream_that_differs_from_the_subject(world: World) -> None:
     """Permissions of NATS bind the subject, and so the stream and the name."""
     world.say_bound("s.bank", hello())
     assert world.last(pb.JoinLog).service == "bank"
@@ -99,7 +99,7 @@ def test_desk_refuses_what_names_another_service_or_stream_than_its_subject(worl
     assert (world.sent, sum(by_reason(world.counters).values())) == ([], 3)
 
 
-def test_service_that_crashes_again_and_again_becomes_few_events(world: World) -> None:
+def test_desk_reports_a_crash_loop_as_few_events(world: World) -> None:
     for number in range(20):
         world.say(hello(instance=number + 1, first=True))
         world.say(hello(instance=number + 1, leaving=True, ending=pb.ServiceHello.FAILED, problem=f"crash {number}"))
@@ -108,7 +108,7 @@ def test_service_that_crashes_again_and_again_becomes_few_events(world: World) -
     assert [str(one) for one in world.services.ended()] == ["bank failed: crash 19"]
 
 
-def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) -> None:
+def test_desk_replay_frames_become_replica_events(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello(position=4))
     assert world.last(pb.JoinLog).ackId >> 32 == 3  # above those of earlier incarnations
@@ -131,7 +131,7 @@ def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) ->
     assert (report["service"], report["position"], report["lag"]) == ("bank", 10, 0)
 
 
-def test_a_slow_service_holds_a_promotion_up_for_one_candidates_time_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_desk_slow_service_delays_a_promotion_for_one_candidate_timeout(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_000_000_000
     monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
     world.say(hello(position=10))
@@ -149,7 +149,7 @@ def test_a_slow_service_holds_a_promotion_up_for_one_candidates_time_out(world: 
 
 
 @pytest.mark.parametrize("role", ["CANDIDATE", "LEADER"])
-def test_without_services_and_for_a_leader_that_was_no_candidate_nothing_waits(world: World, role: str) -> None:
+def test_desk_promotion_without_services_finishes_at_once(world: World, role: str) -> None:
     if role == "LEADER":
         world.say(hello())
     world.become(role, "LEADER_REPLAY", 2)
@@ -157,7 +157,7 @@ def test_without_services_and_for_a_leader_that_was_no_candidate_nothing_waits(w
     assert world.fed == [events.ReplayFinished(end_offset=12)]
 
 
-def test_what_is_no_frame_for_a_service_is_counted_and_answered_by_nothing(world: World) -> None:
+def test_desk_counts_invalid_frames_and_sends_no_answer(world: World) -> None:
     bad = [
         b"",
         b"x" * 50,
@@ -172,13 +172,13 @@ def test_what_is_no_frame_for_a_service_is_counted_and_answered_by_nothing(world
 
 
 @pytest.mark.parametrize("reply", [b"", b"orders.new", b"liftpy.control", b"_INBOX.*"])
-def test_only_inboxes_are_answered(world: World, reply: bytes) -> None:
+def test_desk_sends_answers_only_to_inboxes(world: World, reply: bytes) -> None:
     world.say(hello(), reply)
     assert (world.sent, world.counters[REPLY]) == ([], 1)
     assert world.services.report() == []
 
 
-def test_a_partition_that_is_not_here_is_told_and_a_goodbye_needs_no_answer(world: World) -> None:
+def test_desk_hello_for_an_unknown_partition_gets_a_refusal(world: World) -> None:
     world.say(hello(stream="other"))
     refusal = world.last(pb.ServiceRefusal)
     assert (refusal.reason, refusal.node, refusal.stream) == (pb.ServiceRefusal.NO_SUCH_PARTITION, "n1", "other")
@@ -188,7 +188,7 @@ def test_a_partition_that_is_not_here_is_told_and_a_goodbye_needs_no_answer(worl
     assert len(world.sent) == 2
 
 
-def test_an_ack_for_another_stream_of_the_name_counts_for_nothing(world: World) -> None:
+def test_desk_ignores_an_ack_for_another_stream_uid(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello())
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
@@ -200,7 +200,7 @@ def test_an_ack_for_another_stream_of_the_name_counts_for_nothing(world: World) 
     assert world.fed == []
 
 
-def test_an_operators_wish_for_a_snapshot_comes_to_the_service(world: World) -> None:
+def test_desk_forwards_an_operators_snapshot_request_to_the_service(world: World) -> None:
     world.say(hello(snapshotPosition=4))
     assert world.services.held_from() == 4
     world.say(frames.encode(pb.SnapshotRequest(service="bank", stream="other")), b"")
@@ -209,7 +209,7 @@ def test_an_operators_wish_for_a_snapshot_comes_to_the_service(world: World) -> 
     assert world.last(pb.JoinLog).snapshotRequest == 1
 
 
-def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
+def test_desk_exchanges_service_reports_and_the_leader_transfers_leadership(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 1_000_000_000
@@ -241,7 +241,7 @@ def test_replicas_tell_each_other_how_services_are_and_the_leader_hands_over(
     assert [toward for toward, _ in world.moved] == ["n2"]
 
 
-def test_a_service_whose_state_is_alone_is_told_that_it_has_diverged(world: World) -> None:
+def test_desk_refuses_a_service_whose_state_differs_from_two_nodes(world: World) -> None:
     def stored(digest: bytes) -> list[pb.SnapshotDigest]:
         return [pb.SnapshotDigest(position=100, digest=digest * 16)]
 
@@ -269,7 +269,7 @@ def test_a_service_whose_state_is_alone_is_told_that_it_has_diverged(world: Worl
     assert report["problem"] == ""
 
 
-def test_a_service_that_looks_for_a_snapshot_is_told_what_other_nodes_agree_on(world: World) -> None:
+def test_desk_sends_a_fetching_service_the_agreed_snapshot_digests(world: World) -> None:
     def report(node: str, digest: bytes) -> pb.ServiceReport:
         snapshot = pb.SnapshotDigest(position=40, digest=digest * 16)
         states = [pb.ServiceReport.State(service=name, position=50, life=3, snapshots=[snapshot]) for name in ("bank", "other")]
@@ -291,13 +291,13 @@ def test_a_service_that_looks_for_a_snapshot_is_told_what_other_nodes_agree_on(w
 
 
 @pytest.mark.parametrize(("leader", "turn"), [("n1", 0), ("n2", 1), ("n3", 1), ("", 1)])
-def test_an_order_says_when_it_is_this_nodes_turn(world: World, leader: str, turn: int) -> None:
+def test_desk_order_carries_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
     world.replica.state.leader = leader
     world.say(hello())
     assert world.last(pb.JoinLog).turn == turn
 
 
-def test_a_service_is_told_what_the_code_beside_all_replicas_can_do(world: World) -> None:
+def test_desk_order_carries_the_lowest_code_version_of_all_replicas(world: World) -> None:
     def report(node: str, version: int) -> pb.ServiceReport:
         states = [pb.ServiceReport.State(service="bank", position=50, life=3, version=version)]
         return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
@@ -316,7 +316,7 @@ def test_a_service_is_told_what_the_code_beside_all_replicas_can_do(world: World
     assert (row["version"], row["active_version"]) == (3, 1)
 
 
-async def test_a_service_of_this_process_is_spoken_to_without_nats(world: World) -> None:
+async def test_desk_serves_a_service_in_the_same_process_without_nats(world: World) -> None:
     told: list[Any] = []
     join = pb.ServiceHello(service="groups", stream="s", instance=8, position=10)
     world.desk.said_here(join, "_INBOX.here", told.append)
@@ -348,7 +348,7 @@ async def test_a_service_of_this_process_is_spoken_to_without_nats(world: World)
     assert len(told) == count + 1
 
 
-def test_no_more_is_reported_of_a_replay_than_was_asked_for(world: World) -> None:
+def test_desk_reports_replay_progress_up_to_the_requested_offset(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello(position=4))
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
@@ -356,7 +356,7 @@ def test_no_more_is_reported_of_a_replay_than_was_asked_for(world: World) -> Non
     assert world.fed == [events.ReplayProgressed(end_offset=3)]
 
 
-def test_after_the_last_one_is_forgotten_the_next_one_is_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_desk_schedules_a_check_after_the_last_service_expired(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_000_000_000
     monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
     for name in ("bank", "shop"):
@@ -367,7 +367,7 @@ def test_after_the_last_one_is_forgotten_the_next_one_is_looked_at_again(world: 
         assert world.services.report() == []
 
 
-def test_the_end_of_a_partition_leaves_no_timer_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_desk_close_of_a_partition_cancels_all_timers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[Any] = []
     monkeypatch.setattr(world.services._timers, "cancel", gone.append)
     world.say(hello(position=10))
@@ -380,7 +380,7 @@ def test_the_end_of_a_partition_leaves_no_timer_behind(world: World, monkeypatch
 
 
 @pytest.mark.parametrize(("high_watermark", "leads"), [(8, False), (9, True), (10, True)])
-def test_who_leads_commands_once_all_before_its_epoch_is_committed(world: World, high_watermark: int, leads: bool) -> None:
+def test_desk_leads_only_after_records_before_its_epoch_are_committed(world: World, high_watermark: int, leads: bool) -> None:
     world.replica.epoch_start_offset, world.replica.high_watermark = 10, high_watermark
     world.become("LEADER", "LEADER_READY", 2)
     assert world.services._view().leads is leads

@@ -70,7 +70,7 @@ def machine_of(service: Service | None = None, snapshot: Any = None) -> ServiceM
 
 
 # ---- the state -------------------------------------------------------------------------------------------------------------
-def test_an_effect_is_pending_until_its_first_result() -> None:
+def test_effect_is_pending_until_its_first_result() -> None:
     machine = machine_of()
     machine.apply([record(0, b"a"), record(1, b"b")])
     first, second = machine.effects
@@ -85,7 +85,7 @@ def test_an_effect_is_pending_until_its_first_result() -> None:
     assert len(machine.effects) == 1
 
 
-def test_pending_effects_are_in_the_snapshot_and_go_on_from_there() -> None:
+def test_effects_pending_in_a_snapshot_resume_after_restore() -> None:
     machine = machine_of()
     assert machine.snapshot().sections == ()
     machine.apply([record(0, b"a"), record(1, b"remind")])
@@ -96,7 +96,7 @@ def test_pending_effects_are_in_the_snapshot_and_go_on_from_there() -> None:
     assert b"order:reminder" in again.snapshot().state
 
 
-def test_an_offer_comes_back_as_a_record_once() -> None:
+def test_offer_is_appended_as_a_record_once() -> None:
     test = ServiceTest(Shop).send(b"remind")
     assert [(effect.is_offer, effect.payload, effect.key) for effect in test.effects] == [
         (True, b"reminder", b"k"),
@@ -107,7 +107,7 @@ def test_an_offer_comes_back_as_a_record_once() -> None:
     assert test.snapshot() == b"order:remind order:reminder"
 
 
-def test_the_test_of_a_service_runs_its_effects() -> None:
+def test_service_test_runs_effects() -> None:
     test = ServiceTest(Shop).send(b"a").run_effects()
     assert test.snapshot() == b"order:a charge:a:paid-a"
     test.send(b"b").result(test.effects[0], b"refused")
@@ -122,7 +122,7 @@ def test_the_test_of_a_service_runs_its_effects() -> None:
         ServiceTest(Endless).send(b"a").run_effects(limit=5)
 
 
-def test_what_a_failing_record_asked_for_is_not_done_and_a_result_that_is_passed_over_ends_its_effect() -> None:
+def test_effects_of_a_failing_record_are_discarded() -> None:
     machine = machine_of()
     with pytest.raises(ServiceFailedError):
         machine.apply([record(0, b"bad")])
@@ -135,7 +135,7 @@ def test_what_a_failing_record_asked_for_is_not_done_and_a_result_that_is_passed
     assert again.snapshot().state == b"order:a"
 
 
-def test_a_tick_lets_timers_fire_and_nothing_else() -> None:
+def test_tick_fires_due_timers_only() -> None:
     test = ServiceTest(Shop).send(b"wait").tick()
     assert test.snapshot() == b"order:wait"
     test.advance(2).tick()
@@ -163,7 +163,7 @@ def test_effects_are_bounded_and_need_a_handler(monkeypatch: pytest.MonkeyPatch)
         test.send(b"remind")
 
 
-def test_what_waits_is_bytes_and_the_same_again() -> None:
+def test_pending_effects_survive_encode_and_decode() -> None:
     waiting = Pending("u/0/shop")
     assert waiting.encode() == b""
     waiting.add("charge", b"payload", None, is_offer=False, output_count=7)
@@ -182,7 +182,7 @@ def test_what_waits_is_bytes_and_the_same_again() -> None:
         Pending("u/0/shop").load(data + data[8:])
 
 
-def test_another_thread_changes_nothing_while_a_record_is_applied() -> None:
+def test_service_machine_rejects_effects_from_another_thread() -> None:
     machine = machine_of()
     machine.at_home = lambda: False
     with pytest.raises(ServiceFailedError, match="effect is"):
@@ -227,7 +227,7 @@ class Bench:
                 await asyncio.sleep(0.001)
 
 
-async def test_the_leader_runs_handlers_in_threads_and_their_results_are_records() -> None:
+async def test_effect_runner_of_the_leader_runs_handlers_in_threads_and_appends_results() -> None:
     where: list[int] = []
 
     class Seen(Shop):
@@ -259,7 +259,7 @@ async def test_the_leader_runs_handlers_in_threads_and_their_results_are_records
     bench.task.cancel()
 
 
-async def test_a_handler_that_fails_or_hangs_is_run_again_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_retries_a_failing_or_hanging_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     tries: list[str] = []
     hang = threading.Event()
@@ -288,7 +288,7 @@ async def test_a_handler_that_fails_or_hangs_is_run_again_and_said(monkeypatch: 
     bench.task.cancel()
 
 
-async def test_a_result_that_was_lost_or_not_acknowledged_is_brought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_appends_a_lost_result_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.05)
     bench = Bench(machine_of())
@@ -303,7 +303,7 @@ async def test_a_result_that_was_lost_or_not_acknowledged_is_brought_again(monke
     bench.task.cancel()
 
 
-async def test_no_more_handlers_run_at_once_than_allowed() -> None:
+async def test_effect_runner_bounds_the_concurrent_handlers() -> None:
     running, most = [0], [0]
     lock, go = threading.Lock(), threading.Event()
 
@@ -327,7 +327,7 @@ async def test_no_more_handlers_run_at_once_than_allowed() -> None:
     bench.task.cancel()
 
 
-async def test_ticks_are_written_while_timers_are_due_and_not_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_writes_ticks_at_the_interval_while_timers_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._IDLE_LOOK_S", 0.001)
     bench = Bench(machine_of(), tick_interval_s=0.05)
     await asyncio.sleep(0.2)
@@ -360,7 +360,7 @@ async def test_ticks_are_written_while_timers_are_due_and_not_more_often(monkeyp
         (lambda service: service.offer(b"x" * (256 * 1024 + 1)), "Invalid offer. It must be bytes of at most 262144."),
     ],
 )
-def test_what_is_asked_for_is_bounded_in_bytes(ask: Callable[[Shop], None], refused: str) -> None:
+def test_effect_payload_above_the_byte_limit_is_rejected(ask: Callable[[Shop], None], refused: str) -> None:
     service = Shop()
     service.on_record = lambda record: ask(service)  # type: ignore[method-assign]
     machine = machine_of(service)

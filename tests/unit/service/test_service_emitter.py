@@ -146,7 +146,7 @@ async def start() -> AsyncIterator[Any]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_leader_writes_and_a_follower_reads_along(start: Any) -> None:
+async def test_emitter_leader_writes_outputs_and_follower_reads_them(start: Any) -> None:
     partition = Partition()
     leader, follower = start(Sender(partition)), start(Sender(partition, leads=False))
     for sender in (leader, follower):
@@ -155,7 +155,7 @@ async def test_a_leader_writes_and_a_follower_reads_along(start: Any) -> None:
     assert (len(partition.log), partition.sizes, follower.outbox.waiting_count) == (40, [4] * 10, 0)
 
 
-async def test_outputs_travel_in_batches_that_fit_into_a_message(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emitter_batches_outputs_up_to_the_maximum_message_size(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 1000)
     partition = Partition()
     partition.max_payload_bytes = 5000
@@ -175,7 +175,7 @@ async def test_outputs_travel_in_batches_that_fit_into_a_message(start: Any, mon
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_leaders_that_come_go_and_overlap_write_every_output_once(start: Any, seed: int) -> None:
+async def test_emitter_overlapping_leaders_write_each_output_once(start: Any, seed: int) -> None:
     rng = random.Random(seed)
     partition = Partition(rng)
     senders = [start(Sender(partition, leads=False)) for _ in range(3)]
@@ -194,7 +194,7 @@ async def test_leaders_that_come_go_and_overlap_write_every_output_once(start: A
     assert not any(sender.failed for sender in senders)
 
 
-async def test_a_follower_that_would_have_written_something_else_is_stopped(start: Any) -> None:
+async def test_emitter_follower_with_different_output_fails_with_diverged(start: Any) -> None:
     partition = Partition()
     start(Sender(partition)).produce(5)
     wrong = start(Sender(partition, leads=False, values="w"))
@@ -203,7 +203,7 @@ async def test_a_follower_that_would_have_written_something_else_is_stopped(star
     assert isinstance(wrong.failed[0], DivergedError)
 
 
-async def test_a_foreign_record_stops_the_outputs_and_says_so(start: Any) -> None:
+async def test_emitter_foreign_record_in_the_output_stream_blocks_outputs(start: Any) -> None:
     partition = Partition()
     partition.log.append(Record(0, 0, None, b"foreign", (), "", None, 1))
     sender = start(Sender(partition))
@@ -212,7 +212,7 @@ async def test_a_foreign_record_stops_the_outputs_and_says_so(start: Any) -> Non
     assert (len(partition.log), sender.failed) == (1, [])
 
 
-async def test_outputs_that_retention_has_dropped_were_written(start: Any) -> None:
+async def test_emitter_outputs_deleted_by_retention_count_as_written(start: Any) -> None:
     partition = Partition()
     start(Sender(partition)).produce(20)
     await until(lambda: len(partition.log) == 20)
@@ -223,7 +223,7 @@ async def test_outputs_that_retention_has_dropped_were_written(start: Any) -> No
     assert late.outbox.first_kept == 20
 
 
-async def test_a_leader_without_the_next_output_asks_for_a_rewind_and_sends_nothing(start: Any) -> None:
+async def test_emitter_leader_without_the_next_output_requests_a_rewind(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
     sender.outbox.restart(10)  # from a snapshot after ten outputs, of which nobody has written any
@@ -234,7 +234,7 @@ async def test_a_leader_without_the_next_output_asks_for_a_rewind_and_sends_noth
     assert partition.writes == 0
 
 
-async def test_an_ack_of_another_stream_does_not_pass_for_ours(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emitter_ignores_the_ack_of_another_stream(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else answers on the output's subject, first, while what we sent was lost: nothing is written by that [A9]."""
     partition = Partition()
     ours, lost = partition.append, set[int]()
@@ -264,7 +264,7 @@ async def written_by_another(start: Any, partition: Partition, count: int, value
 
 
 @pytest.mark.parametrize("values", ["v", "w"])
-async def test_what_a_snapshot_began_with_is_proven_by_one_read_before_anything_is_sent(start: Any, values: str) -> None:
+async def test_emitter_verifies_snapshot_outputs_before_sending(start: Any, values: str) -> None:
     partition = Partition()
     await written_by_another(start, partition, 20)
     copy = Outbox("u/0")
@@ -286,7 +286,9 @@ async def test_what_a_snapshot_began_with_is_proven_by_one_read_before_anything_
         assert "SERVICE_DIVERGED" in again.emitter.problem
 
 
-async def test_an_output_stream_that_was_cut_is_written_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emitter_writes_outputs_again_after_truncation_of_the_output_stream(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By an unclean election of it; a leader that has just begun says less for a moment, so it waits."""
     monkeypatch.setattr("liftpy.service.output_writer._LOST_AFTER_S", 0.05)
     partition = Partition()
@@ -306,7 +308,7 @@ async def test_an_output_stream_that_was_cut_is_written_again(start: Any, monkey
     assert not sender.failed
 
 
-async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_emitter_retries_rejected_outputs_with_growing_waits(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = Partition()
     refusing = True
     ours = partition.append
@@ -339,7 +341,7 @@ async def test_outputs_that_do_not_leave_are_sent_less_and_less_often(start: Any
     assert waits[0] == 0.002
 
 
-async def test_a_compacted_output_stream_is_refused(start: Any) -> None:
+async def test_emitter_rejects_a_compacted_output_stream(start: Any) -> None:
     partition = Partition()
     partition.config.compaction = True
     sender = start(Sender(partition))
@@ -350,7 +352,7 @@ async def test_a_compacted_output_stream_is_refused(start: Any) -> None:
     assert partition.writes == 0
 
 
-async def test_whoever_copies_outputs_is_told_of_each_that_is_written_and_of_what_others_wrote(start: Any) -> None:
+async def test_emitter_notifies_routes_of_each_written_output(start: Any) -> None:
     partition = Partition()
     leader, follower = Sender(partition), Sender(partition, leads=False)
     ends: dict[str, list[int]] = {"leader": [], "follower": []}
@@ -364,7 +366,7 @@ async def test_whoever_copies_outputs_is_told_of_each_that_is_written_and_of_wha
     assert (ends["follower"], follower.emitter.advanced.is_set()) == ([10], True)
 
 
-async def test_what_was_refused_is_sent_again_at_once_and_not_when_it_is_looked_for_anyway(start: Any) -> None:
+async def test_emitter_retries_a_rejected_append_without_waiting_for_the_poll(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
     object.__setattr__(sender.emitter._settings, "emit_poll_interval_s", 3600.0)
@@ -388,7 +390,7 @@ async def test_what_was_refused_is_sent_again_at_once_and_not_when_it_is_looked_
         (RuntimeError("broken"), OutputNotWrittenError, "Output 0 was not stored: broken. The service retries."),
     ],
 )
-async def test_what_an_append_ends_with_ends_the_window(answer: Any, raised: Any, text: str) -> None:
+async def test_emitter_append_error_ends_the_window(answer: Any, raised: Any, text: str) -> None:
     sender: Any = Sender(Partition())
     sender.produce(6)
     sender.outbox.known, sender.emitter._must_look = True, False
@@ -404,7 +406,7 @@ async def test_what_an_append_ends_with_ends_the_window(answer: Any, raised: Any
 
 
 @pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("look_again", True)])
-async def test_whatever_is_new_wakes_the_emitter(tell: str, must_look: bool) -> None:
+async def test_emitter_wakes_on_each_notification(tell: str, must_look: bool) -> None:
     sender: Any = Sender(Partition())
     sender.emitter._must_look = False
     sender.emitter._wake.clear()
@@ -413,7 +415,7 @@ async def test_whatever_is_new_wakes_the_emitter(tell: str, must_look: bool) -> 
 
 
 @pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])
-async def test_service_goes_on_where_outputs_were_purged(start: Any, purged: range) -> None:
+async def test_emitter_resumes_where_outputs_were_purged(start: Any, purged: range) -> None:
     partition = Partition()
     start(Sender(partition)).produce(10)
     await until(lambda: len(partition.log) == 10)
@@ -430,7 +432,7 @@ async def test_service_goes_on_where_outputs_were_purged(start: Any, purged: ran
     assert (late.emitter.problem, late.failed) == ("", [])
 
 
-async def test_service_ends_to_be_restarted_when_its_output_stream_was_created_again(start: Any) -> None:
+async def test_emitter_ends_for_restart_when_the_output_stream_was_created_again(start: Any) -> None:
     partition = Partition()
     sender = start(Sender(partition))
     sender.produce(3)

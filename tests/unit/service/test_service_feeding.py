@@ -160,7 +160,7 @@ async def node(log: FakeLog, tmp_path: Path) -> AsyncIterator[Node]:
     await made.close()
 
 
-async def test_it_is_fed_to_the_stop_and_goes_on_when_there_is_none(node: Node) -> None:
+async def test_feeder_stops_at_the_stop_position_and_resumes_without_one(node: Node) -> None:
     node.log.append(30)
     await node.feeder.restart(0)
     node.feeder.stop_at(12)
@@ -176,7 +176,7 @@ async def test_it_is_fed_to_the_stop_and_goes_on_when_there_is_none(node: Node) 
     await node.stored(20, 30)
 
 
-async def test_the_next_process_goes_on_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_of_the_next_process_resumes_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
     log.append(25)
     await node.start()
     await node.at(25)
@@ -191,7 +191,7 @@ async def test_the_next_process_goes_on_from_the_snapshot(node: Node, log: FakeL
     await again.close()
 
 
-async def test_a_state_on_records_that_were_cut_goes_back_below_the_cut(node: Node) -> None:
+async def test_feeder_rewinds_below_a_truncation_of_the_log(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -205,7 +205,7 @@ async def test_a_state_on_records_that_were_cut_goes_back_below_the_cut(node: No
     assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
 
 
-async def test_a_state_past_the_end_of_the_leaders_log_goes_back(node: Node) -> None:
+async def test_feeder_rewinds_when_its_state_is_past_the_leaders_log_end(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -217,7 +217,7 @@ async def test_a_state_past_the_end_of_the_leaders_log_goes_back(node: Node) -> 
     await node.stored(10)
 
 
-async def test_news_of_the_sidecar_ends_a_wait_for_what_was_asked_before(node: Node) -> None:
+async def test_feeder_ask_again_ends_a_pending_fetch(node: Node) -> None:
     node.log.deaf = True
     node.log.append(5)
     await node.start()
@@ -232,7 +232,7 @@ async def test_news_of_the_sidecar_ends_a_wait_for_what_was_asked_before(node: N
 
 
 @pytest.mark.parametrize("end_offset", [17, 30])
-async def test_a_reader_that_is_told_of_a_cut_goes_back_at_once(node: Node, end_offset: int) -> None:
+async def test_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, end_offset: int) -> None:
     """Its own sidecar may tell it of the new epoch later only. A cut past the state is none for it."""
     node.log.append(25)
     await node.start()
@@ -252,7 +252,7 @@ async def test_a_reader_that_is_told_of_a_cut_goes_back_at_once(node: Node, end_
     assert node.services[-1].values == [f"v{n}" for n in range(kept)] + [f"w{n}" for n in range(kept, kept + 4)]
 
 
-async def test_the_same_log_in_another_epoch_moves_nothing(node: Node) -> None:
+async def test_feeder_new_epoch_of_the_same_log_rebuilds_nothing(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -263,7 +263,7 @@ async def test_the_same_log_in_another_epoch_moves_nothing(node: Node) -> None:
     assert len(node.services) == 1
 
 
-async def test_a_leader_waits_while_its_outputs_do_not_leave(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path, max_records=8)
     node.role = Role.LEADER
     log.append(100)
@@ -283,7 +283,7 @@ async def test_a_leader_waits_while_its_outputs_do_not_leave(log: FakeLog, tmp_p
     await node.close()
 
 
-async def test_a_follower_does_not_wait_and_as_leader_produces_what_it_dropped_again(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_follower_promoted_to_leader_produces_dropped_outputs_again(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path, max_records=5)
     log.append(58)
     await node.start()
@@ -299,7 +299,7 @@ async def test_a_follower_does_not_wait_and_as_leader_produces_what_it_dropped_a
     await node.close()
 
 
-async def test_a_disproven_state_is_never_begun_from_again(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_never_restores_a_disproven_snapshot(log: FakeLog, tmp_path: Path) -> None:
     """And neither is what was made of it meanwhile; the earlier state is, and brings the right one about."""
     node = Node(log, tmp_path, kept=5)
     log.append(25)
@@ -327,7 +327,7 @@ async def test_a_disproven_state_is_never_begun_from_again(log: FakeLog, tmp_pat
     await again.close()
 
 
-async def test_after_a_divergence_only_states_that_were_compared_are_begun_from(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_after_divergence_restores_only_compared_snapshots(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path)
     log.append(25)
     await node.start()
@@ -339,9 +339,7 @@ async def test_after_a_divergence_only_states_that_were_compared_are_begun_from(
     await node.close()
 
 
-async def test_a_snapshot_that_can_not_be_written_is_said_and_the_records_go_on(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_feeder_applies_records_when_a_snapshot_cannot_be_written(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     real = node.store.save
 
     def full(snapshot: Snapshot, compared_end: int) -> None:
@@ -361,7 +359,7 @@ async def test_a_snapshot_that_can_not_be_written_is_said_and_the_records_go_on(
             await asyncio.sleep(0.002)
 
 
-async def test_heartbeats_go_on_between_the_records_of_a_slow_service(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feeder_yields_to_the_event_loop_between_slow_records(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sum, "on_record", lambda self, record: time.sleep(0.005))
     node.log.append(60)
     applied_at_beats: list[int] = []
@@ -374,14 +372,14 @@ async def test_heartbeats_go_on_between_the_records_of_a_slow_service(node: Node
     assert max(steps) == 1
 
 
-async def test_a_log_that_begins_after_the_state_is_data_loss_and_not_a_guess(node: Node) -> None:
+async def test_feeder_log_start_above_the_snapshot_is_data_loss(node: Node) -> None:
     node.log.append(25)
     node.log.log_start = 5
     with pytest.raises(DataLossError, match="its snapshot"):
         await node.start()
 
 
-async def test_retention_up_to_the_very_state_is_fine(node: Node, log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_resumes_when_retention_ends_exactly_at_its_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
     log.append(20)
     await node.start()
     await node.stored(10, 20)
@@ -403,7 +401,7 @@ class Slow(Sum):
         return super().take_snapshot()
 
 
-async def test_a_follower_takes_its_snapshot_after_the_leader_has_and_at_the_same_position(
+async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_position(
     log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it takes a moment that nobody notices, or a promotion waits."""
@@ -446,7 +444,7 @@ async def test_a_follower_takes_its_snapshot_after_the_leader_has_and_at_the_sam
     await node.close()
 
 
-async def test_one_that_waits_for_its_turn_obeys_what_it_is_told_meanwhile(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_waiting_for_its_snapshot_turn_obeys_a_truncation(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path)
     log.append(8)
     await node.start()
@@ -473,7 +471,7 @@ async def test_one_that_waits_for_its_turn_obeys_what_it_is_told_meanwhile(log: 
     await node.close()
 
 
-async def test_the_bytes_of_a_state_may_be_made_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
     class Later(Sum):
         threads: ClassVar[list[int]] = []
 
@@ -501,7 +499,9 @@ async def test_the_bytes_of_a_state_may_be_made_in_another_thread(log: FakeLog, 
 
 
 @pytest.mark.parametrize("made", [7, lambda: 7, lambda: 1 // 0])
-async def test_what_makes_no_bytes_ends_the_service(node: Node, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feeder_snapshot_that_is_not_bytes_ends_the_service(
+    node: Node, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Sum, "take_snapshot", lambda self: made)
     node.log.append(12)
     await node.start()
@@ -522,7 +522,7 @@ class SlowToStart(Sum):
         assert self.loop_went_on.wait(20), "the event loop stands still while the service starts"
 
 
-async def test_service_that_starts_in_a_thread_does_not_hold_up_the_event_loop(log: FakeLog, tmp_path: Path) -> None:
+async def test_feeder_slow_service_start_in_a_thread_does_not_block_the_loop(log: FakeLog, tmp_path: Path) -> None:
     settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_interval_records=EVERY, step_s=0.001)
     keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
     reader: Any = log

@@ -73,7 +73,7 @@ def slices(first: int, *epochs: int) -> list[BatchSlice]:
 
 
 # ---- what it asks for ------------------------------------------------------------------------------------------------------
-async def test_it_asks_for_its_own_stream_and_partition_from_the_record_before_its_state(node: Any) -> None:
+async def test_feeder_restart_reads_from_the_record_before_its_snapshot(node: Any) -> None:
     await node.feeder.restart(0)
     progress = node.feeder._progress
     assert (progress.stream, progress.partition, progress.next_offset, progress.uid) == ("in", 0, 0, "u1")
@@ -87,7 +87,7 @@ async def test_it_asks_for_its_own_stream_and_partition_from_the_record_before_i
     assert [at for at, _ in node.keeper.digests] == [10], "there is no record to look at"
 
 
-async def test_the_record_before_the_state_is_looked_at_and_not_applied(node: Any) -> None:
+async def test_feeder_verifies_the_epoch_of_the_record_before_its_snapshot(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)
@@ -100,7 +100,7 @@ async def test_the_record_before_the_state_is_looked_at_and_not_applied(node: An
     assert node.keeper.digests == [], "it is of another log"
 
 
-async def test_where_retention_took_the_record_before_the_state_there_is_nothing_to_look_at(node: Any) -> None:
+async def test_feeder_skips_verification_when_retention_deleted_the_record_before_its_snapshot(node: Any) -> None:
     async def fails() -> list[BatchSlice]:
         raise OffsetOutOfRangeError("gone")
 
@@ -121,9 +121,7 @@ async def test_where_retention_took_the_record_before_the_state_there_is_nothing
 
 
 @pytest.mark.parametrize(("log_start", "verifying"), [(0, True), (9, True), (10, False)])
-async def test_another_epoch_has_the_record_before_the_state_looked_at_again(
-    node: Any, log_start: int, verifying: bool
-) -> None:
+async def test_feeder_new_epoch_verifies_the_record_before_its_state_again(node: Any, log_start: int, verifying: bool) -> None:
     await node.feeder.restart(0)
     applied(node, 10)
     node.feeder._verifying = False
@@ -145,14 +143,14 @@ async def test_another_epoch_has_the_record_before_the_state_looked_at_again(
         (lambda feeder: feeder.ask_again(), True),
     ],
 )
-async def test_whatever_is_new_wakes_it(node: Any, tell: Any, wakes: bool) -> None:
+async def test_feeder_wakes_on_each_relevant_change(node: Any, tell: Any, wakes: bool) -> None:
     await node.feeder.restart(0)
     node.feeder._wake.clear()
     tell(node.feeder)
     assert node.feeder._wake.is_set() is wakes
 
 
-async def test_a_stop_is_told_once_and_another_one_again(node: Any) -> None:
+async def test_feeder_reports_each_stop_position_once(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder.stop_at(5)
     applied(node, 5)
@@ -171,7 +169,7 @@ async def test_a_stop_is_told_once_and_another_one_again(node: Any) -> None:
 
 
 # ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_a_new_machine_knows_the_routes_the_parameters_and_what_is_passed_over_above_it(node: Any) -> None:
+async def test_feeder_new_machine_has_routes_parameters_and_later_skips(node: Any) -> None:
     settings = node.settings
     object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
     object.__setattr__(settings, "parameters_digest", b"p" * 16)
@@ -190,7 +188,7 @@ async def test_a_new_machine_knows_the_routes_the_parameters_and_what_is_passed_
 
 
 # ---- ways back ---------------------------------------------------------------------------------------------------------------
-async def test_after_a_cut_nothing_is_believed_that_was_known_of_the_records_above_it(node: Any) -> None:
+async def test_feeder_truncation_discards_failures_and_decisions_above_it(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 25)
     node.feeder._decided = {Unit(3)}
@@ -205,7 +203,7 @@ async def test_after_a_cut_nothing_is_believed_that_was_known_of_the_records_abo
     assert not await node.feeder._go_back()
 
 
-async def test_where_retention_was_faster_it_begins_from_a_later_snapshot(node: Any) -> None:
+async def test_feeder_restores_a_later_snapshot_when_retention_passed_its_position(node: Any) -> None:
     await node.feeder.restart(0)
     applied(node, 5)
     later = Node(FakeLog(), node.settings.data)
@@ -218,7 +216,7 @@ async def test_where_retention_was_faster_it_begins_from_a_later_snapshot(node: 
     assert (node.machine.position, node.told.said) == (20, ["look again"])
 
 
-async def test_a_disproven_beginning_is_set_aside_with_all_that_was_made_of_it(node: Any) -> None:
+async def test_feeder_disproven_snapshot_is_quarantined_with_later_ones(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 20)
@@ -230,7 +228,7 @@ async def test_a_disproven_beginning_is_set_aside_with_all_that_was_made_of_it(n
     assert not await node.feeder._go_back(), "once"
 
 
-async def test_only_a_leader_goes_back_for_outputs_and_to_where_they_begin(node: Any) -> None:
+async def test_feeder_only_a_leader_rewinds_for_missing_outputs(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
@@ -254,7 +252,7 @@ def decider(decided: list[Failing], error: Exception | None = None) -> Decider:
     return Decider(lambda: True, decide)
 
 
-async def test_a_decision_is_made_once_and_one_that_was_not_taken_is_said(node: Any) -> None:
+async def test_feeder_decides_once_and_reports_a_rejected_decision(node: Any) -> None:
     await node.feeder.restart(0)
     what, decided = failing(3), []
     node.feeder._decider = decider(decided)
@@ -274,7 +272,7 @@ async def test_a_decision_is_made_once_and_one_that_was_not_taken_is_said(node: 
     assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
 
 
-async def test_a_further_try_begins_below_what_fails_and_outputs_are_looked_at_again(node: Any) -> None:
+async def test_feeder_retries_a_failing_record_from_the_snapshot_below(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
@@ -286,7 +284,7 @@ async def test_a_further_try_begins_below_what_fails_and_outputs_are_looked_at_a
 
 
 @pytest.mark.parametrize(("timer", "more"), [("", ""), ("a b", " --timer 'a b'")])
-async def test_one_that_stops_says_how_to_pass_over_it(node: Any, timer: str, more: str) -> None:
+async def test_feeder_stop_on_a_failing_record_names_the_skip_command(node: Any, timer: str, more: str) -> None:
     await node.feeder.restart(0)
     with pytest.raises(ServiceFailedError) as raised:
         await node.feeder._do(Next.STOP, failing(7, timer))
@@ -296,9 +294,7 @@ async def test_one_that_stops_says_how_to_pass_over_it(node: Any, timer: str, mo
     )
 
 
-async def test_a_decision_that_was_missed_has_it_go_back_below_and_pass_over(
-    node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_feeder_rewinds_below_a_skip_decision_that_it_missed(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 20)
@@ -312,7 +308,7 @@ async def test_a_decision_that_was_missed_has_it_go_back_below_and_pass_over(
     assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
 
 
-async def test_what_fails_again_is_the_same_failing_and_another_one_a_new(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feeder_repeated_failure_at_one_record_counts_tries(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.feeder.restart(0)
     raised: list[BadRecordError] = [failing(5).error, failing(5).error, failing(8).error]
 
@@ -334,7 +330,7 @@ async def test_what_fails_again_is_the_same_failing_and_another_one_a_new(node: 
     assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
 
 
-async def test_it_fails_until_its_state_is_past_it(node: Any) -> None:
+async def test_feeder_failing_record_is_cleared_after_it_is_applied(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(5)
     applied(node, 5)
@@ -347,7 +343,7 @@ async def test_it_fails_until_its_state_is_past_it(node: Any) -> None:
     ("stop", "at", "stored", "until"),
     [(None, 7, False, 7), (5, 7, False, 5), (9, 7, False, 7), (9, 7, True, 9), (None, 7, True, None), (9, None, False, 9)],
 )
-async def test_the_state_is_stored_once_below_what_fails(
+async def test_feeder_stops_once_before_a_failing_record_for_a_snapshot(
     node: Any, stop: int | None, at: int | None, stored: bool, until: int | None
 ) -> None:
     await node.feeder.restart(0)
@@ -356,7 +352,7 @@ async def test_the_state_is_stored_once_below_what_fails(
     assert node.feeder._stop_before_failing() == until
 
 
-async def test_the_snapshot_below_what_fails_is_at_its_very_offset(node: Any) -> None:
+async def test_feeder_stores_a_snapshot_exactly_at_the_failing_record(node: Any) -> None:
     await node.feeder.restart(0)
     assert not await node.feeder._keep_below_failing()
     node.feeder._failing = what = failing(7)
@@ -372,7 +368,7 @@ async def test_the_snapshot_below_what_fails_is_at_its_very_offset(node: Any) ->
     assert (what.stored, node.store.positions()) == (True, [7]), "it is past it already: nothing to store"
 
 
-async def test_a_decision_is_looked_for_from_where_the_last_look_ended(node: Any) -> None:
+async def test_feeder_scan_for_a_decision_resumes_at_the_last_scanned_offset(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(3, scanned=4)
     asked: list[tuple[Any, ...]] = []
@@ -398,7 +394,7 @@ async def test_a_decision_is_looked_for_from_where_the_last_look_ended(node: Any
 
 
 # ---- what comes ----------------------------------------------------------------------------------------------------------------
-async def test_what_was_read_counts_by_its_bytes_and_a_leaders_outputs_leave(node: Any) -> None:
+async def test_feeder_leader_counts_read_bytes_and_wakes_the_emitter(node: Any) -> None:
     node.role = Role.LEADER
     await node.feeder.restart(0)
     came = slices(0, 1, 1, 1)
@@ -408,13 +404,13 @@ async def test_what_was_read_counts_by_its_bytes_and_a_leaders_outputs_leave(nod
     assert (node.machine.position, node.told.said) == (3, ["wake"])
 
 
-async def test_a_followers_outputs_wake_nobody(node: Any) -> None:
+async def test_feeder_follower_does_not_wake_the_emitter(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._take(slices(0, 1, 1, 1))
     assert (node.machine.position, node.told.said) == (3, [])
 
 
-async def test_a_leader_that_is_full_waits_and_its_outputs_are_woken(node: Any) -> None:
+async def test_feeder_leader_with_full_outbox_waits_and_wakes_the_emitter(node: Any) -> None:
     node.role = Role.LEADER
     await node.feeder.restart(0)
     node.outbox._max_records = 2
@@ -440,9 +436,7 @@ async def test_a_leader_that_is_full_waits_and_its_outputs_are_woken(node: Any) 
         (lambda feeder: feeder.stop_at(3), 3),
     ],
 )
-async def test_others_have_their_turn_between_two_steps_and_only_what_concerns_the_state_ends_the_feeding(
-    node: Any, meanwhile: Any, position: int
-) -> None:
+async def test_feeder_yields_between_steps_and_ends_only_on_state_changes(node: Any, meanwhile: Any, position: int) -> None:
     await node.feeder.restart(0)
     node.feeder._settings = replace(node.feeder._settings, step_s=0.001)
     node.feeder._chunk_records = 1
@@ -464,7 +458,7 @@ async def test_others_have_their_turn_between_two_steps_and_only_what_concerns_t
         assert turns[:5] == [1, 2, 3, 4, 5]
 
 
-async def test_a_node_waits_for_its_turn_and_for_nothing_that_has_been_before(node: Any) -> None:
+async def test_feeder_waits_for_its_turn_and_ignores_earlier_wakeups(node: Any) -> None:
     await node.feeder.restart(0)
     left_s, waits = [30.0], []
     node.keeper.turn_s = lambda: left_s[0]
@@ -495,7 +489,7 @@ async def test_a_node_waits_for_its_turn_and_for_nothing_that_has_been_before(no
     assert await node.feeder._is_its_turn(), "a leader waits for nobody"
 
 
-async def test_offsets_without_a_record_bring_snapshots_about_and_they_are_stored(node: Any) -> None:
+async def test_feeder_offsets_without_records_still_store_snapshots(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._skip(9)
     assert node.store.positions() == []
@@ -503,7 +497,7 @@ async def test_offsets_without_a_record_bring_snapshots_about_and_they_are_store
     assert (node.machine.position, node.store.positions()) == (25, [20])
 
 
-async def test_a_service_without_outputs_goes_back_as_well(tmp_path: Path) -> None:
+async def test_feeder_without_outputs_rewinds_too(tmp_path: Path) -> None:
     class Plain(Service):
         def on_start(self, snapshot: bytes | None) -> None: ...
 
@@ -522,7 +516,7 @@ async def test_a_service_without_outputs_goes_back_as_well(tmp_path: Path) -> No
     assert (node.machine.position, isinstance(node.machine.outbox, Outbox)) == (0, False)
 
 
-async def test_a_look_for_a_decision_that_is_interrupted_asks_no_further(node: Any) -> None:
+async def test_feeder_interrupted_scan_for_a_decision_cancels_its_fetch(node: Any) -> None:
     await node.feeder.restart(0)
     asked: list[Any] = []
 

@@ -109,7 +109,7 @@ def order(bus: Bus, ack_id: int, **more: Any) -> pb.JoinLog:
     return pb.JoinLog(instance=bus.hellos[0].instance, ackId=ack_id, streamUid="u1", **(given | more))
 
 
-async def test_it_registers_joins_is_fed_and_leaves(running: Any, tmp_path: Path) -> None:
+async def test_service_host_registers_applies_records_and_leaves(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
     first = bus.hellos[0]
     assert (first.service, first.stream, first.partition) == ("sum", "in", 0)
@@ -135,7 +135,7 @@ async def test_it_registers_joins_is_fed_and_leaves(running: Any, tmp_path: Path
     assert len(bus.said) == count, "nothing of it goes on"
 
 
-async def test_why_it_does_not_go_on_is_said_until_it_does(running: Any) -> None:
+async def test_service_host_reports_a_problem_until_it_is_solved(running: Any) -> None:
     bus, made, _, log = running
     await bus.tell(None)  # NATS: nobody listens there
     assert made.problem == "node n1 is not there"
@@ -149,7 +149,7 @@ async def test_why_it_does_not_go_on_is_said_until_it_does(running: Any) -> None
     await bus.until(lambda: bus.hellos[-1].position == 1 and not bus.hellos[-1].problem)
 
 
-async def test_a_sidecar_that_cannot_be_reached_now_is_told_later(running: Any) -> None:
+async def test_service_host_says_hello_again_after_its_node_was_unreachable(running: Any) -> None:
     bus, _, task, _ = running
     bus.deaf = True
     await asyncio.sleep(0.02)
@@ -159,7 +159,7 @@ async def test_a_sidecar_that_cannot_be_reached_now_is_told_later(running: Any) 
     await bus.until(lambda: len(bus.hellos) > count)
 
 
-async def test_what_ends_it_is_raised_and_leaves_nothing_behind(running: Any, tmp_path: Path) -> None:
+async def test_service_host_fatal_refusal_is_raised_and_cleans_up(running: Any, tmp_path: Path) -> None:
     bus, _, task, _ = running
     refusal = pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.WRONG_STREAM, node="n1")
     await bus.tell(refusal)
@@ -169,7 +169,7 @@ async def test_what_ends_it_is_raised_and_leaves_nothing_behind(running: Any, tm
     ServiceLock(tmp_path, "sum", "in", 0).close()
 
 
-async def test_one_whose_place_is_taken_leads_no_longer_and_asks_for_it(running: Any) -> None:
+async def test_service_host_replaced_by_another_instance_loses_leadership_and_registers_again(running: Any) -> None:
     """Who took it may be nobody: a hello proves nothing."""
     bus, made, task, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
@@ -186,7 +186,7 @@ async def test_one_whose_place_is_taken_leads_no_longer_and_asks_for_it(running:
     assert not task.done()
 
 
-async def test_a_leader_says_that_the_next_version_is_active_once_all_nodes_have_its_code(
+async def test_service_host_of_the_leader_activates_a_version_that_all_nodes_have(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, _, _, _ = running
@@ -211,7 +211,7 @@ async def test_a_leader_says_that_the_next_version_is_active_once_all_nodes_have
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(0.0, ""), (4.9, ""), (3600.0, "log time is 3600 s ahead of the newest record")])
-async def test_log_time_that_runs_ahead_is_said_where_nothing_worse_is(
+async def test_service_host_reports_log_time_ahead_unless_a_worse_problem_exists(
     running: Any, ahead_s: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, made, _, _ = running
@@ -224,7 +224,7 @@ async def test_log_time_that_runs_ahead_is_said_where_nothing_worse_is(
     assert made.problem == "worse"
 
 
-async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(running: Any, tmp_path: Path) -> None:
+async def test_service_host_stores_its_state_on_request_and_at_stop(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
 
     def stored() -> list[int]:
@@ -256,7 +256,7 @@ async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(
     assert stored() == [3, 5]
 
 
-async def test_the_state_of_one_that_failed_is_not_stored(running: Any, tmp_path: Path) -> None:
+async def test_service_host_that_failed_stores_no_snapshot(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
 
     def stored() -> list[Path]:
@@ -272,9 +272,7 @@ async def test_the_state_of_one_that_failed_is_not_stored(running: Any, tmp_path
     assert stored() == [], "nobody knows what it is worth"
 
 
-async def test_one_that_is_told_that_it_has_diverged_ends_and_never_begins_from_that_state(
-    running: Any, tmp_path: Path
-) -> None:
+async def test_service_host_that_diverged_ends_and_quarantines_its_snapshot(running: Any, tmp_path: Path) -> None:
     bus, _, task, log = running
 
     def stored(kind: str) -> list[int]:
@@ -291,9 +289,7 @@ async def test_one_that_is_told_that_it_has_diverged_ends_and_never_begins_from_
     assert stored("diverged") == [EVERY * 2]
 
 
-async def test_one_whose_parameters_are_not_those_of_the_others_ends_and_keeps_its_snapshots(
-    running: Any, tmp_path: Path
-) -> None:
+async def test_service_host_with_other_parameters_ends_and_keeps_its_snapshots(running: Any, tmp_path: Path) -> None:
     bus, _, task, log = running
 
     def files(kind: str) -> list[Path]:
@@ -310,7 +306,7 @@ async def test_one_whose_parameters_are_not_those_of_the_others_ends_and_keeps_i
     assert not files("diverged")
 
 
-async def test_only_who_is_beside_the_leader_and_heard_it_lately_may_decide(running: Any) -> None:
+async def test_service_host_decides_only_with_a_leader_node_heard_lately(running: Any) -> None:
     bus, made, _, _ = running
     assert not made._is_beside_the_leader()
     await bus.tell(order(bus, 1))
@@ -321,7 +317,7 @@ async def test_only_who_is_beside_the_leader_and_heard_it_lately_may_decide(runn
     assert not made._is_beside_the_leader()
 
 
-async def test_a_leader_that_hears_nothing_any_more_is_none(running: Any) -> None:
+async def test_service_host_leader_without_orders_becomes_follower(running: Any) -> None:
     bus, made, _, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     await bus.until(lambda: made.machine is not None and made.machine.role is Role.LEADER)
@@ -343,7 +339,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     ("before", "took_steps", "after"),
     [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (128, 0.0, 128), (3, 9.0, 1)],
 )
-async def test_a_slow_service_gets_fewer_records_at_once_and_a_fast_one_more(
+async def test_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
     before: int, took_steps: float, after: int, node: Node
 ) -> None:
     made: Any = node.feeder
@@ -353,7 +349,7 @@ async def test_a_slow_service_gets_fewer_records_at_once_and_a_fast_one_more(
     assert made._chunk_records == after
 
 
-async def test_offsets_without_a_record_end_a_replay_at_its_stop_and_not_behind_it(node: Node) -> None:
+async def test_feeder_offsets_without_records_end_a_replay_at_the_stop(node: Node) -> None:
     await node.feeder.restart(0)
     made: Any = node.feeder
     made.stop_at(8)
@@ -369,7 +365,7 @@ async def test_offsets_without_a_record_end_a_replay_at_its_stop_and_not_behind_
     assert node.stops == 2
 
 
-async def test_a_read_that_fails_is_said_and_one_that_does_not_takes_it_back(node: Node) -> None:
+async def test_feeder_read_error_is_reported_until_a_read_succeeds(node: Node) -> None:
     log = node.log
     log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
     await node.start()
@@ -382,7 +378,7 @@ async def test_a_read_that_fails_is_said_and_one_that_does_not_takes_it_back(nod
     assert node.feeder.problem == ""
 
 
-async def test_after_a_cut_a_snapshot_at_the_cut_is_still_right(node: Node) -> None:
+async def test_feeder_truncation_at_a_snapshot_keeps_that_snapshot(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -395,7 +391,7 @@ async def test_after_a_cut_a_snapshot_at_the_cut_is_still_right(node: Node) -> N
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------------
-async def test_a_leader_that_must_look_again_sends_nothing_before(tmp_path: Path) -> None:
+async def test_emitter_leader_that_must_read_again_sends_nothing_first(tmp_path: Path) -> None:
     """The role changed while a window of outputs was under way: what the stream holds now may be another leader's."""
     settings = ServiceSettings("s", "in", "n1", tmp_path, output_stream="out", emit_window=1)
     outbox = Outbox("u/0")
@@ -424,7 +420,7 @@ def host_output(number: int) -> Any:
     return Output(number, number, 0, b"v", None, ())
 
 
-def test_after_a_cut_nothing_that_was_read_before_counts() -> None:
+def test_outbox_truncation_of_the_log_forgets_compared_digests() -> None:
     outbox = Outbox("u/0")
     for number in range(3):
         outbox.add(host_output(number))
@@ -442,7 +438,7 @@ def test_after_a_cut_nothing_that_was_read_before_counts() -> None:
 
 
 # ---- what sessions say in full -----------------------------------------------------------------------------------------------
-def test_an_order_and_a_refusal_say_all_that_they_say() -> None:
+def test_service_sessions_order_and_refusal_carry_all_fields() -> None:
     s = sessions()
     view = replace(FOLLOWS, log_start_offset=4, high_watermark=8)
     (tell,) = s.hello(hello(instance=5, position=2), "_INBOX.a", view, 0)
@@ -472,7 +468,7 @@ FIGURES = pb.ServiceFigures(
 )
 
 
-def test_who_is_gone_is_still_shown_with_what_it_died_of() -> None:
+def test_service_sessions_gone_service_is_reported_with_its_end_reason() -> None:
     s, at_ns = sessions(), 5_000_000_000
     s.hello(hello("a", position=4, problem="on_record at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
@@ -501,7 +497,7 @@ def test_who_is_gone_is_still_shown_with_what_it_died_of() -> None:
     assert s.gone(9, at_ns)[-1]["problem"] == "nothing is heard from it"
 
 
-def test_the_report_of_each_service_is_its_own() -> None:
+def test_service_sessions_report_has_a_row_per_service() -> None:
     s = sessions()
     s.hello(hello("a", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("a", position=4, outputCount=8, emittedEnd=7, problem="x" * 5000), "_INBOX.a", FOLLOWS, 0)
@@ -532,7 +528,7 @@ def test_the_report_of_each_service_is_its_own() -> None:
     assert found["a"] == ("FOLLOWER", "catch-up", False, False)
 
 
-def test_a_replay_of_one_promotion_is_none_of_another() -> None:
+def test_service_sessions_replay_of_an_earlier_promotion_does_not_count() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -551,7 +547,7 @@ def test_a_replay_of_one_promotion_is_none_of_another() -> None:
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_a_gate_lasts_as_long_as_its_candidate() -> None:
+def test_service_sessions_promotion_gate_lasts_for_one_candidate_epoch() -> None:
     s = sessions()
     s.hello(hello("bank", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
@@ -563,7 +559,7 @@ def test_a_gate_lasts_as_long_as_its_candidate() -> None:
     assert s.report(9)[0]["excused"] is True
 
 
-def test_the_furthest_that_is_told_is_the_slowest_ones_and_never_past_the_stop() -> None:
+def test_service_sessions_replay_progress_is_the_slowest_service_up_to_the_stop() -> None:
     s = sessions()
     s.hello(hello("a", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10), "_INBOX.a", FOLLOWS, 0)
@@ -578,7 +574,7 @@ def test_the_furthest_that_is_told_is_the_slowest_ones_and_never_past_the_stop()
 
 
 @pytest.mark.parametrize("leaving_instance", [1, 2])
-def test_only_the_registered_process_can_leave(leaving_instance: int) -> None:
+def test_service_sessions_only_the_registered_instance_can_leave(leaving_instance: int) -> None:
     s = sessions()
     s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 0)
     assert s.hello(hello(instance=leaving_instance, leaving=True, first=True), "_INBOX.z", FOLLOWS, 0) == []

@@ -136,7 +136,7 @@ async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, M
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_each_part_is_given_what_the_settings_say(running: Any) -> None:
+async def test_service_host_parts_get_their_settings(running: Any) -> None:
     server, bus, made = running
     settings, identity, store = server._settings, Identity("sum", "in", "u1", 2), server._keeper._store
     assert made.reader[0] is bus
@@ -178,13 +178,13 @@ async def test_each_part_is_given_what_the_settings_say(running: Any) -> None:
     assert idle == ["SnapshotFetcher", "RecordWriter"], "all others run"
 
 
-async def test_outputs_that_were_written_wake_all_that_copy_them(running: Any) -> None:
+async def test_service_host_written_outputs_wake_the_routes(running: Any) -> None:
     _, _, made = running
     made.one("Emitter").on_advance()
     assert [part.told for part in made.all("Router")] == [["wake"], ["wake"]]
 
 
-async def test_another_role_has_the_output_stream_looked_at_and_the_state_verified(running: Any) -> None:
+async def test_service_host_new_role_verifies_state_and_reads_the_output_stream(running: Any) -> None:
     server, bus, made = running
     made.log.append(3)
     await bus.until(lambda: server.machine.position == 3)
@@ -206,7 +206,7 @@ async def test_another_role_has_the_output_stream_looked_at_and_the_state_verifi
     assert (server._feeder._log_start_offset, server.machine.leader_epoch) == (2, 4)
 
 
-async def test_what_is_wrong_is_said_and_the_worst_of_it(running: Any) -> None:
+async def test_service_host_problem_is_the_worst_of_its_parts(running: Any) -> None:
     server, _, made = running
     assert server.problem == ""
     ways = [
@@ -229,7 +229,7 @@ async def test_what_is_wrong_is_said_and_the_worst_of_it(running: Any) -> None:
     assert server.problem == "refused"
 
 
-async def test_the_figures_are_those_of_the_parts(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_figures_come_from_its_parts(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, _, _ = running
     now_s = [100.0]
     only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
@@ -252,7 +252,7 @@ async def test_the_figures_are_those_of_the_parts(running: Any, monkeypatch: pyt
     assert (hello.life, hello.failing, hello.fetching) == (keeper.life, False, False)
 
 
-async def test_how_far_outputs_are_is_nothing_once_they_differ(running: Any) -> None:
+async def test_service_host_emitted_end_is_zero_after_divergence(running: Any) -> None:
     server, _, _ = running
     server.machine.outbox.emitted_end = 4
     assert server._emitted_end() == 4
@@ -260,7 +260,7 @@ async def test_how_far_outputs_are_is_nothing_once_they_differ(running: Any) -> 
     assert server._emitted_end() == 0, "no reply leaves"
 
 
-async def test_a_state_that_begins_anew_has_the_replies_of_its_own_records(running: Any) -> None:
+async def test_service_host_restarted_machine_drops_earlier_replies(running: Any) -> None:
     server, _, _ = running
     server._serving.replies.add(Reply(1, "_INBOX.x", b""))
     machine = server.machine
@@ -274,9 +274,7 @@ async def test_a_state_that_begins_anew_has_the_replies_of_its_own_records(runni
     assert not await asyncio.to_thread(machine.at_home)
 
 
-async def test_it_hears_its_node_for_a_lease_and_is_caught_up_past_what_was_committed(
-    running: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_service_host_hears_its_node_for_one_lease(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, bus, made = running
     made.log.append(3)
     await bus.until(lambda: server.machine.position == 3)
@@ -298,7 +296,7 @@ async def test_it_hears_its_node_for_a_lease_and_is_caught_up_past_what_was_comm
     assert (server._hears(), server._is_beside_the_leader()) == (False, False)
 
 
-async def test_a_leader_whose_lease_ends_leads_no_more(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_leader_ends_with_its_lease(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, bus, _ = running
     server.machine.outbox.known = True
     now_s = [1000.0]
@@ -313,7 +311,7 @@ async def test_a_leader_whose_lease_ends_leads_no_more(running: Any, monkeypatch
     assert not server._leads()
 
 
-async def test_what_the_order_says_reaches_the_feeder_and_the_keeper(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, bus, _ = running
     told: list[Any] = []
     for name in ("cut_at", "stop_at", "ask_again", "keep_state"):
@@ -340,7 +338,9 @@ async def test_what_the_order_says_reaches_the_feeder_and_the_keeper(running: An
     assert told == [], "an order from before, and one for another process"
 
 
-async def test_what_it_decides_names_the_epoch_and_keeps_the_record(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_skip_decision_carries_the_epoch_and_the_record(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, bus, made = running
     await bus.tell(order(bus, 2, leaderEpoch=6, leads=True))
     given: list[Any] = []
@@ -360,7 +360,7 @@ async def test_what_it_decides_names_the_epoch_and_keeps_the_record(running: Any
     assert (decision.service, decision.unit, decision.leader_epoch) == ("sum", Unit(4, "t"), 6)
 
 
-async def test_a_service_without_outputs_or_queries_has_no_such_parts(made: Made, tmp_path: Path) -> None:
+async def test_service_host_without_outputs_and_queries_starts_no_such_parts(made: Made, tmp_path: Path) -> None:
     bus = Bus()
     settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=10.0)
     server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
@@ -376,7 +376,7 @@ async def test_a_service_without_outputs_or_queries_has_no_such_parts(made: Made
     await task
 
 
-async def test_outputs_that_disprove_the_state_have_the_feeder_go_back(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_disproven_outputs_make_the_feeder_rewind(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, _, _ = running
     told: list[str] = []
     monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
@@ -384,7 +384,7 @@ async def test_outputs_that_disprove_the_state_have_the_feeder_go_back(running: 
     assert told == ["disproven"]
 
 
-async def test_work_that_has_ended_is_forgotten_and_only_its_error_ends_the_service(running: Any) -> None:
+async def test_service_host_ended_task_is_dropped_and_only_its_error_is_fatal(running: Any) -> None:
     server, _, _ = running
 
     async def ended(error: BaseException | None) -> None:
@@ -402,7 +402,7 @@ async def test_work_that_has_ended_is_forgotten_and_only_its_error_ends_the_serv
 
 
 # ---- in its node's own process ------------------------------------------------------------------------------------------------
-async def test_beside_its_node_in_one_process_it_needs_no_lease_and_says_nothing_twice(made: Made, tmp_path: Path) -> None:
+async def test_service_host_in_the_nodes_process_needs_no_lease(made: Made, tmp_path: Path) -> None:
     said: list[Any] = []
     hear: list[Any] = []
 
@@ -454,7 +454,7 @@ async def test_beside_its_node_in_one_process_it_needs_no_lease_and_says_nothing
     assert (server.machine.role, server._order.ackId) == (position, 2), "it hears nothing after its end"
 
 
-async def test_who_is_not_registered_asks_soon_whatever_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_that_is_not_registered_says_hello_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     bus = Bus()
     settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=9.0)

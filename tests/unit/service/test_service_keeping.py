@@ -53,7 +53,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def test_the_state_is_stored_once_wherever_it_is(world: World) -> None:
+async def test_snapshot_keeper_stores_each_position_once(world: World) -> None:
     await world.keeper.keep(world.machine)
     assert world.store.positions() == []  # there is none
     world.apply(7)
@@ -69,7 +69,7 @@ async def test_the_state_is_stored_once_wherever_it_is(world: World) -> None:
     assert newest.state == b"7"
 
 
-async def test_bytes_of_the_log_and_time_make_it_due(tmp_path: Path) -> None:
+async def test_snapshot_keeper_is_due_by_log_bytes_and_time(tmp_path: Path) -> None:
     by_bytes = World(tmp_path / "a", snapshot_bytes=5000)
     by_bytes.apply(1)
     by_bytes.keeper.came(4999)
@@ -87,7 +87,7 @@ async def test_bytes_of_the_log_and_time_make_it_due(tmp_path: Path) -> None:
     assert by_time.store.positions() == [1]
 
 
-async def test_a_state_that_has_failed_is_none(world: World) -> None:
+async def test_snapshot_keeper_stores_no_failed_state(world: World) -> None:
     world.apply(3)
     with pytest.raises(Exception, match="can't be applied"):
         world.machine.apply([Record(3, 0, None, b"bad", (), "", None, 1)])
@@ -95,7 +95,7 @@ async def test_a_state_that_has_failed_is_none(world: World) -> None:
     assert world.store.positions() == []
 
 
-async def test_the_log_is_needed_from_the_newest_state_whose_outputs_are_compared(world: World) -> None:
+async def test_snapshot_keeper_holds_the_log_from_the_newest_compared_snapshot(world: World) -> None:
     assert world.keeper.held_from() == 0
     for _ in range(3):
         world.apply(5)
@@ -109,7 +109,9 @@ async def test_the_log_is_needed_from_the_newest_state_whose_outputs_are_compare
     assert without.held_from() == 10
 
 
-async def test_a_state_that_could_not_be_stored_holds_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshot_keeper_holds_nothing_for_a_snapshot_that_was_not_stored(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(snapshot: Snapshot, compared_end: int) -> None:
         raise StorageError("no space")
 
@@ -130,7 +132,7 @@ class Forgetful(Count):
 
 
 @pytest.mark.parametrize("forgetful", [False, True])
-async def test_keeper_holds_the_log_when_a_snapshot_cannot_be_read_back(tmp_path: Path, *, forgetful: bool) -> None:
+async def test_snapshot_keeper_holds_the_log_when_a_snapshot_cannot_be_read_back(tmp_path: Path, *, forgetful: bool) -> None:
     world = World(tmp_path)
     world.outbox.compared_end = 1_000
     if forgetful:

@@ -64,7 +64,7 @@ def started(every: int = 1000, snapshot: Any = None) -> tuple[Journal, ServiceMa
     return service, machine
 
 
-def test_records_come_once_in_order_and_not_past_the_stop() -> None:
+def test_service_machine_applies_each_record_once_up_to_the_stop() -> None:
     service, machine = started()
     assert machine.apply([record(0), record(1), record(2)], stop_position=2).count == 2
     assert machine.apply([record(0), record(1), record(2), record(3, epoch=4)]).count == 2
@@ -72,7 +72,7 @@ def test_records_come_once_in_order_and_not_past_the_stop() -> None:
     assert (machine.position, machine.last_epoch) == (4, 4)
 
 
-def test_log_time_never_falls_and_timers_fire_before_the_record_that_passes_them_in_order() -> None:
+def test_service_machine_log_time_never_falls_and_timers_fire_in_order() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:b:50", 10), record(1, b"t:a:50", 8), record(2, b"t:gone:40", 9), record(3, b"c:gone", 11)])
     machine.apply([record(4, b"t:a:60", 49), record(5, b"x", 70)])
@@ -80,26 +80,26 @@ def test_log_time_never_falls_and_timers_fire_before_the_record_that_passes_them
     assert service.seen[5:] == [["timer", "b", 50], ["timer", "a", 60], [5, "x", 70]]
 
 
-def test_a_timer_that_sets_itself_again_fires_as_often_as_log_time_has_passed_it() -> None:
+def test_service_machine_timer_that_resets_itself_fires_until_log_time() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:again:10", 0), record(1, b"x", 35)])
     assert [seen[2] for seen in service.seen if seen[0] == "timer"] == [10, 20, 30]
 
 
-def test_a_timer_in_the_past_fires_before_the_next_record_and_log_time_stays() -> None:
+def test_service_machine_timer_in_the_past_fires_before_the_next_record() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:old:5", 100), record(1, b"x", 100)])
     assert service.seen[1] == ["timer", "old", 100]
 
 
-def test_a_timer_without_end_is_the_services_fault() -> None:
+def test_service_machine_endless_timer_fails_the_service() -> None:
     _, machine = started()
     with pytest.raises(ServiceFailedError, match="forever"):
         machine.apply([record(0, b"t:forever:5", 10), record(1)])
 
 
 @pytest.mark.parametrize("cuts", [(1,), (3,), (7,), (100,), (1, 5, 2)])
-def test_snapshots_lie_at_the_same_positions_with_the_same_bytes_however_the_records_come(cuts: tuple[int, ...]) -> None:
+def test_service_machine_snapshots_do_not_depend_on_batch_sizes(cuts: tuple[int, ...]) -> None:
     records = [
         record(offset, b"t:again:%d" % (offset * 7) if offset % 4 == 0 else b"e:x,y", offset * 5) for offset in range(30)
     ]
@@ -117,14 +117,14 @@ def test_snapshots_lie_at_the_same_positions_with_the_same_bytes_however_the_rec
     assert snapshots(cuts) == snapshots((30,))
 
 
-def test_a_hole_that_compaction_left_moves_no_snapshot() -> None:
+def test_service_machine_compaction_gap_does_not_move_snapshots() -> None:
     _, machine = started(every=10)
     taken = machine.apply([record(offset) for offset in (0, 7, 13, 14, 35)]).snapshots
     assert [s.position for s in taken] == [10, 30]
     assert json.loads(taken[0].state)[-1][0] == 7  # nothing at or past 10 is in it
 
 
-def test_a_state_from_a_snapshot_goes_on_exactly_as_one_from_the_start() -> None:
+def test_service_machine_restored_from_a_snapshot_equals_a_full_replay() -> None:
     records = [record(o, b"t:emit%d:%d" % (o, o * 3 + 20) if o % 3 else b"e:a", o * 4, 1 + o // 9) for o in range(40)]
     whole, machine = started(every=10)
     taken = machine.apply(records).snapshots
@@ -139,7 +139,7 @@ def test_a_state_from_a_snapshot_goes_on_exactly_as_one_from_the_start() -> None
         assert again.snapshot() == machine.snapshot()
 
 
-def test_outputs_are_numbered_by_the_log_with_those_of_timers_first() -> None:
+def test_service_machine_numbers_outputs_with_timer_outputs_first() -> None:
     _, machine = started()
     machine.apply([record(0, b"t:emit:5", 0), record(1, b"e:a,b", 9), record(2, b"e:c", 9)])
     assert machine.outbox is not None
@@ -152,7 +152,7 @@ def test_outputs_are_numbered_by_the_log_with_those_of_timers_first() -> None:
     ]
 
 
-def test_the_service_is_told_its_roles_once_each() -> None:
+def test_service_machine_reports_each_role_once() -> None:
     service, machine = started()
     assert not machine.change_role(Role.FOLLOWER, 0)
     assert machine.change_role(Role.LEADER, 3)
@@ -161,20 +161,20 @@ def test_the_service_is_told_its_roles_once_each() -> None:
     assert service.roles == [(Role.LEADER, 3), (Role.FOLLOWER, 4)]
 
 
-def test_what_the_service_raises_names_the_record() -> None:
+def test_service_machine_callback_error_names_the_offset() -> None:
     _, machine = started()
     with pytest.raises(ServiceFailedError, match="offset 1: KeyError"):
         machine.apply([record(0), record(1, b"raise:no")])
 
 
-def test_emit_and_timers_outside_of_the_callbacks_are_refused() -> None:
+def test_service_machine_rejects_emit_and_timers_outside_callbacks() -> None:
     service, _ = started()
     for call in (lambda: service.emit(b"x"), lambda: service.set_timer("a", 1), lambda: service.cancel_timer("a")):
         with pytest.raises(ServiceFailedError, match="on_record"):
             call()
 
 
-def test_emit_without_an_output_stream_and_too_large_outputs_are_refused() -> None:
+def test_service_machine_rejects_emit_without_output_stream_and_large_outputs() -> None:
     service = Journal()
     machine = ServiceMachine(service, WHO, snapshot_interval_records=10)
     machine.start(None)
@@ -185,14 +185,14 @@ def test_emit_without_an_output_stream_and_too_large_outputs_are_refused() -> No
         machine.apply([record(0, b"e:" + b"x" * 300_000)])
 
 
-def test_a_snapshot_that_is_not_bytes_is_refused() -> None:
+def test_service_machine_rejects_a_snapshot_that_is_not_bytes() -> None:
     service, machine = started(every=1)
     service.take_snapshot = lambda: "text"  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ServiceFailedError, match="Return bytes"):
         machine.apply([record(0)])
 
 
-def test_a_leader_whose_outputs_do_not_leave_applies_no_more_and_a_follower_drops_the_oldest() -> None:
+def test_service_machine_with_full_outbox_blocks_the_leader_and_follower_drops_oldest() -> None:
     service = Journal()
     outbox = Outbox("uid1/0", max_records=3)
     outbox.known = True
@@ -209,7 +209,7 @@ def test_a_leader_whose_outputs_do_not_leave_applies_no_more_and_a_follower_drop
     assert (outbox.first_kept, outbox.output_count, outbox.must_rewind) == (7, 10, True)
 
 
-def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they_should() -> None:
+def test_service_machine_skips_compacted_offsets_and_takes_snapshots_at_boundaries() -> None:
     _, machine = started(every=10)
     machine.apply([record(offset) for offset in range(8)])
     taken = machine.skip_to(25)
@@ -227,7 +227,7 @@ def test_offsets_that_compaction_emptied_are_passed_and_snapshots_lie_where_they
         [("Nats-Expected-Last-Sequence", b"1")],
     ],
 )
-def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list[tuple[str, bytes]]) -> None:
+def test_service_machine_rejects_invalid_output_header_names(headers: list[tuple[str, bytes]]) -> None:
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=headers)  # type: ignore[method-assign]
     with pytest.raises(ServiceFailedError, match="Header names"):
@@ -235,7 +235,7 @@ def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list
 
 
 @pytest.mark.parametrize("name", ["Nats-TTL", "Nats-Expected-Last-Msg-Id", "Nats-Rollup", "Nats-Schedule-Target"])
-def test_what_a_record_asked_of_its_stream_is_no_header_of_an_output(name: str) -> None:
+def test_service_machine_rejects_publish_control_headers_on_outputs(name: str) -> None:
     """It would be stored in no output stream, now or later."""
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=[("a", b""), (name, b"1")])  # type: ignore[method-assign]
@@ -243,7 +243,7 @@ def test_what_a_record_asked_of_its_stream_is_no_header_of_an_output(name: str) 
         machine.apply([record(0)])
 
 
-def test_a_message_id_may_be_given_on() -> None:
+def test_service_machine_accepts_a_message_id_on_an_output() -> None:
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=[("Nats-Msg-Id", b"1")])  # type: ignore[method-assign]
     machine.apply([record(0)])
@@ -251,7 +251,7 @@ def test_a_message_id_may_be_given_on() -> None:
     assert machine.outbox.output_count == 1
 
 
-def test_a_state_that_diverges_from_what_was_written_ends_even_if_the_service_catches_everything() -> None:
+def test_service_machine_divergence_ends_a_service_that_catches_all_errors() -> None:
     _, machine = started()
     assert machine.outbox is not None
     digest = extended(b"", "uid1/0/0/0", None, b"theirs", ()).hex().encode()
@@ -271,7 +271,7 @@ def test_a_state_that_diverges_from_what_was_written_ends_even_if_the_service_ca
         machine.apply([record(0, b"e:ours")])
 
 
-def test_a_state_from_a_snapshot_between_two_boundaries_takes_its_next_one_at_the_next_boundary() -> None:
+def test_service_machine_after_a_snapshot_between_boundaries_continues_at_the_next() -> None:
     _, machine = started(every=10)
     machine.apply([record(offset) for offset in range(15)])
     _, again = started(every=10, snapshot=machine.snapshot())
@@ -279,7 +279,7 @@ def test_a_state_from_a_snapshot_between_two_boundaries_takes_its_next_one_at_th
     assert [(snapshot.position, len(json.loads(snapshot.state))) for snapshot in taken] == [(20, 20), (30, 30), (40, 40)]
 
 
-def test_a_snapshot_that_is_taken_among_records_may_change_nothing_either() -> None:
+def test_service_machine_rejects_emit_in_take_snapshot() -> None:
     class Sly(Journal):
         def take_snapshot(self) -> bytes:
             self.emit(b"sly")
@@ -291,7 +291,7 @@ def test_a_snapshot_that_is_taken_among_records_may_change_nothing_either() -> N
         machine.apply([record(0), record(1), record(2)])
 
 
-def test_a_timer_that_is_set_for_now_fires_before_the_next_record_and_one_that_was_cancelled_delays_none() -> None:
+def test_service_machine_due_timer_fires_first_and_cancelled_timer_delays_nothing() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:gone:5", 10), record(1, b"t:late:30", 10), record(2, b"c:gone", 10), record(3, b"x", 30)])
     assert [seen[:2] for seen in service.seen] == [
@@ -304,7 +304,7 @@ def test_a_timer_that_is_set_for_now_fires_before_the_next_record_and_one_that_w
     ]
 
 
-def test_one_bad_stamp_is_seen_until_records_have_come_there() -> None:
+def test_service_machine_reports_how_far_log_time_is_ahead_of_records() -> None:
     """Log time is the greatest stamp; how far it is ahead of the records is a figure of its own."""
     _, machine = started()
     assert machine.ahead_ns == 0
@@ -318,7 +318,7 @@ def test_one_bad_stamp_is_seen_until_records_have_come_there() -> None:
     assert again.ahead_ns == 0
 
 
-def test_a_snapshot_holds_all_that_the_state_is_made_of() -> None:
+def test_service_machine_snapshot_has_all_parts_of_the_state() -> None:
     """Whatever is left out of it is lost with the next start, on one node alone."""
     _, machine = started()
     machine.apply([record(0, b"e:a,b", at_ns=5, epoch=3), record(1, b"t:late:99", at_ns=7, epoch=4)])
@@ -339,14 +339,14 @@ def test_a_snapshot_holds_all_that_the_state_is_made_of() -> None:
 
 
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
-def test_the_same_role_in_another_epoch_is_told() -> None:
+def test_service_machine_reports_the_same_role_in_a_new_epoch() -> None:
     service, machine = started()
     for epoch in (3, 5):
         assert machine.change_role(Role.LEADER, epoch)
     assert service.roles == [(Role.LEADER, 3), (Role.LEADER, 5)]
 
 
-def test_a_leader_keeps_all_that_it_has_not_written_and_a_follower_waits_for_nothing() -> None:
+def test_service_machine_leader_keeps_unwritten_outputs_and_follower_never_waits() -> None:
     for role, kept, waits in ((Role.LEADER, 0, True), (Role.FOLLOWER, 2, False)):
         outbox = Outbox("uid1/0", max_records=3)
         outbox.known = True
@@ -358,9 +358,7 @@ def test_a_leader_keeps_all_that_it_has_not_written_and_a_follower_waits_for_not
 
 
 @pytest.mark.parametrize(("at_ns", "fires"), [(40, 4), (50, None)])
-def test_so_many_timers_that_were_set_meanwhile_may_fire(
-    at_ns: int, fires: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_service_machine_bounds_timers_set_while_firing(at_ns: int, fires: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 3)
     service, machine = started()
     machine.apply([record(0, b"t:again:10", 0)])
@@ -376,7 +374,7 @@ def test_so_many_timers_that_were_set_meanwhile_may_fire(
             use()
 
 
-def test_what_is_to_be_awaited_is_closed_and_refused() -> None:
+def test_service_machine_closes_and_rejects_an_awaitable_result() -> None:
     closed: list[bool] = []
 
     class Later:
@@ -393,7 +391,7 @@ def test_what_is_to_be_awaited_is_closed_and_refused() -> None:
     assert closed == [True]
 
 
-def test_a_reply_bears_log_time() -> None:
+def test_service_machine_reply_carries_log_time() -> None:
     service, machine = started()
     service.on_record = lambda record: service.reply(record, b"r")  # type: ignore[method-assign]
     added: list[Any] = []
@@ -402,14 +400,14 @@ def test_a_reply_bears_log_time() -> None:
     assert [(reply.offset, reply.at_ns) for reply in added] == [(0, 100), (1, 100), (2, 101)]
 
 
-def test_a_boundary_has_one_snapshot() -> None:
+def test_service_machine_takes_a_single_snapshot_per_boundary() -> None:
     _, machine = started(every=10)
     assert [s.position for s in machine.apply([record(offset) for offset in range(20)]).snapshots] == [10, 20]
     assert machine.skip_to(23) == []
     assert [s.position for s in machine.skip_to(30)] == [30]
 
 
-def test_the_bounds_of_outputs_are_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_machine_output_limits_are_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_OUTPUTS_PER_CALLBACK", 2)
     _, machine = started()
     assert machine.outbox is not None

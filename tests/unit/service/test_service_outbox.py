@@ -51,7 +51,7 @@ def numbers(outputs: list[Output]) -> list[int]:
     return [o.number for o in outputs]
 
 
-def test_what_is_written_is_dropped_and_the_rest_is_taken_in_order() -> None:
+def test_outbox_drops_written_outputs_and_returns_the_rest_in_order() -> None:
     outbox = filled(10)
     outbox.written(4)
     assert numbers(outbox.take(4, 3)) == [4, 5, 6]
@@ -60,7 +60,7 @@ def test_what_is_written_is_dropped_and_the_rest_is_taken_in_order() -> None:
     assert outbox.take(99, 3) == []
 
 
-def test_a_leader_is_full_at_the_bounds_and_a_follower_drops_the_oldest_and_must_rewind() -> None:
+def test_outbox_at_its_bounds_is_full_and_trim_drops_the_oldest() -> None:
     outbox = filled(3, max_records=4)
     assert not outbox.full
     outbox.add(output(3))
@@ -74,7 +74,7 @@ def test_a_leader_is_full_at_the_bounds_and_a_follower_drops_the_oldest_and_must
     assert filled(3, max_bytes=200).full
 
 
-def test_outputs_that_were_written_before_they_were_produced_are_not_kept() -> None:
+def test_outbox_does_not_keep_outputs_that_are_already_written() -> None:
     outbox = Outbox("u/0")
     outbox.known = True
     outbox.written(3)
@@ -87,7 +87,7 @@ def test_outputs_that_were_written_before_they_were_produced_are_not_kept() -> N
     assert outbox.must_rewind  # a snapshot after outputs 3 and 4, which nobody has written
 
 
-def test_learning_counts_as_written_and_compares() -> None:
+def test_outbox_learned_output_counts_as_written_and_is_compared() -> None:
     outbox = filled(3)
     outbox.learned(written(0))
     assert (outbox.emitted_end, outbox.first_kept) == (1, 1)
@@ -104,13 +104,13 @@ def test_learning_counts_as_written_and_compares() -> None:
         written(0, said=1),
     ],
 )
-def test_a_foreign_record_in_the_output_stream_is_told(foreign: Record) -> None:
+def test_outbox_foreign_record_is_an_output_conflict(foreign: Record) -> None:
     with pytest.raises(OutputConflictError):
         filled(3).learned(foreign)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_any_senders_in_any_order_write_every_output_once_in_order(seed: int) -> None:
+def test_outbox_random_senders_write_each_output_once_in_order(seed: int) -> None:
     """The partition's leader appends what expects its log end, refuses the rest: old leaders, late and repeated messages."""
     rng = random.Random(seed)
     total, log, in_flight = 40, [], []
@@ -134,7 +134,7 @@ def test_any_senders_in_any_order_write_every_output_once_in_order(seed: int) ->
     assert numbers(log) == list(range(total))
 
 
-def test_outputs_read_before_they_are_produced_are_compared_when_they_are() -> None:
+def test_outbox_compares_early_read_outputs_when_they_are_produced() -> None:
     outbox = Outbox("u/0")
     for record in stream_of(2, lambda number: b"v" if number == 0 else b"theirs"):
         outbox.learned(record)
@@ -145,7 +145,7 @@ def test_outputs_read_before_they_are_produced_are_compared_when_they_are() -> N
     assert (outbox.compared_end, outbox.take(1, 9)) == (1, [])
 
 
-def test_after_a_cut_what_was_written_is_read_and_compared_again() -> None:
+def test_outbox_compares_written_outputs_again_after_a_restart() -> None:
     outbox = filled(6)
     stream = stream_of(5)
     for record in stream:
@@ -164,7 +164,7 @@ def digest_of(record: Record) -> bytes:
 
 
 @pytest.mark.parametrize("what", ["value", "key", "header", "number of headers", "an earlier one"])
-def test_whatever_differs_in_an_output_is_noticed(what: str) -> None:
+def test_outbox_detects_any_difference_in_an_output(what: str) -> None:
     stream = stream_of(4, lambda number: b"other" if (what, number) == ("an earlier one", 1) else b"v")
     outbox = Outbox("u/0")
     last = {
@@ -183,7 +183,7 @@ def test_whatever_differs_in_an_output_is_noticed(what: str) -> None:
     assert outbox.compared_end == 0
 
 
-def test_a_follower_far_behind_compares_everything_with_a_few_digests() -> None:
+def test_outbox_compares_a_far_behind_follower_with_few_digests() -> None:
     total = 20 * MAX_SAMPLES
     for wrong in (None, 3, total // 2, total - 1):
         outbox = Outbox("u/0", max_records=10)
@@ -196,7 +196,7 @@ def test_a_follower_far_behind_compares_everything_with_a_few_digests() -> None:
         assert outbox.compared_end == total if wrong is None else outbox.compared_end <= wrong
 
 
-def test_one_read_proves_a_snapshots_outputs_or_disproves_them() -> None:
+def test_outbox_proves_a_snapshots_outputs_with_a_single_record() -> None:
     stream = stream_of(8)
     right, wrong = Outbox("u/0"), Outbox("u/0")
     right.restart(5, digest_of(stream[4]))
@@ -218,7 +218,7 @@ def test_one_read_proves_a_snapshots_outputs_or_disproves_them() -> None:
     assert wrong.diverged
 
 
-def test_a_snapshot_ahead_of_what_is_written_is_proven_when_it_is_written() -> None:
+def test_outbox_snapshot_ahead_of_written_outputs_is_compared_later() -> None:
     stream = stream_of(8)
     outbox = Outbox("u/0")
     outbox.restart(5, b"\1" * 16)
@@ -229,7 +229,7 @@ def test_a_snapshot_ahead_of_what_is_written_is_proven_when_it_is_written() -> N
         outbox.learned(stream[4])
 
 
-def test_outputs_of_a_leader_with_another_past_are_refused_by_whoever_reads_both() -> None:
+def test_outbox_output_of_a_leader_with_another_history_is_diverged() -> None:
     ours, theirs = stream_of(4), stream_of(4, lambda number: b"w" if number == 0 else b"v")
     outbox = Outbox("u/0")
     outbox.learned(ours[0])
@@ -237,14 +237,14 @@ def test_outputs_of_a_leader_with_another_past_are_refused_by_whoever_reads_both
         outbox.learned(theirs[1])
 
 
-def test_two_services_on_one_output_are_told_apart_and_nobody_is_blamed() -> None:
+def test_outbox_output_of_another_service_is_a_conflict_not_a_divergence() -> None:
     outbox = Outbox("u/0", service="bank")
     outbox.learned(stream_of(1, service="bank")[0])
     with pytest.raises(OutputConflictError, match="of the output stream was written by service"):
         outbox.learned(stream_of(2, service="audit")[1])
 
 
-def test_nothing_is_missing_before_the_end_of_the_output_stream_is_known() -> None:
+def test_outbox_needs_no_rewind_before_the_output_stream_end_is_known() -> None:
     outbox = Outbox("u/0")
     outbox.restart(10, b"\1" * 16)
     assert not outbox.must_rewind
@@ -256,12 +256,12 @@ def test_nothing_is_missing_before_the_end_of_the_output_stream_is_known() -> No
 
 
 @pytest.mark.parametrize("digest", [b"zz", b"ab", b"\xff", b"00" * 17])
-def test_a_digest_that_can_not_be_read_is_a_conflict(digest: bytes) -> None:
+def test_outbox_unreadable_digest_is_a_conflict(digest: bytes) -> None:
     with pytest.raises(OutputConflictError, match="digest"):
         filled(3).learned(written(0, digest=digest))
 
 
-def test_outputs_written_before_there_were_digests_are_compared_by_their_contents() -> None:
+def test_outbox_outputs_without_digest_are_compared_by_content() -> None:
     outbox = filled(3)
     outbox.learned(written(0))
     outbox.learned(written(1))
@@ -270,7 +270,7 @@ def test_outputs_written_before_there_were_digests_are_compared_by_their_content
         outbox.learned(written(2, value=b"other"))
 
 
-def test_a_leader_that_goes_back_sends_nothing_that_does_not_follow_from_what_was_written() -> None:
+def test_outbox_leader_after_rewind_sends_nothing_that_contradicts_written_outputs() -> None:
     """It remembers what it read last: the state that replays to there has to have emitted it."""
     outbox = filled(20, max_records=5)
     outbox.trim()
@@ -284,7 +284,7 @@ def test_a_leader_that_goes_back_sends_nothing_that_does_not_follow_from_what_wa
     assert outbox.take(12, 9) == []
 
 
-def test_what_was_read_above_a_cut_of_the_output_stream_is_forgotten() -> None:
+def test_outbox_forgets_digests_above_a_truncation_of_the_output_stream() -> None:
     outbox = Outbox("u/0")
     for record in stream_of(8, lambda number: b"v" if number < 5 else b"w"):
         outbox.learned(record)
@@ -297,7 +297,7 @@ def test_what_was_read_above_a_cut_of_the_output_stream_is_forgotten() -> None:
     assert outbox.compared_end == 4
 
 
-def test_what_was_read_ahead_is_bounded_and_the_newest_is_never_thinned_out() -> None:
+def test_outbox_samples_are_bounded_and_keep_the_newest() -> None:
     outbox = Outbox("u/0")
     for number, record in enumerate(stream_of(3 * MAX_SAMPLES)):
         outbox.learned(record)
@@ -305,14 +305,14 @@ def test_what_was_read_ahead_is_bounded_and_the_newest_is_never_thinned_out() ->
         assert number in outbox._samples
 
 
-def test_bytes_that_have_left_make_room() -> None:
+def test_outbox_written_bytes_free_space() -> None:
     outbox = filled(3, max_bytes=300)
     assert outbox.full
     outbox.written(2)
     assert not outbox.full
 
 
-def test_a_state_that_begins_anew_has_all_its_room() -> None:
+def test_outbox_restart_frees_all_space() -> None:
     outbox = filled(3, max_bytes=300)
     outbox.restart(0)
     assert not outbox.full

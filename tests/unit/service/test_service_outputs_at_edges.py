@@ -21,7 +21,7 @@ def output(number: int, value: bytes = b"v") -> Output:
     return Output(number, 10 + number, 0, value, None, ())
 
 
-def test_an_outbox_is_full_at_its_bytes_and_not_one_earlier() -> None:
+def test_outbox_is_full_exactly_at_its_limits() -> None:
     one = output(0)
     for room, full in ((one.size_bytes + 1, False), (one.size_bytes, True)):
         outbox = Outbox("u/0", max_bytes=room)
@@ -38,7 +38,7 @@ def test_an_outbox_is_full_at_its_bytes_and_not_one_earlier() -> None:
         assert outbox.full is full
 
 
-def test_of_two_records_that_fit_into_no_message_together_the_first_goes_alone() -> None:
+def test_batch_of_outputs_above_the_message_size_is_split() -> None:
     to = Destination("out", "u1", 0, "out.here")
     rows: list[Any] = [(b"a" * 500, None, ()), (b"b" * 500, b"key", ()), (b"c" * 500, None, ())]
     sizes = [len(frame_of(to, 7, rows[:count])) for count in (1, 2, 3)]
@@ -58,7 +58,7 @@ def test_of_two_records_that_fit_into_no_message_together_the_first_goes_alone()
         ({"compaction": True}, 1, "is compacted"),
     ],
 )  # fmt: skip
-async def test_outputs_go_to_a_partition_that_is_there_and_keeps_their_places(
+async def test_output_destination_needs_an_existing_suitable_partition(
     stream: dict[str, Any], partition: int, error: str | None
 ) -> None:
     given = {"subject": "shop.out", "answers": True, "compaction": False} | stream
@@ -82,7 +82,7 @@ async def test_outputs_go_to_a_partition_that_is_there_and_keeps_their_places(
             await emitter._open()
 
 
-def test_why_a_service_needs_a_stream_for_its_outputs_is_said() -> None:
+def test_check_outputs_says_why_an_output_stream_is_needed() -> None:
     class Says(Service):
         emits = True
 

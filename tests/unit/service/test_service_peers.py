@@ -36,7 +36,7 @@ def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> 
 
 
 # ---- which one -----------------------------------------------------------------------------------------------------------
-def test_only_what_is_offered_and_agreed_on_is_taken_and_two_nodes_count_more_than_a_newer_one() -> None:
+def test_peer_search_prefers_agreed_snapshots_of_more_nodes() -> None:
     search = PeerSearch()
     search.offered("n2", [offer("n2", 400), offer("n2", 500, B)])
     search.offered("n3", [offer("n3", 400), offer("n3", 450, B)])
@@ -65,7 +65,7 @@ def test_only_what_is_offered_and_agreed_on_is_taken_and_two_nodes_count_more_th
         (SnapshotRange(0, 400, 1), "those at 400 from 0 on"),
     ],
 )
-def test_snapshot_search_that_fails_names_the_sources_in_range(reach: SnapshotRange, told: str) -> None:
+def test_peer_search_that_fails_names_the_sources_in_range(reach: SnapshotRange, told: str) -> None:
     search = PeerSearch()
     search.agreed({400: (A, 2), 600: (B, 1)})
     search.said("n3", "does not answer")
@@ -82,14 +82,14 @@ def test_snapshot_search_that_fails_names_the_sources_in_range(reach: SnapshotRa
         (SnapshotRange(0, 900, 9), False),
     ],
 )
-def test_it_lies_within_the_log_and_within_bounds(wanted: SnapshotRange, found: bool) -> None:
+def test_peer_search_ignores_snapshots_outside_log_and_size_bounds(wanted: SnapshotRange, found: bool) -> None:
     search = PeerSearch()
     search.offered("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
     search.agreed({400: (A, 1)})
     assert (search.best(wanted) == offer("n2", 400)) is found
 
 
-def test_what_broke_off_is_tried_again_and_a_lie_is_not_nor_what_was_taken_a_moment_ago() -> None:
+def test_peer_search_retries_broken_transfers_but_not_lying_peers() -> None:
     search = PeerSearch(barred=frozenset([B]))
     search.agreed({400: (A, 2), 500: (B, 2)})
     offers = {node: [offer(node, 400), offer(node, 500, B)] for node in ("n2", "n3")}
@@ -103,7 +103,7 @@ def test_what_broke_off_is_tried_again_and_a_lie_is_not_nor_what_was_taken_a_mom
     assert search.best(ALL) == offer("n2", 400)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_peer_search_memory_is_bounded() -> None:
     search = PeerSearch()
     search.offered("n2", (offer("n2", at) for at in range(10_000)))
     search.agreed(dict.fromkeys(range(10000), (A, 1)))
@@ -201,7 +201,7 @@ def anything(_: Snapshot) -> bool:
     return True
 
 
-async def test_a_snapshot_comes_in_pieces_and_is_stored_byte_for_byte(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_fetch_copies_a_snapshot_in_chunks(bus: Bus, tmp_path: Path) -> None:
     new, old = Peer(bus, "n1", tmp_path, snapshot_chunk_bytes=4096), Peer(bus, "n2", tmp_path)
     state = os.urandom(30_000)
     first, newest = await old.has(snapshot(30, state), snapshot(40, state, outputs=5))
@@ -247,7 +247,7 @@ def silent(answer: pb.PeerSnapshotAnswer) -> Exception:
 
 
 @pytest.mark.parametrize("spoil", [changed, empty, too_long, silent])
-async def test_a_peer_that_lies_or_breaks_off_is_followed_by_the_next(bus: Bus, tmp_path: Path, spoil: Any) -> None:
+async def test_snapshot_fetch_continues_with_the_next_peer_after_bad_data(bus: Bus, tmp_path: Path, spoil: Any) -> None:
     new, _ = await _spoiled(bus, tmp_path, spoil)
     assert await new.fetcher.fetch(20, anything)
     assert new.store.newest() == snapshot(30)
@@ -257,7 +257,7 @@ async def test_a_peer_that_lies_or_breaks_off_is_followed_by_the_next(bus: Bus, 
     assert not list(new.store.folder.glob("*.incoming"))
 
 
-async def test_nobody_gives_one_that_no_sidecar_knows_and_what_was_tried_is_said(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_fetch_without_agreed_snapshot_says_what_was_tried(bus: Bus, tmp_path: Path) -> None:
     new, digest = await _spoiled(bus, tmp_path, changed)
     bus.agree((30, C, 2))
     assert not await new.fetcher.fetch(20, anything)
@@ -276,7 +276,9 @@ async def test_nobody_gives_one_that_no_sidecar_knows_and_what_was_tried_is_said
     assert not await new.fetcher.fetch(20, anything), "it was taken a moment ago, and was of no use"
 
 
-async def test_it_asks_again_until_somebody_has_one(bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_snapshot_fetch_retries_until_a_peer_has_a_snapshot(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot_download, "_FIRST_PAUSE_S", 0.001)
     new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_timeout_s=60.0), Peer(bus, "n2", tmp_path)
     task = asyncio.create_task(new.fetcher.fetch(20, anything))
@@ -289,7 +291,7 @@ async def test_it_asks_again_until_somebody_has_one(bus: Bus, tmp_path: Path, mo
         assert await task
 
 
-async def test_what_was_offered_can_be_read_although_its_file_is_gone(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_fetch_reads_an_offered_snapshot_after_its_deletion(bus: Bus, tmp_path: Path) -> None:
     new, old = Peer(bus, "n1", tmp_path), Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30))
     bus.agree((30, digest, 1))
@@ -305,7 +307,7 @@ async def test_what_was_offered_can_be_read_although_its_file_is_gone(bus: Bus, 
     assert new.store.newest() == snapshot(30)
 
 
-async def test_a_giver_answers_for_its_own_partition_and_stream_only(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_server_serves_only_its_own_partition_and_stream(bus: Bus, tmp_path: Path) -> None:
     old = Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30))
     arrived = bus.listening["ns.service.sum.snapshot.n2"]
@@ -332,7 +334,7 @@ async def test_a_giver_answers_for_its_own_partition_and_stream_only(bus: Bus, t
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------------
-def test_what_comes_in_counts_when_it_is_whole_and_of_this_service(tmp_path: Path) -> None:
+def test_snapshot_store_accepts_only_complete_incoming_snapshots_of_its_service(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
     other = SnapshotStore(tmp_path / "other", WHO, kept=2, max_bytes=1 << 20)
     digest = other.save(snapshot(30), 0).digest
@@ -363,7 +365,7 @@ def test_what_comes_in_counts_when_it_is_whole_and_of_this_service(tmp_path: Pat
 
 
 # ---- the feeder ------------------------------------------------------------------------------------------------------------
-async def test_a_log_that_begins_above_the_own_snapshots_is_gone_on_with_from_another_nodes(bus: Bus, tmp_path: Path) -> None:
+async def test_feeder_log_start_above_own_snapshots_fetches_one_from_a_peer(bus: Bus, tmp_path: Path) -> None:
     log = FakeLog()
     log.append(45)
     healthy = Node(log, tmp_path / "healthy")
@@ -393,7 +395,7 @@ async def test_a_log_that_begins_above_the_own_snapshots_is_gone_on_with_from_an
     await healthy.close()
 
 
-async def test_retention_that_overtakes_a_service_has_it_look_for_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
+async def test_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
     log = FakeLog()
     log.append(5)
     behind = Node(log, tmp_path / "n1")
@@ -416,7 +418,7 @@ async def test_retention_that_overtakes_a_service_has_it_look_for_a_later_snapsh
     await behind.close()
 
 
-async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
+async def test_snapshot_server_closes_idle_snapshots_and_keeps_read_ones_open(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
@@ -457,7 +459,7 @@ async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
     assert giver._held == {}
 
 
-async def test_eight_snapshots_are_open_at_once_those_that_were_asked_for_last(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus: Bus, tmp_path: Path) -> None:
     old = Peer(bus, "n2", tmp_path)
     old.store._kept = 20
     giver: Any = old.giver
@@ -475,7 +477,7 @@ async def test_eight_snapshots_are_open_at_once_those_that_were_asked_for_last(b
 
 
 @pytest.mark.parametrize(("passed_s", "taken"), [(10.0, True), (10.1, False)])
-async def test_a_peer_that_gives_too_little_in_ten_seconds_is_left(
+async def test_snapshot_fetch_leaves_a_peer_that_is_too_slow(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, taken: bool
 ) -> None:
     """64 KiB a second, on average; before, it may begin slowly."""

@@ -93,7 +93,7 @@ def outputs(machine: ServiceMachine) -> list[bytes]:
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------------------
-def test_nothing_that_a_failing_record_has_emitted_counts_and_its_offset_is_said() -> None:
+def test_failing_record_discards_its_outputs_and_names_its_offset() -> None:
     machine = machine_of(Brittle())
     with pytest.raises(BadRecordError, match="on_record at offset 2: ValueError: out of range") as raised:
         machine.apply([record(0), record(1), record(2, b"bad")])
@@ -105,7 +105,7 @@ def test_nothing_that_a_failing_record_has_emitted_counts_and_its_offset_is_said
         machine.snapshot()
 
 
-def test_what_was_decided_before_is_passed_over_and_the_decision_itself_is_not_the_services() -> None:
+def test_skip_decided_earlier_applies_and_the_decision_reaches_no_service() -> None:
     service = Brittle()
     machine = machine_of(service)
     machine.skip(Unit(1))
@@ -118,7 +118,7 @@ def test_what_was_decided_before_is_passed_over_and_the_decision_itself_is_not_t
     assert machine.position == 6
 
 
-def test_a_decision_about_what_was_applied_is_no_decision_to_ignore() -> None:
+def test_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
     machine = machine_of(Brittle())
     with pytest.raises(DecisionMissedError):
         machine.apply([record(0), record(1, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
@@ -138,20 +138,20 @@ def test_a_decision_about_what_was_applied_is_no_decision_to_ignore() -> None:
         b"",
     ],
 )
-def test_a_decision_that_does_not_count_is_passed_by_and_never_a_services_record(header: bytes) -> None:
+def test_skip_decision_that_is_invalid_is_ignored_and_reaches_no_service(header: bytes) -> None:
     service = Brittle()
     machine = machine_of(service)
     machine.apply([record(0), record(1, b"bad", headers=(("Lift-Service-Skip", header),))])
     assert (service.seen, machine.position) == (["x"], 2)
 
 
-def test_a_decision_of_the_epoch_in_which_it_was_made_counts() -> None:
+def test_skip_decision_counts_only_in_its_own_epoch() -> None:
     headers = SkipDecision("brittle", Unit(3, "a/b"), 5).headers()
     assert decided(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
     assert decided(record(9, b"", epoch=6, headers=headers), "brittle") is None
 
 
-def test_a_timer_that_fails_is_passed_over_alone() -> None:
+def test_skip_of_a_failing_timer_keeps_other_timers() -> None:
     log = [record(0, b"timer bad"), record(1, b"timer good", NS), record(2, b"y", 2 * NS)]
     with pytest.raises(BadRecordError, match="on_timer 'bad' at offset 1: KeyError") as raised:
         machine_of(Brittle()).apply(log)
@@ -162,7 +162,7 @@ def test_a_timer_that_fails_is_passed_over_alone() -> None:
     assert service.seen == ["timer bad", "timer good", "fired good", "y"]
 
 
-def test_timers_that_have_expired_do_not_count_against_a_records_limit() -> None:
+def test_expired_timers_do_not_count_against_the_output_limit_of_a_record() -> None:
     machine = machine_of(Brittle())
     for n in range(MAX_OUTPUTS_PER_CALLBACK + 100):
         machine._timers.set(f"t{n}", NS)
@@ -171,7 +171,7 @@ def test_timers_that_have_expired_do_not_count_against_a_records_limit() -> None
     assert machine.outbox.output_count == MAX_OUTPUTS_PER_CALLBACK + 102
 
 
-def test_more_timers_than_may_be_set_meanwhile_may_expire_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_timers_may_exceed_the_fire_limit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 10)
     service = Brittle()
     machine = machine_of(service)
@@ -181,7 +181,7 @@ def test_more_timers_than_may_be_set_meanwhile_may_expire_at_once(monkeypatch: p
     assert len([text for text in service.seen if text.startswith("fired")]) == 40
 
 
-def test_a_snapshot_keeps_what_is_passed_over() -> None:
+def test_snapshot_contains_the_applied_skips() -> None:
     machine = machine_of(Brittle())
     machine.skip(Unit(1))
     machine.skip(Unit(7, "née"))
@@ -194,7 +194,7 @@ def test_a_snapshot_keeps_what_is_passed_over() -> None:
     assert again.position == 4
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_skips_are_bounded_in_number() -> None:
     skips = Skips()
     for offset in range(MAX_SKIPS + 5):
         skips.add(Unit(offset))
@@ -214,7 +214,7 @@ POISON = {
 
 
 @pytest.mark.parametrize("what", POISON)
-def test_no_command_stops_the_bank(what: str) -> None:
+def test_bank_example_answers_invalid_commands_and_continues(what: str) -> None:
     given = [{"id": "0", "do": "open", "account": "a"}, POISON[what], {"id": "2", "do": "lock", "account": "a", "for_s": 1}]
     if what == "a name that is no text":
         given.insert(2, {"id": "1", "do": "lock", "account": "\ud800", "for_s": 1})
@@ -227,7 +227,7 @@ def test_no_command_stops_the_bank(what: str) -> None:
     assert len(outputs(machine)) in (len(given), len(given) + 1)  # and the lock that ended
 
 
-def test_the_banks_bug_of_version_1_is_not_in_version_2() -> None:
+def test_bank_example_bug_of_version_1_is_fixed_in_version_2() -> None:
     values = [json.dumps({"id": str(n), "do": do, "account": "a"}).encode() for n, do in enumerate(("open", "audit"))]
     records = [record(offset, value, offset * NS) for offset, value in enumerate(values)]
     with pytest.raises(BadRecordError, match="ZeroDivisionError"):
@@ -239,7 +239,7 @@ def test_the_banks_bug_of_version_1_is_not_in_version_2() -> None:
 
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
-def test_who_leads_tries_twice_and_decides_and_the_others_wait_ever_longer() -> None:
+def test_failing_leader_retries_twice_then_decides_and_followers_wait_longer() -> None:
     error = BadRecordError(Unit(3), record(3), "x")
     failing = Failing(error)
     assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
@@ -258,7 +258,7 @@ def test_who_leads_tries_twice_and_decides_and_the_others_wait_ever_longer() -> 
     assert failing.next(OnError.SKIP, leads=False, now_s=260) is Next.TRY
 
 
-def test_a_dead_letter_asks_nothing_of_its_stream_that_the_record_has_asked_of_its_own() -> None:
+def test_dead_letter_drops_publish_control_headers_of_the_record() -> None:
     """Two records of one message id, a command that was sent again, are two dead letters."""
     asking = (
         "Nats-Msg-Id",
@@ -278,7 +278,7 @@ def test_a_dead_letter_asks_nothing_of_its_stream_that_the_record_has_asked_of_i
     ]
 
 
-def test_a_dead_letter_says_where_it_comes_from_and_carries_nothing_else_of_ours() -> None:
+def test_dead_letter_names_its_source_and_drops_other_lift_headers() -> None:
     headers = dead_letter_headers("bank", "in/u1/0", "é" * 400, record(7, headers=(("a", b"1"), ("Lift-Output", b"x"))))
     assert headers[0] == ("a", b"1")
     assert dict(headers)["Lift-Dead-Letter-Source"] == b"in/u1/0/7"
@@ -394,7 +394,7 @@ def expected() -> list[str]:
     return [value.decode() for value in [*BEFORE, *AFTER]]
 
 
-async def test_the_service_beside_the_leader_decides_and_all_go_on_the_same(nodes: Any) -> None:
+async def test_skip_of_the_leaders_service_is_applied_on_all_nodes(nodes: Any) -> None:
     leader, follower = nodes(Skipping, leads=True), nodes(Skipping)
     leader.log.append(*BEFORE, b"bad", *AFTER)
     await follower.start()
@@ -413,7 +413,7 @@ async def test_the_service_beside_the_leader_decides_and_all_go_on_the_same(node
     assert late.machine.snapshot().encode() == leader.machine.snapshot().encode()
 
 
-async def test_a_service_that_had_applied_it_goes_back(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feeder_that_applied_a_skipped_record_rewinds(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It failed elsewhere alone: memory, or other code."""
     node = nodes(Skipping)
     monkeypatch.setattr(Skipping, "broken", False)
@@ -432,7 +432,7 @@ async def test_a_service_that_had_applied_it_goes_back(nodes: Any, monkeypatch: 
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
-async def test_what_was_decided_by_records_that_are_gone_is_forgotten(nodes: Any, late_s: float) -> None:
+async def test_feeder_forgets_skip_decisions_of_truncated_records(nodes: Any, late_s: float) -> None:
     """Also where a read of the other log comes together with the word that the log was cut: it is not of this state."""
     node = nodes(Skipping)
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -447,7 +447,7 @@ async def test_what_was_decided_by_records_that_are_gone_is_forgotten(nodes: Any
     assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
-async def test_by_default_it_ends_and_says_what_to_do_until_an_operator_decides(nodes: Any) -> None:
+async def test_on_error_stop_ends_the_service_and_names_the_skip_command(nodes: Any) -> None:
     node = nodes(Brittle, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
     await node.start()
@@ -461,7 +461,7 @@ async def test_by_default_it_ends_and_says_what_to_do_until_an_operator_decides(
     assert again.services[-1].seen == expected()
 
 
-async def test_what_fails_once_is_tried_again_and_not_passed_over(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_record_that_succeeds_on_retry_is_not_skipped(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     node = nodes(Skipping, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
     await node.feeder.restart(0)
@@ -479,7 +479,7 @@ async def test_what_fails_once_is_tried_again_and_not_passed_over(nodes: Any, mo
     assert "bad" in node.services[-1].seen
 
 
-async def test_a_decision_that_is_not_taken_is_made_again(nodes: Any) -> None:
+async def test_skip_decision_that_was_rejected_is_written_again(nodes: Any) -> None:
     node = nodes(Skipping, leads=True)
     node.refuse_decisions = True
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -489,7 +489,7 @@ async def test_a_decision_that_is_not_taken_is_made_again(nodes: Any) -> None:
     await node.at(len(BEFORE) + 1 + len(AFTER) + 1)
 
 
-async def test_tries_do_not_replay_what_is_before(nodes: Any) -> None:
+async def test_failing_record_retries_replay_only_from_a_snapshot_before_it(nodes: Any) -> None:
     """A snapshot is taken right before what fails."""
     node = nodes(Skipping, leads=True)
     node.log.append(*BEFORE, b"bad", b"bad", *AFTER)
@@ -499,7 +499,7 @@ async def test_tries_do_not_replay_what_is_before(nodes: Any) -> None:
     assert node.services[-1].seen == expected()
 
 
-def test_a_decision_of_nonsense_is_none() -> None:
+def test_skip_decision_with_nonsense_header_is_ignored() -> None:
     for header in (b"../x/0/0/", b"brittle/x/0/", b"brittle/0/", b"\xff/0/0/", b"brittle/-1/0/"):
         assert decided(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
     other = (("trace", b"brittle/0/0/"), *SkipDecision("brittle", Unit(4)).headers())
@@ -507,7 +507,7 @@ def test_a_decision_of_nonsense_is_none() -> None:
     assert str(DecisionMissedError(Unit(4, "t"))) == "offset 4, timer 't' was applied, and is passed over by a later record"
 
 
-def test_a_new_failing_has_no_decision_and_is_tried_at_once() -> None:
+def test_failing_starts_without_decision_and_waits_with_backoff() -> None:
     failing = Failing(BadRecordError(Unit(1), record(1), "it raised"))
     assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
     failing.failed(failing.error, 100.0)
@@ -525,7 +525,7 @@ def test_a_new_failing_has_no_decision_and_is_tried_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [Skipping, Brittle])
-async def test_poison_record_is_decided_while_records_keep_arriving(nodes: Any, kind: type[Brittle]) -> None:
+async def test_failing_record_is_decided_while_records_keep_arriving(nodes: Any, kind: type[Brittle]) -> None:
     """The scan for a decision ended only with an answer without records."""
     node = nodes(kind, leads=True)
     node.log.is_busy = True
@@ -539,7 +539,7 @@ async def test_poison_record_is_decided_while_records_keep_arriving(nodes: Any, 
             await node.until(lambda: False)
 
 
-async def test_skip_with_an_error_that_is_long_and_not_utf_8_is_stored() -> None:
+async def test_skip_with_a_long_error_that_is_not_utf_8_is_stored() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         uid = (await client.create_stream("in", "data.in")).uid
         await client.create_stream("dead", "data.dead")

@@ -53,12 +53,12 @@ def output(number: int, to: str = "alerts", key: bytes | None = None) -> Record:
      (b"a-little-bit-longer-string", -1486304829), (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
      (b"abc", 479470107)],
 )  # fmt: skip
-def test_keys_are_hashed_as_kafka_does(key: bytes, hashed: int) -> None:
+def test_route_partition_of_a_key_equals_kafkas_murmur2(key: bytes, hashed: int) -> None:
     assert murmur2(key) == hashed % (1 << 32)
     assert place_of(key, range(7)) == (hashed & 0x7FFF_FFFF) % 7
 
 
-def test_an_instance_writes_to_partitions_of_its_own() -> None:
+def test_route_gives_each_service_partition_its_own_target_partitions() -> None:
     assert [partitions_of(p, 2, 4, ALERTS) for p in (0, 1)] == [(0, 2), (1, 3)]
     assert partitions_of(0, 1, 3, ALERTS) == (0, 1, 2)
     with pytest.raises(ConfigError, match="partitions cannot be shared by"):
@@ -66,13 +66,13 @@ def test_an_instance_writes_to_partitions_of_its_own() -> None:
     assert place_of(None, (1, 3)) == 1
 
 
-def test_what_is_there_and_what_goes_elsewhere_is_left_out() -> None:
+def test_route_skips_copied_outputs_and_outputs_of_other_routes() -> None:
     places = {0: Place(5, 2)}
     sort_in([output(n, to) for n, to in ((1, "alerts"), (2, "alerts"), (3, ""), (4, "other"), (5, "alerts"))], ALERTS, places)
     assert [record.offset for record in places[0].waiting] == [5]
 
 
-def test_a_copy_says_which_output_it_is_of() -> None:
+def test_route_copy_header_names_its_output() -> None:
     copy = output(7)._replace(offset=0, headers=headers_of(output(7)))
     assert [name for name, _ in copy.headers] == ["Lift-Output", "Lift-Output-Number", "x", "Lift-Output-Service"]
     assert number_of(copy, SOURCE, "bank", ALERTS) == 7
@@ -157,7 +157,7 @@ def numbers(world: World, partition: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_leaders_that_come_go_and_overlap_copy_every_output_once(seed: int) -> None:
+async def test_router_overlapping_leaders_copy_each_output_once(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng)
     copiers = [Copier(world) for _ in range(3)]
@@ -186,7 +186,7 @@ async def test_leaders_that_come_go_and_overlap_copy_every_output_once(seed: int
     }  # fmt: skip
 
 
-async def test_who_does_not_lead_copies_nothing() -> None:
+async def test_router_of_a_follower_copies_nothing() -> None:
     world = World()
     world.logs["out", 0] = [output(0)]
     copier = Copier(world)
@@ -204,7 +204,7 @@ async def test_who_does_not_lead_copies_nothing() -> None:
     task.cancel()
 
 
-async def test_what_waits_is_of_one_batch_however_many_outputs_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_buffers_at_most_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """4,096 outputs may be a gigabyte."""
     world = World()
     world.logs["out", 0] = [output(number) for number in range(30)]
@@ -227,7 +227,7 @@ async def test_what_waits_is_of_one_batch_however_many_outputs_there_are(monkeyp
 
 
 @pytest.mark.parametrize(("subject", "foreign", "error"), [("warn.*", False, ConfigError), ("warn", True, OutputConflictError)])
-async def test_a_route_that_can_not_be_written_to_ends_the_service(subject: str, foreign: bool, error: type[LiftError]) -> None:
+async def test_router_with_unusable_target_stream_ends_the_service(subject: str, foreign: bool, error: type[LiftError]) -> None:
     world = World(subject=subject)
     world.logs["out", 0] = [output(0)]
     if foreign:
@@ -239,7 +239,7 @@ async def test_a_route_that_can_not_be_written_to_ends_the_service(subject: str,
     assert world.logs["warnings", 0] == []
 
 
-async def test_what_retention_took_before_it_was_copied_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_router_logs_outputs_deleted_by_retention_before_the_copy(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.logs["out", 0] = [output(number) for number in range(6)]
     world.starts["out"] = 4
@@ -260,7 +260,7 @@ class Alarm(Service):
         return b""
 
 
-def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> None:
+def test_emit_to_an_unknown_route_is_rejected() -> None:
     outbox = Outbox(SOURCE)
     machine = ServiceMachine(Alarm(), Identity("bank", "in", "u1", 0), snapshot_interval_records=100, outbox=outbox)
     machine.routes = {"alerts"}
@@ -287,17 +287,17 @@ def test_an_output_says_where_it_goes_and_only_to_routes_that_there_are() -> Non
      ((Route("a", "x"), Route("b", "x")), "already uses stream"), ((Route("a", "x"), Route("a", "y")), "Names must be unique"),
      ((Route("../a", "x"),), "route"), (tuple(Route(f"r{n}", f"s{n}") for n in range(17)), "at most 16")],
 )  # fmt: skip
-def test_routes_that_can_not_be(routes: tuple[Route, ...], text: str) -> None:
+def test_service_settings_with_invalid_routes_are_rejected(routes: tuple[Route, ...], text: str) -> None:
     with pytest.raises(LiftError, match=text):
         ServiceSettings("s", "in", "n1", Path("/x"), output_stream="out", dead_letter_stream="dead", routes=routes)
 
 
-def test_a_route_needs_the_output_stream_that_it_copies_from() -> None:
+def test_service_settings_with_route_need_an_output_stream() -> None:
     with pytest.raises(ConfigError, match="--output-stream"):
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 
 
-async def test_one_that_leads_no_more_writes_no_further_batch_and_forgets_what_it_learned(
+async def test_router_that_lost_leadership_stops_writing_and_reads_the_target_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -325,7 +325,7 @@ async def test_one_that_leads_no_more_writes_no_further_batch_and_forgets_what_i
     assert (looks[0], copier.router._places) == (4, {})
 
 
-async def test_batches_of_a_route_are_bounded_and_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_batches_are_bounded_and_consecutive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.output_router._BATCH_RECORDS", 4)
     world = World()
     copier: Any = Copier(world)
@@ -351,7 +351,7 @@ async def test_batches_of_a_route_are_bounded_and_follow_each_other(monkeypatch:
     assert sizes == []
 
 
-async def test_a_failure_of_a_route_is_said_until_it_is_over_and_all_is_learned_anew() -> None:
+async def test_router_reports_a_failure_until_it_recovers() -> None:
     world = World()
     copier: Any = Copier(world)
     world.logs["out", 0] = [output(0)]
@@ -371,7 +371,9 @@ async def test_a_failure_of_a_route_is_said_until_it_is_over_and_all_is_learned_
 
 
 @pytest.mark.parametrize("wrong", [{"answers": False}, {"config": SimpleNamespace(compaction=True)}])
-async def test_a_route_needs_acknowledgements_and_no_compaction(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_router_rejects_a_target_with_compaction_or_without_acks(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World()
     real = world.stream
 

@@ -47,7 +47,7 @@ def replays(effects: list[Any]) -> list[Replayed]:
     return [e for e in effects if isinstance(e, Replayed)]
 
 
-def test_a_follower_is_fed_to_hw_and_its_order_is_repeated_until_it_changes() -> None:
+def test_service_sessions_follower_order_repeats_until_it_changes() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert (first.role, first.stopPosition, first.streamUid, first.leaseMs) == (pb.SERVICE_FOLLOWER, -1, "u1", 1500)
@@ -57,11 +57,11 @@ def test_a_follower_is_fed_to_hw_and_its_order_is_repeated_until_it_changes() ->
     assert (report["position"], report["lag"], report["role"]) == (4, 6, "FOLLOWER")
 
 
-def test_a_promotion_without_services_does_not_wait() -> None:
+def test_service_sessions_promotion_without_services_finishes_at_once() -> None:
     assert sessions().replay(CANDIDATE, 0) == [Replayed(10, True)]
 
 
-def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_leader() -> None:
+def test_service_sessions_promotion_waits_for_replay_then_makes_the_service_leader() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     effects = s.replay(CANDIDATE, 0)
@@ -79,7 +79,7 @@ def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_lead
     assert follow.role == pb.SERVICE_FOLLOWER
 
 
-def test_it_waits_for_every_service() -> None:
+def test_service_sessions_promotion_waits_for_each_service() -> None:
     s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
@@ -88,7 +88,7 @@ def test_it_waits_for_every_service() -> None:
     assert replays(s.ack(acked(two, 11), CANDIDATE)) == [Replayed(10, True)]
 
 
-def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
+def test_service_sessions_ack_of_an_earlier_order_or_instance_is_ignored() -> None:
     s = sessions("bank")
     (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -98,7 +98,7 @@ def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
     assert s.ack(forged, CANDIDATE) == []
 
 
-def test_a_service_that_let_a_promotion_time_out_does_not_hold_up_the_next_until_it_has_caught_up() -> None:
+def test_service_sessions_service_that_timed_out_a_promotion_does_not_delay_the_next() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert not any(r.finished for r in replays(s.replay(CANDIDATE, 0)))
@@ -111,7 +111,7 @@ def test_a_service_that_let_a_promotion_time_out_does_not_hold_up_the_next_until
     assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6), 0)))
 
 
-def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_the_next() -> None:
+def test_service_sessions_service_that_dies_in_replay_fails_only_this_promotion() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -123,7 +123,7 @@ def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_
     assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [Replayed(10, True)]
 
 
-def test_a_slow_service_holds_a_promotion_up_for_one_time_out_in_all_and_is_excused() -> None:
+def test_service_sessions_slow_service_delays_promotion_for_one_timeout() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert s.waits_until_ns is None
@@ -138,7 +138,7 @@ def test_a_slow_service_holds_a_promotion_up_for_one_time_out_in_all_and_is_excu
 
 
 @pytest.mark.parametrize("other", ["well", "slow"])
-def test_a_service_that_hangs_fails_the_promotion_whatever_the_others_do(other: str) -> None:
+def test_service_sessions_hanging_service_fails_the_promotion(other: str) -> None:
     s = sessions("hangs", "other")
     for name in ("hangs", "other"):
         s.hello(hello(name, position=3), "_INBOX.a", FOLLOWS, 0)
@@ -150,7 +150,7 @@ def test_a_service_that_hangs_fails_the_promotion_whatever_the_others_do(other: 
     assert s.lose_patience(2000) == []
 
 
-def test_one_that_expired_meanwhile_fails_it_too() -> None:
+def test_service_sessions_service_that_expires_in_replay_fails_the_promotion() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -158,13 +158,13 @@ def test_one_that_expired_meanwhile_fails_it_too() -> None:
     assert s.lose_patience(10_000) == []
 
 
-def test_a_compacted_stream_takes_no_services() -> None:
+def test_service_sessions_compacted_stream_refuses_services() -> None:
     s = ServiceSessions(KEY, "n1", first_ack_id=1, session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
     assert refused(s.hello(hello(), "_INBOX.a", FOLLOWS, 0)) == "COMPACTED"
     assert s.report(9) == []
 
 
-def test_a_service_that_leaves_in_good_order_is_not_waited_for() -> None:
+def test_service_sessions_promotion_does_not_wait_for_a_service_that_left() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -172,7 +172,7 @@ def test_a_service_that_leaves_in_good_order_is_not_waited_for() -> None:
     assert len(s) == 0
 
 
-def test_one_that_registers_beside_a_leader_replays_first() -> None:
+def test_service_sessions_new_service_of_a_leader_replays_before_leading() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", LEADS, 0))
     assert (order.role, order.stopPosition) == (pb.SERVICE_FOLLOWER, 10)
@@ -182,7 +182,7 @@ def test_one_that_registers_beside_a_leader_replays_first() -> None:
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_a_leader_that_loses_its_lease_is_no_leader_for_its_services() -> None:
+def test_service_sessions_leader_without_lease_demotes_its_services() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", LEADS, 0))
     s.ack(acked(order, 10), LEADS)
@@ -192,7 +192,7 @@ def test_a_leader_that_loses_its_lease_is_no_leader_for_its_services() -> None:
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_another_instance_takes_the_place_of_one_that_is_silent_and_of_no_other() -> None:
+def test_service_sessions_new_instance_replaces_only_a_silent_one() -> None:
     """A hello proves nothing: a forged one would end a service, or set it back."""
     s = sessions()
     s.hello(hello(instance=1, first=True), "_INBOX.a", FOLLOWS, 0)
@@ -214,18 +214,18 @@ def test_another_instance_takes_the_place_of_one_that_is_silent_and_of_no_other(
     ("said", "reason"),
     [(hello(streamUid="u2"), "WRONG_STREAM"), (hello("../x"), "MALFORMED"), (hello(""), "MALFORMED")],
 )
-def test_what_may_not_register_is_told_why(said: pb.ServiceHello, reason: str) -> None:
+def test_service_sessions_refused_hello_gets_a_reason(said: pb.ServiceHello, reason: str) -> None:
     assert refused(sessions().hello(said, "_INBOX.a", FOLLOWS, 0)) == reason
 
 
-def test_the_number_of_services_is_bounded() -> None:
+def test_service_sessions_number_of_services_is_bounded() -> None:
     s = sessions()
     for number in range(MAX_SERVICES):
         assert joined(s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 0))
     assert refused(s.hello(hello("more"), "_INBOX.a", FOLLOWS, 0)) == "TOO_MANY"
 
 
-def test_a_service_that_is_past_the_leaders_log_is_told_where_it_ends() -> None:
+def test_service_sessions_service_past_the_leaders_log_gets_the_log_end() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(position=14), "_INBOX.a", LEADS, 0))
     assert order.logEndOffset == 13
@@ -235,7 +235,7 @@ def test_a_service_that_is_past_the_leaders_log_is_told_where_it_ends() -> None:
     assert order.logEndOffset == -1  # a follower's own log says nothing: it may be catching up
 
 
-def test_nobody_leads_before_it_has_all_records_of_earlier_epochs() -> None:
+def test_service_sessions_service_leads_only_after_records_of_earlier_epochs() -> None:
     """A decision of the LEADER before may be among them, though it was not committed when the promotion began."""
     s = sessions()
     s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 0)
@@ -248,7 +248,7 @@ def test_nobody_leads_before_it_has_all_records_of_earlier_epochs() -> None:
     assert leads.role == pb.SERVICE_LEADER
 
 
-def test_a_promotion_does_not_wait_for_what_stands_at_a_record_that_it_can_not_apply() -> None:
+def test_service_sessions_promotion_does_not_wait_for_a_failing_service() -> None:
     s = sessions()
     s.hello(hello(position=3, failing=True), "_INBOX.a", FOLLOWS, 0)
     assert replays(s.replay(CANDIDATE, 0))[-1].finished
@@ -259,7 +259,7 @@ def test_a_promotion_does_not_wait_for_what_stands_at_a_record_that_it_can_not_a
     assert again.report(9)[0]["failing"]
 
 
-def test_who_was_here_is_remembered_with_the_record_that_stopped_it() -> None:
+def test_service_sessions_gone_service_is_remembered_with_its_failing_record() -> None:
     s = sessions()
     for name, failing in (("bank", True), ("echo", False), ("late", True)):
         s.hello(hello(name, position=7, failing=failing), "_INBOX.a", FOLLOWS, 0)
@@ -276,7 +276,7 @@ def test_who_was_here_is_remembered_with_the_record_that_stopped_it() -> None:
     assert len(s.wellbeing()) == MAX_SERVICES + 1
 
 
-def test_the_log_is_held_for_the_oldest_of_the_newest_snapshots_also_of_who_is_gone() -> None:
+def test_service_sessions_hold_the_log_for_the_oldest_newest_snapshot() -> None:
     s = sessions()
     assert s.held_from() is None
     s.hello(hello("bank", position=50, snapshotPosition=40), "_INBOX.a", FOLLOWS, 0)
@@ -290,7 +290,7 @@ def test_the_log_is_held_for_the_oldest_of_the_newest_snapshots_also_of_who_is_g
     assert s.held_from() == 0
 
 
-def test_a_snapshot_that_is_asked_for_is_one_more_in_the_order() -> None:
+def test_service_sessions_snapshot_request_increments_the_order() -> None:
     s = sessions()
     assert s.snapshot_wanted("bank", FOLLOWS) == []
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
@@ -300,7 +300,7 @@ def test_a_snapshot_that_is_asked_for_is_one_more_in_the_order() -> None:
     assert again.snapshotRequest == 1  # a lost frame costs one heartbeat
 
 
-def test_a_service_that_has_diverged_is_told_where_and_by_what_name_it_is_known() -> None:
+def test_service_sessions_diverged_service_gets_position_and_name() -> None:
     s = sessions()
     s.hello(hello(instance=7), "_INBOX.a", FOLLOWS, 0)
     assert s.differs("bank", Difference(40, ("n2",), False)) == []
@@ -314,7 +314,7 @@ def test_a_service_that_has_diverged_is_told_where_and_by_what_name_it_is_known(
     assert (s.differs("bank", None), s.report(9)[0]["problem"], s.differs("nobody", None)) == ([], "", [])
 
 
-def test_what_a_hello_says_is_all_that_is_known_until_the_next() -> None:
+def test_service_sessions_hello_replaces_the_reported_fields() -> None:
     s = sessions()
     said = {
         "version": 4,
@@ -346,7 +346,7 @@ def test_what_a_hello_says_is_all_that_is_known_until_the_next() -> None:
     assert "nobody" not in s
 
 
-def test_what_nobody_has_said_is_nothing() -> None:
+def test_service_sessions_fields_missing_in_a_hello_are_zero() -> None:
     view = ReplicaView(False, False, 1, 0, 9, 10)
     assert (view.epoch_start_offset, view.turn) == (0, 0)
     s = sessions()
@@ -358,7 +358,7 @@ def test_what_nobody_has_said_is_nothing() -> None:
     assert order.snapshotRequest == 2
 
 
-def test_a_heartbeat_that_is_late_by_a_moment_is_one_and_then_it_is_gone() -> None:
+def test_service_sessions_service_expires_exactly_at_the_session_timeout() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 500)
     assert s.expire(3499) == []
@@ -368,7 +368,7 @@ def test_a_heartbeat_that_is_late_by_a_moment_is_one_and_then_it_is_gone() -> No
 
 
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
-def test_a_long_story_is_cut_whether_it_stays_or_leaves() -> None:
+def test_service_sessions_long_problem_text_is_truncated() -> None:
     s = sessions()
     s.hello(hello(problem="x" * 600), "_INBOX.a", FOLLOWS, 0)
     assert s.report(9)[0]["problem"] == "x" * 500
@@ -377,7 +377,7 @@ def test_a_long_story_is_cut_whether_it_stays_or_leaves() -> None:
 
 
 @pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
-def test_who_is_excused_is_so_until_it_is_past_hw_as_another_instance_too(position: int, excused: bool) -> None:
+def test_service_sessions_excused_service_stays_excused_until_past_hw(position: int, excused: bool) -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -386,7 +386,7 @@ def test_who_is_excused_is_so_until_it_is_past_hw_as_another_instance_too(positi
     assert (s.report(9)[0]["excused"], len(s)) == (excused, 1)
 
 
-def test_who_had_replayed_before_a_promotion_failed_is_not_excused() -> None:
+def test_service_sessions_replayed_service_is_not_excused_after_a_failed_promotion() -> None:
     s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
@@ -396,7 +396,7 @@ def test_who_had_replayed_before_a_promotion_failed_is_not_excused() -> None:
     assert {report["service"]: report["excused"] for report in s.report(9)} == {"a": False, "b": True}
 
 
-def test_the_same_role_in_another_epoch_is_another_order() -> None:
+def test_service_sessions_same_role_in_a_new_epoch_sends_a_new_order() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert s.role_changed(FOLLOWS) == []
@@ -404,7 +404,7 @@ def test_the_same_role_in_another_epoch_is_another_order() -> None:
     assert (second.ackId, second.leaderEpoch, second.role) == (first.ackId + 1, 2, first.role)
 
 
-def test_a_promotion_hears_of_progress_once_and_never_of_more_than_it_waits_for() -> None:
+def test_service_sessions_replay_progress_is_reported_once_per_advance() -> None:
     s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
@@ -414,7 +414,7 @@ def test_a_promotion_hears_of_progress_once_and_never_of_more_than_it_waits_for(
     assert heard == [[], [Replayed(4, False)], [], [], [], [Replayed(10, False)], []]
 
 
-def test_who_is_gone_keeps_the_furthest_place_and_how_it_differed() -> None:
+def test_service_sessions_gone_service_keeps_its_furthest_position_and_difference() -> None:
     s = sessions()
     s.hello(hello(position=7, problem="slow"), "_INBOX.a", FOLLOWS, 0)
     s.differs("bank", Difference(4, ("n2",), False))
@@ -423,7 +423,7 @@ def test_who_is_gone_keeps_the_furthest_place_and_how_it_differed() -> None:
     assert [(g["position"], g["problem"]) for g in s.gone(9, 0)] == [(7, differed)]
 
 
-def test_of_those_that_are_gone_the_last_are_remembered() -> None:
+def test_service_sessions_remember_the_last_gone_services() -> None:
     s = sessions()
     for number in range(MAX_SERVICES + 2):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
@@ -431,7 +431,7 @@ def test_of_those_that_are_gone_the_last_are_remembered() -> None:
     assert [g["service"] for g in s.gone(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
-def test_an_order_without_a_stop_is_never_a_replay() -> None:
+def test_service_sessions_ack_of_an_order_without_stop_is_no_replay() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
     s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
@@ -439,14 +439,14 @@ def test_an_order_without_a_stop_is_never_a_replay() -> None:
     assert (again.role, again.stopPosition) == (pb.SERVICE_FOLLOWER, 10), "it has replayed nothing for this epoch"
 
 
-def test_who_leaves_is_refused_nothing() -> None:
+def test_service_sessions_leaving_service_gets_no_refusal() -> None:
     s = sessions()
     assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert (len(s), s.gone(9, 0)) == (0, [])
 
 
-def test_what_was_never_done_has_no_time() -> None:
+def test_service_sessions_report_has_no_time_for_events_that_never_happened() -> None:
     s = sessions()
     s.hello(hello(figures=pb.ServiceFigures(sinceOutputMs=1500, sinceSnapshotMs=0)), "_INBOX.a", FOLLOWS, 0)
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]
@@ -454,13 +454,13 @@ def test_what_was_never_done_has_no_time() -> None:
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [None, None]
 
 
-def test_promotion_does_not_wait_for_a_service_that_has_never_caught_up() -> None:
+def test_service_sessions_promotion_does_not_wait_for_a_service_never_caught_up() -> None:
     s = sessions()
     s.hello(hello("new", position=3), "_INBOX.a", FOLLOWS, 0)
     assert replays(s.replay(CANDIDATE, 0)) == [Replayed(10, True)]
 
 
-def test_services_under_changing_names_fail_one_promotion_of_a_partition_at_most() -> None:
+def test_service_sessions_services_with_changing_names_fail_a_single_promotion() -> None:
     """Role `service` could keep every partition without a leader: each new name failed one more promotion [L12]."""
     s = sessions()
     failed = 0
@@ -481,7 +481,7 @@ def test_services_under_changing_names_fail_one_promotion_of_a_partition_at_most
     assert failed == 1
 
 
-def test_promotion_after_a_candidate_that_was_passed_over_does_not_fail_for_services() -> None:
+def test_service_sessions_promotion_retry_does_not_fail_for_services() -> None:
     s = sessions("hangs")
     s.hello(hello("hangs", position=3), "_INBOX.a", FOLLOWS, 0)
     assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, is_retry=True), 0)))
@@ -491,7 +491,7 @@ def test_promotion_after_a_candidate_that_was_passed_over_does_not_fail_for_serv
     assert replays(s.lose_patience(due_ns)) == [Replayed(10, True)]
 
 
-def test_sessions_name_services_that_have_ended_unstopped_until_they_return_or_time_passes() -> None:
+def test_service_sessions_report_ended_services_until_return_or_expiry() -> None:
     s = ServiceSessions(KEY, "n1", first_ack_id=0, session_ns=3000, lease_ms=1000, patience_ns=2000, shown_ns=10_000)
     for name in ("stopped", "failed", "diverged", "killed"):
         s.hello(hello(name), f"_INBOX.{name}", FOLLOWS, 0)

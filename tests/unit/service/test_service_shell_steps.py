@@ -98,7 +98,7 @@ class Acting:
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------------
-async def test_a_result_and_an_offer_are_records_of_the_log_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_appends_results_and_offers_to_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"pay", b"offer"), monkeypatch)
     await bench.act()
     assert sorted(bench.appended, key=str) == [
@@ -115,7 +115,7 @@ async def test_a_result_and_an_offer_are_records_of_the_log_that_asked(monkeypat
     assert len(bench.appended) == 4, "a result that is not in the state by now was lost"
 
 
-async def test_what_fails_is_tried_ever_more_seldom_and_said(
+async def test_effect_runner_failure_is_retried_with_backoff_and_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Acting(machine_of(b"pay"), monkeypatch)
@@ -156,7 +156,9 @@ async def test_what_fails_is_tried_ever_more_seldom_and_said(
         (b"", ""),
     ],
 )
-async def test_what_a_handler_may_return(outcome: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_rejects_a_handler_result_that_is_not_bytes(
+    outcome: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Shop, "outcome", outcome)
     bench = Acting(machine_of(b"pay"), monkeypatch)
     await bench.act()
@@ -165,7 +167,7 @@ async def test_what_a_handler_may_return(outcome: Any, said: str, monkeypatch: p
     assert bench.runner._threads == 0
 
 
-async def test_an_effect_waits_for_the_outputs_before_it_and_holds_up_those_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_runs_an_effect_after_the_outputs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"pay", b"output", b"late"), monkeypatch)
     bench.emitted = 0
     await bench.act()
@@ -176,7 +178,7 @@ async def test_an_effect_waits_for_the_outputs_before_it_and_holds_up_those_behi
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(0, 2), (1, 2), (2, 0)])
-async def test_no_more_than_allowed_run_at_once_and_a_hanging_thread_counts(
+async def test_effect_runner_counts_hanging_threads_against_the_limit(
     threads: int, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Acting(machine_of(b"a", b"b", b"c"), monkeypatch, max_concurrent_effects=2)
@@ -190,7 +192,7 @@ async def test_no_more_than_allowed_run_at_once_and_a_hanging_thread_counts(
     assert all(task.cancelled() for task in running)
 
 
-async def test_a_result_that_came_from_elsewhere_ends_the_try(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_result_from_another_node_cancels_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"a", b"b"), monkeypatch)
     bench.runner._begin(bench.machine)
     tasks = [one.task for one in bench.runner._tries.values()]
@@ -201,7 +203,7 @@ async def test_a_result_that_came_from_elsewhere_ends_the_try(monkeypatch: pytes
     assert [task.cancelled() for task in tasks] == [True, False]
 
 
-async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_stops_without_leadership_or_with_failed_state(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, leads, waits = machine_of(b"a"), [True], []
     made: Any = EffectRunner(
         None, ServiceSettings("shop", "orders", "n1", Path("x")), lambda: machine, lambda: leads[0], lambda: None
@@ -232,7 +234,7 @@ async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: p
     [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 207.0, 0.0, 30.0), (0.0, 100.2, 0.0, 30.0),
      (1.0, None, 0.0, 30.0)],
 )  # fmt: skip
-async def test_it_rests_until_a_timer_is_due_and_may_be_told(
+async def test_effect_runner_rests_until_the_next_timer_is_due(
     tick_interval_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
@@ -245,12 +247,12 @@ async def test_it_rests_until_a_timer_is_due_and_may_be_told(
     assert bench.runner._rest_s(machine) == 30.0
 
 
-async def test_what_waits_for_outputs_is_looked_at_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_checks_soon_while_outputs_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of(b"a")
     assert Acting(machine, monkeypatch, tick_interval_s=0.0).runner._rest_s(machine) == 0.05
 
 
-async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_starts_a_new_effect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at the next look."""
     monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
     machine, leads, ran = machine_of(), [True], []
@@ -285,7 +287,7 @@ async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads
     running.cancel()
 
 
-async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_timer_wakes_only_when_due_before_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of()
     bench = Acting(machine, monkeypatch, tick_interval_s=1.0)
     only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
@@ -309,7 +311,7 @@ async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch
     ("tick_interval_s", "timer_s", "passed_s", "ticks"),
     [(5.0, 100, 5.0, 1), (5.0, 100, 4.9, 0), (0.0, 100, 60.0, 0), (5.0, 101, 60.0, 0), (5.0, None, 60.0, 0)],
 )
-async def test_a_tick_is_written_where_a_timer_is_due_by_the_clock_and_nothing_came(
+async def test_effect_runner_writes_a_tick_when_a_timer_is_due_by_the_clock(
     tick_interval_s: float, timer_s: int | None, passed_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
@@ -322,7 +324,7 @@ async def test_a_tick_is_written_where_a_timer_is_due_by_the_clock_and_nothing_c
     assert len(bench.appended) == ticks, "not twice in tick_interval_s"
 
 
-async def test_a_tick_that_is_not_taken_is_said_and_written_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_rejected_tick_is_reported_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"timer 1"), monkeypatch, tick_interval_s=5.0)
     bench.error = UnavailableError("no ack")
     await bench.runner._tick(bench.machine)
@@ -353,7 +355,7 @@ def message(reply: str = "_INBOX.r", headers: dict[str, str] | None = None, data
     return SimpleNamespace(data=data, reply=reply, headers=headers)
 
 
-async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_server_drops_queries_without_reply_and_rejects_invalid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Answers()
     server = server_of(bus, machine_of())
     only_in(monkeypatch, query_server, "time", monotonic=lambda: 5.0)
@@ -381,7 +383,7 @@ async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refus
     ]
 
 
-async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
+async def test_query_server_answer_limit_includes_the_headers() -> None:
     bus = Answers(max_payload=2000)
     server = server_of(bus, machine_of(b"pay"))
     for size, fits in ((488, True), (489, False)):
@@ -404,7 +406,7 @@ async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
     assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
 
 
-async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far_the_log_is() -> None:
+async def test_query_server_without_leader_rejects_only_waiting_queries() -> None:
     bus = Answers()
     server = server_of(bus, machine_of(b"pay"))
     asked: list[Any] = []
@@ -440,7 +442,7 @@ def replier(bus: Answers, desk: ReplyDesk) -> Any:
     return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), desk, lambda: True, lambda: None)  # type: ignore[arg-type]
 
 
-async def test_a_reply_is_tried_again_only_where_it_was_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_replier_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     bus = Answers()
     made = replier(bus, ReplyDesk())
     await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
@@ -462,7 +464,7 @@ async def test_a_reply_is_tried_again_only_where_it_was_not_sent(caplog: pytest.
     )
 
 
-async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replier_yields_between_replies_and_keeps_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, desk, waits = Answers(), ReplyDesk(), []
     for offset in range(300):
         desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
@@ -486,7 +488,7 @@ async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkey
     assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
 
 
-async def test_a_reply_leaves_when_it_is_there_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replier_sends_a_new_reply_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
     bus, desk = Answers(), ReplyDesk()
     running = asyncio.create_task(replier(bus, desk).run())
@@ -519,7 +521,7 @@ class Log:
         return frames.encode(self.ack)
 
 
-async def test_a_record_of_the_framework_is_appended_as_it_is() -> None:
+async def test_record_writer_appends_a_framework_record_unchanged() -> None:
     log: Any = Log()
     writer = RecordWriter(log, 2.5)
     assert await writer.append("s", 1, b"v", b"", [("h", b"1")], "u9") == 33
@@ -550,7 +552,7 @@ async def test_a_record_of_the_framework_is_appended_as_it_is() -> None:
         ),
     ],
 )
-async def test_what_is_not_acknowledged_is_not_there(ack: dict[str, Any], said: str) -> None:
+async def test_record_writer_without_matching_ack_is_unavailable(ack: dict[str, Any], said: str) -> None:
     log: Any = Log()
     log.ack = client_pb2.Ack(**ack)
     with pytest.raises(UnavailableError) as raised:
@@ -562,7 +564,7 @@ async def test_what_is_not_acknowledged_is_not_there(ack: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("stream", "uid", "said"), [({}, "u8", "was deleted and created again"), ({"answers": False}, "u9", "ack policy none")]
 )
-async def test_nothing_is_said_in_a_stream_that_is_another_or_answers_nobody(
+async def test_record_writer_rejects_a_replaced_stream_and_a_stream_without_acks(
     stream: dict[str, Any], uid: str, said: str
 ) -> None:
     log: Any = Log(**stream)

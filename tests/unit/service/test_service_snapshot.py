@@ -73,7 +73,7 @@ DOES = ("parameters", "reply", "effect", "offer", "version", "timer", "emit", "s
 EVERY_SUBSET = [subset for count in range(len(DOES) + 1) for subset in itertools.combinations(DOES, count)]
 
 
-def test_snapshot_of_every_subset_of_contents_can_be_read_back_and_begun_with() -> None:
+def test_snapshot_with_any_subset_of_contents_can_be_restored() -> None:
     """[S16]"""
     for does in EVERY_SUBSET:
         written = machine_that(does).snapshot()
@@ -90,7 +90,7 @@ def test_snapshot_of_every_subset_of_contents_can_be_read_back_and_begun_with() 
         assert again.snapshot() == written, does
 
 
-def test_snapshot_is_read_whatever_the_order_of_its_sections() -> None:
+def test_snapshot_is_read_with_sections_in_any_order() -> None:
     """Commit 6ef61ecd wrote EFFECTS before ANSWERS, and took that for damage when it read."""
     written = machine_that(("parameters", "reply", "effect", "version")).snapshot()
     assert len(written.sections) == len(Section)
@@ -100,7 +100,7 @@ def test_snapshot_is_read_whatever_the_order_of_its_sections() -> None:
 
 
 @pytest.mark.parametrize("kind", [Section.ANSWERS, Section.EFFECTS, Section.VERSION])
-def test_snapshot_with_a_section_that_the_service_could_not_begin_with_is_no_snapshot(kind: Section) -> None:
+def test_snapshot_with_an_unusable_section_is_rejected(kind: Section) -> None:
     with pytest.raises(CorruptionError):
         decode(replace(WHOLE, sections=((kind, b"what nobody can read"),)).encode(), WHO)
 
@@ -109,12 +109,12 @@ WITH_SECTIONS = replace(WHOLE, sections=((Section.PARAMETERS, b"of sixteen bytes
 
 
 @pytest.mark.parametrize("snapshot", [WHOLE, WITH_SECTIONS, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
-def test_what_is_encoded_is_decoded(snapshot: Snapshot) -> None:
+def test_snapshot_decode_returns_the_encoded_snapshot(snapshot: Snapshot) -> None:
     assert decode(snapshot.encode(), WHO) == snapshot
 
 
 @pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
-def test_every_cut_and_every_flipped_byte_is_refused(whole: Snapshot) -> None:
+def test_snapshot_with_any_truncation_or_flipped_byte_is_rejected(whole: Snapshot) -> None:
     data = whole.encode()
     for end in range(len(data)):
         with pytest.raises(LiftError):
@@ -128,7 +128,7 @@ def test_every_cut_and_every_flipped_byte_is_refused(whole: Snapshot) -> None:
         decode(data + b"x", WHO)
 
 
-def test_another_version_and_another_owner_are_refused() -> None:
+def test_snapshot_of_another_format_version_or_owner_is_rejected() -> None:
     newer = bytearray(WHOLE.encode())
     newer[8] = 5
     with pytest.raises(UnknownFormatError):
@@ -146,7 +146,7 @@ def sealed(version: int, body: bytes) -> bytes:
     return struct.pack("<8sHHI", b"LIFTSNAP", version, len(str(WHO)), crc32c.crc32c(body)) + body
 
 
-def test_what_has_no_sections_is_written_as_version_3() -> None:
+def test_snapshot_without_sections_is_written_as_version_3() -> None:
     """While a cluster runs two versions, their snapshots are compared."""
     assert WHOLE.encode()[8] == 3
     assert WITH_SECTIONS.encode()[8] == 4
@@ -165,7 +165,7 @@ def test_what_has_no_sections_is_written_as_version_3() -> None:
         (b"", CorruptionError),
     ],
 )
-def test_sections_that_do_not_add_up_are_refused(sections: bytes, error: type[Exception]) -> None:
+def test_snapshot_with_inconsistent_sections_is_rejected(sections: bytes, error: type[Exception]) -> None:
     whole = replace(WHOLE, sections=(), skips=(), timers=(), state=b"")
     body = whole.encode()[16:]
     body = body[:72] + struct.pack("<I", len(sections)) + body[72:] + sections
@@ -173,7 +173,7 @@ def test_sections_that_do_not_add_up_are_refused(sections: bytes, error: type[Ex
         decode(sealed(4, body), WHO)
 
 
-def test_names_are_checked_before_they_become_paths() -> None:
+def test_service_name_with_path_characters_is_rejected() -> None:
     for bad in ("../x", "", "a b", "x" * 65):
         with pytest.raises(InvalidNameError):
             Identity(bad, "s", "u", 0)
@@ -181,7 +181,7 @@ def test_names_are_checked_before_they_become_paths() -> None:
 
 @pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
 @pytest.mark.parametrize("other", [0x00, 0x01, 0x7F, 0xFF])
-def test_whatever_bytes_a_peer_seals_are_a_snapshot_or_refused(whole: Snapshot, other: int) -> None:
+def test_snapshot_with_forged_bytes_and_valid_checksum_is_decoded_or_rejected(whole: Snapshot, other: int) -> None:
     """With a checksum that matches: what is read then stands in those bytes, and nothing but a LiftError says that they are none."""
     data = whole.encode()
     for place in range(len(data)):
@@ -196,7 +196,7 @@ def test_whatever_bytes_a_peer_seals_are_a_snapshot_or_refused(whole: Snapshot, 
         assert read.encode() == bytes(forged)
 
 
-def test_a_snapshot_of_whoever_can_not_be_read_is_not_ours() -> None:
+def test_snapshot_with_unreadable_owner_is_rejected() -> None:
     data = bytearray(WHOLE.encode())
     at = data.index(str(WHO).encode())
     data[at : at + 2] = b"\xff\xfe"

@@ -25,7 +25,7 @@ def snapshot(position: int, outputs: int = 0) -> Snapshot:
     return Snapshot(WHO, position, 1, 0, outputs, (), b"state %d" % position)
 
 
-def test_the_newest_is_found_again_by_the_next_process(tmp_path: Path) -> None:
+def test_snapshot_store_newest_is_found_by_the_next_process(tmp_path: Path) -> None:
     first = store(tmp_path)
     assert first.newest() is None
     for position in (10, 20, 30):
@@ -36,7 +36,7 @@ def test_the_newest_is_found_again_by_the_next_process(tmp_path: Path) -> None:
     assert second.newest(lambda s: s.position < 30) == snapshot(20)
 
 
-def test_a_service_over_a_partition_is_one_process(tmp_path: Path) -> None:
+def test_service_lock_of_a_partition_allows_a_single_process(tmp_path: Path) -> None:
     first = ServiceLock(tmp_path, "bank", "orders", 0)
     with pytest.raises(DataDirectoryLockedError):
         ServiceLock(tmp_path, "bank", "orders", 0)
@@ -45,7 +45,7 @@ def test_a_service_over_a_partition_is_one_process(tmp_path: Path) -> None:
     ServiceLock(tmp_path, "bank", "orders", 0).close()
 
 
-def test_the_snapshot_below_the_outputs_that_are_not_written_is_kept(tmp_path: Path) -> None:
+def test_snapshot_store_keeps_the_snapshot_below_unwritten_outputs(tmp_path: Path) -> None:
     found = store(tmp_path)
     for position in range(10, 100, 10):
         found.save(snapshot(position, outputs=position), compared_end=25)
@@ -55,7 +55,7 @@ def test_the_snapshot_below_the_outputs_that_are_not_written_is_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("damage", [b"", b"LIFTSNAP", b"x" * 200])
-def test_a_damaged_one_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path, damage: bytes) -> None:
+def test_snapshot_store_quarantines_a_damaged_snapshot_and_uses_the_older(tmp_path: Path, damage: bytes) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     found.save(snapshot(20), 0)
@@ -67,7 +67,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path
     assert found.newest() == snapshot(20)
 
 
-def test_store_uses_a_snapshot_again_that_an_older_version_could_not_read(tmp_path: Path) -> None:
+def test_snapshot_store_uses_quarantined_snapshots_that_can_be_read_again(tmp_path: Path) -> None:
     """Commit 6ef61ecd set files aside that are whole."""
     found = store(tmp_path)
     found.save(snapshot(10), 0)
@@ -80,7 +80,7 @@ def test_store_uses_a_snapshot_again_that_an_older_version_could_not_read(tmp_pa
     assert found.positions() == [10, 20]
 
 
-def test_store_drops_what_was_set_aside_past_the_end_of_the_log(tmp_path: Path) -> None:
+def test_snapshot_store_drops_quarantined_snapshots_past_the_log_end(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     path = found.folder / f"{10:020d}.snapshot"
@@ -92,7 +92,7 @@ def test_store_drops_what_was_set_aside_past_the_end_of_the_log(tmp_path: Path) 
 UNREADABLE = replace(snapshot(20), sections=((Section.ANSWERS, b"what no reader takes"),))
 
 
-def test_store_keeps_the_older_snapshots_when_a_new_one_cannot_be_read_back(tmp_path: Path) -> None:
+def test_snapshot_store_keeps_older_snapshots_when_the_new_cannot_be_read_back(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     with pytest.raises(StorageError, match="not stored"):
@@ -101,7 +101,7 @@ def test_store_keeps_the_older_snapshots_when_a_new_one_cannot_be_read_back(tmp_
     assert store(tmp_path).newest() == snapshot(10)
 
 
-def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_snapshot_store_rejects_a_newer_format_and_keeps_the_file(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     path = found.folder / f"{10:020d}.snapshot"
@@ -113,7 +113,7 @@ def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == bytes(data)
 
 
-def test_those_above_a_cut_are_dropped_and_too_large_ones_are_refused(tmp_path: Path) -> None:
+def test_snapshot_store_drops_snapshots_above_a_truncation_and_rejects_large_ones(tmp_path: Path) -> None:
     found = store(tmp_path, kept=5)
     for position in (10, 20, 30):
         found.save(snapshot(position), 0)
@@ -123,7 +123,7 @@ def test_those_above_a_cut_are_dropped_and_too_large_ones_are_refused(tmp_path: 
         found.save(Snapshot(WHO, 40, 1, 0, 0, (), b"x" * 20_000), 0)
 
 
-def test_what_is_left_of_a_write_that_was_cut_short_is_no_snapshot(tmp_path: Path) -> None:
+def test_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     (found.folder / f"{20:020d}.tmp").write_bytes(b"half")
@@ -133,7 +133,9 @@ def test_what_is_left_of_a_write_that_was_cut_short_is_no_snapshot(tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["newest", "drop_above", "set_aside"])
-def test_a_disk_that_takes_no_change_is_a_storage_error(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_store_on_a_read_only_disk_raises_storage_error(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), compared_end=0)
     if what == "newest":
@@ -155,7 +157,7 @@ def test_a_disk_that_takes_no_change_is_a_storage_error(what: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("way", ["own", "of another node"])
-def test_a_snapshot_gets_its_name_when_all_of_its_bytes_are_durable(
+def test_snapshot_store_renames_a_snapshot_only_after_its_flush(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = store(tmp_path)
@@ -185,7 +187,7 @@ def test_a_snapshot_gets_its_name_when_all_of_its_bytes_are_durable(
     assert found.newest() == snapshot(10)
 
 
-def test_the_names_of_all_folders_that_a_snapshot_lies_in_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_store_flushes_all_new_directories_of_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
     monkeypatch.setattr(
         "liftpy.service.snapshot_store._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path)))

@@ -66,7 +66,7 @@ def started(service: Service, snapshot: Any = None) -> ServiceMachine:
     return machine
 
 
-def test_new_code_goes_on_as_the_old_one_until_the_log_says_otherwise_and_then_all_change_at_one_record() -> None:
+def test_service_version_changes_on_all_nodes_at_the_same_record() -> None:
     log = [record(n) for n in range(10)] + [says(10, 2)] + [record(n) for n in range(11, 25)]
     made = [Two(), Two(), Two()]
     machines = [started(service) for service in made]
@@ -87,7 +87,7 @@ def test_new_code_goes_on_as_the_old_one_until_the_log_says_otherwise_and_then_a
     assert (moved.total, moved.told) == (made[0].total, [2])
 
 
-def test_code_that_is_too_old_or_too_new_is_refused_before_it_applies_anything() -> None:
+def test_service_version_outside_the_code_range_is_rejected_before_applying() -> None:
     one = One()
     machine = started(one)
     with pytest.raises(VersionError, match="version 2 of the service"):
@@ -109,7 +109,7 @@ def test_code_that_is_too_old_or_too_new_is_refused_before_it_applies_anything()
     assert issubclass(VersionError, ConfigError)
 
 
-def test_a_log_may_begin_with_any_version_and_goes_on_one_by_one() -> None:
+def test_service_version_starts_at_any_number_and_increases_in_steps_of_1() -> None:
     three = Three()
     machine = started(three)
     machine.apply([says(0, 3), record(1)])
@@ -133,7 +133,7 @@ def test_a_log_may_begin_with_any_version_and_goes_on_one_by_one() -> None:
         record(3, b"", Lift_Service_Version=b"\xff\xfe/2/5"),
     ],
 )
-def test_what_does_not_count_changes_nothing_and_reaches_no_service(decision: Record) -> None:
+def test_service_version_decision_that_does_not_count_changes_nothing(decision: Record) -> None:
     """It was appended in another LeaderEpoch than the one in which it was made, is another service's, or is none."""
     service = Two()
     machine = started(service)
@@ -142,7 +142,7 @@ def test_what_does_not_count_changes_nothing_and_reaches_no_service(decision: Re
     assert decided_version(decision, "sum") is None
 
 
-def test_a_change_that_fails_is_poison_and_may_be_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_version_callback_error_is_a_bad_record_and_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: One, version: int) -> None:
         raise ValueError("no")
 
@@ -158,7 +158,7 @@ def test_a_change_that_fails_is_poison_and_may_be_passed_over(monkeypatch: pytes
     assert (again.active_version, again.position) == (1, 3)
 
 
-def test_a_version_is_a_number_and_a_snapshots_can_be_read() -> None:
+def test_service_version_must_be_a_positive_number() -> None:
     with pytest.raises(VersionError):
         from_section(b"abc")
     for version in (0, True, "2", 1 << 31):
@@ -169,7 +169,7 @@ def test_a_version_is_a_number_and_a_snapshots_can_be_read() -> None:
 
 
 # ---- who decides, and when -------------------------------------------------------------------------------------------------
-def test_all_replicas_have_the_code_when_all_have_lately_said_so() -> None:
+def test_code_versions_lowest_needs_a_recent_report_of_each_replica() -> None:
     now_ns, second = 10_000_000_000, 1_000_000_000
     versions = CodeVersions()
     for node, version in (("n1", 3), ("n2", 2)):
@@ -199,7 +199,7 @@ def test_all_replicas_have_the_code_when_all_have_lately_said_so() -> None:
         (3, 2, 3, 9, (3, False)),
     ],
 )
-def test_the_next_version_is_due_when_all_nodes_can_do_it_and_once(
+def test_upgrader_next_version_is_due_once_when_all_nodes_have_the_code(
     code: int, active: int, lowest: int, high_watermark: int, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = None
@@ -215,19 +215,19 @@ def test_the_next_version_is_due_when_all_nodes_can_do_it_and_once(
     assert (upgrader.due(order, machine) is None) is (expected is None)
 
 
-def test_a_decision_is_found_among_other_headers() -> None:
+def test_version_decision_is_found_among_other_headers() -> None:
     (decision,) = VersionDecision("sum", 2, 5).headers()
     headers = (("trace", b"sum/9/5"), decision, ("late", b"sum/8/5"))
     assert decided_version(Record(3, 0, None, b"", headers, "", None, 5), "sum") == 2
     assert decided_version(Record(3, 0, None, b"", headers[::2], "", None, 5), "sum") is None
 
 
-def test_a_version_of_nonsense_is_none() -> None:
+def test_version_decision_with_nonsense_header_is_ignored() -> None:
     for header in (b"../x/2/5", b"sum/x/5", b"sum/2", b"\xff/2/5", b"sum/0/5", b"sum/2/4"):
         assert decided_version(Record(3, 0, None, b"", (("Lift-Service-Version", header),), "", None, 5), "sum") is None
 
 
-def test_what_the_code_beside_a_node_can_do_is_believed_for_four_seconds_and_of_a_bounded_number() -> None:
+def test_code_versions_reports_expire_after_4_seconds_and_are_bounded() -> None:
     second, known = 1_000_000_000, CodeVersions()
     known.told("sum", "n1", 3, 0)
     known.told("sum", "n2", 2, second)
@@ -249,7 +249,7 @@ def test_what_the_code_beside_a_node_can_do_is_believed_for_four_seconds_and_of_
     assert known.lowest("more", ["full"], 4 * second + 1) == 1, "n1 is not believed any more"
 
 
-def test_only_the_very_first_record_says_that_a_log_begins_with_a_later_version() -> None:
+def test_service_version_of_a_log_is_set_only_by_its_first_record() -> None:
     machine = started(Three())
     machine.apply([says(0, 2), record(1)])
     assert (machine.active_version, machine.position) == (2, 2)

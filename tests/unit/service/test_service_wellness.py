@@ -29,17 +29,17 @@ def after_a_while(
     return found
 
 
-def test_a_dead_service_moves_the_leadership_to_where_it_lives() -> None:
+def test_wellness_dead_service_moves_leadership_to_a_node_where_it_runs() -> None:
     toward, why = after_a_while({"bank": DEAD}, {"n2": {"bank": Wellbeing(39, True)}, "n3": {"bank": WELL}})
     assert toward == "n3"
     assert "bank is well beside n3" in why
 
 
-def test_one_that_was_never_here_counts_too() -> None:
+def test_wellness_service_never_registered_on_the_leader_counts_as_dead() -> None:
     assert after_a_while({}, {"n2": {"bank": WELL}})[0] == "n2"
 
 
-def test_who_is_well_stays_and_a_restart_moves_nothing() -> None:
+def test_wellness_healthy_or_restarting_service_keeps_the_leadership() -> None:
     told = {"n2": {"bank": WELL}}
     assert after_a_while({"bank": WELL}, told) == ("", "")
     assert after_a_while({"bank": DEAD}, told, GRACE_S - 1) == ("", "")
@@ -50,18 +50,18 @@ def test_who_is_well_stays_and_a_restart_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("there", "toward"), [(16, ""), (17, ""), (18, "n2")])
-def test_poison_moves_a_leadership_only_to_who_is_past_it(there: int, toward: str) -> None:
+def test_wellness_failing_record_moves_leadership_only_to_a_node_past_it(there: int, toward: str) -> None:
     assert after_a_while({"bank": Wellbeing(17, False)}, {"n2": {"bank": Wellbeing(there, True)}})[0] == toward
 
 
-def test_nobody_is_helped_at_another_services_cost() -> None:
+def test_wellness_leadership_does_not_move_when_another_service_would_fail() -> None:
     own = {"bank": DEAD, "echo": WELL}
     assert after_a_while(own, {"n2": {"bank": WELL}})[0] == ""
     assert after_a_while(own, {"n2": {"bank": WELL, "echo": Wellbeing(9, False)}})[0] == ""
     assert after_a_while(own, {"n2": {"bank": WELL, "echo": WELL}})[0] == "n2"
 
 
-def test_only_members_of_the_isr_that_were_heard_lately_are_handed_to() -> None:
+def test_wellness_leadership_moves_only_to_isr_members_heard_lately() -> None:
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
     wellness = Wellness(seconds(GRACE_S))
     wellness.heard("n2", {"bank": WELL}, 0)
@@ -70,7 +70,7 @@ def test_only_members_of_the_isr_that_were_heard_lately_are_handed_to() -> None:
     assert not wellness.knows(seconds(GRACE_S))
 
 
-def test_a_leadership_rests_after_it_was_handed_over() -> None:
+def test_wellness_leadership_rests_after_a_transfer() -> None:
     wellness = Wellness(seconds(GRACE_S))
     moved = []
     for at_s in range(round(GRACE_S + REST_S * 2) + 5):
@@ -80,7 +80,7 @@ def test_a_leadership_rests_after_it_was_handed_over() -> None:
     assert moved == [GRACE_S, GRACE_S + REST_S, GRACE_S + 2 * REST_S]
 
 
-def test_what_others_tell_is_bounded() -> None:
+def test_wellness_reports_are_bounded() -> None:
     wellness = Wellness(seconds(GRACE_S))
     for number in range(100):
         wellness.heard(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
@@ -88,7 +88,7 @@ def test_what_others_tell_is_bounded() -> None:
     assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
 
 
-def test_a_report_counts_for_four_seconds() -> None:
+def test_wellness_report_expires_after_4_seconds() -> None:
     wellness = Wellness(seconds(GRACE_S))
     assert not wellness.knows(0)
     wellness.heard("n2", {}, 0)
@@ -105,7 +105,7 @@ def test_a_report_counts_for_four_seconds() -> None:
     assert wellness._ill_since_ns == {}
 
 
-def test_one_is_ill_for_as_long_as_it_is_without_a_break() -> None:
+def test_wellness_service_is_ill_only_after_an_unbroken_grace_period() -> None:
     wellness = Wellness(seconds(GRACE_S))
     assert wellness.look({"bank": DEAD}, seconds(1)) == []
     assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
@@ -114,7 +114,7 @@ def test_one_is_ill_for_as_long_as_it_is_without_a_break() -> None:
     assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
 
 
-def test_what_is_remembered_of_the_others_is_bounded() -> None:
+def test_wellness_reports_of_other_nodes_are_bounded() -> None:
     wellness = Wellness(seconds(GRACE_S))
     for number in range(20):
         wellness.heard(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)

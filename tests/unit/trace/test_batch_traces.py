@@ -39,7 +39,7 @@ class World:
         return {s.name: ((s.start_ns - begun) / MS, (s.end_ns - begun) / MS) for s in (tree.root, *tree.children)}
 
 
-def test_the_way_of_a_batch_by_its_steps() -> None:
+def test_batch_trace_has_a_span_per_step_with_its_times() -> None:
     world = World()
     world.append()
     for ms, step in (
@@ -66,7 +66,7 @@ def test_the_way_of_a_batch_by_its_steps() -> None:
     assert (world.node.open_count, world.node.open) == (0, {})
 
 
-def test_only_what_reaches_the_end_of_a_batch_counts() -> None:
+def test_batch_trace_counts_only_events_that_reach_the_batch_end() -> None:
     world = World()
     world.append()
     world.traces.flushed(14)
@@ -80,7 +80,7 @@ def test_only_what_reaches_the_end_of_a_batch_counts() -> None:
     assert world.trees[0].root.error == SLOW
 
 
-def test_what_nobody_traces_is_not_followed() -> None:
+def test_batch_trace_of_an_unsampled_batch_is_not_started() -> None:
     world = World()
     for batch in (build_batch([b"v"]), build_batch([b"v"], headers=[[("traceparent", traceparent(SENDER._replace(flags=0)))]])):
         world.append(batch=batch)
@@ -88,7 +88,7 @@ def test_what_nobody_traces_is_not_followed() -> None:
     assert world.node.budget.dropped == 0
 
 
-def test_a_follower_that_lags_is_not_waited_for_long() -> None:
+def test_batch_trace_does_not_wait_long_for_a_lagging_follower() -> None:
     world = World()
     world.append(awaited=False, flushed=True)
     world.traces.fetched("n3", 14, 4)
@@ -102,7 +102,7 @@ def test_a_follower_that_lags_is_not_waited_for_long() -> None:
     assert world.trees[0].root.error == ""
 
 
-def test_the_end_of_a_leadership_is_told() -> None:
+def test_batch_trace_ends_with_an_error_at_the_end_of_the_leadership() -> None:
     world = World()
     world.append(10)
     world.append(15)
@@ -113,7 +113,7 @@ def test_the_end_of_a_leadership_is_told() -> None:
     assert not world.traces.follows
 
 
-def test_a_node_follows_so_many_batches_and_no_more() -> None:
+def test_batch_traces_are_bounded_per_node() -> None:
     world = World()
     world.node.budget = SpanBudget(1e9)
     for number in range(MOST_OPEN + 3):
@@ -122,7 +122,7 @@ def test_a_node_follows_so_many_batches_and_no_more() -> None:
     assert world.node.budget.dropped == 3 * 6, "append, flush, commit, ack, two followers"
 
 
-def test_the_budget_is_so_many_spans_a_second() -> None:
+def test_span_budget_is_a_number_of_spans_per_second() -> None:
     budget, dropped = SpanBudget(), 0
     assert budget.takes(60, 0)
     assert budget.takes(40, 0)
@@ -136,7 +136,7 @@ def test_the_budget_is_so_many_spans_a_second() -> None:
     assert SPANS_PER_S == 100
 
 
-def test_over_the_budget_the_log_goes_on_and_spans_are_counted() -> None:
+def test_batch_trace_over_the_budget_is_dropped_and_counted() -> None:
     world = World()
     for number in range(20):
         world.append(10 + 5 * number, flushed=True)
@@ -148,7 +148,7 @@ def test_over_the_budget_the_log_goes_on_and_spans_are_counted() -> None:
     assert world.node.budget.dropped == 4 * 6
 
 
-def test_an_election_lasts_until_the_new_leader_takes_publishes() -> None:
+def test_election_trace_lasts_until_the_new_leader_accepts_publishes() -> None:
     world = World()
     world.traces.role_is("FOLLOWER", False, 4)
     world.traces.role_is("LEADER", True, 4)
