@@ -43,9 +43,9 @@ from sidecar.metadata.group import Watcher
 from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
 from sidecar.metadata.proposal_executor import Orders
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import check_library
-from sidecar.quorum.sealing import seal, unseal
 from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.quorum")

@@ -24,8 +24,8 @@ from liftpy.core.wire.producer_note import Partitioning, PartitioningMethod, Pro
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import ProtocolError, StorageError
 from sidecar.quorum import codec as raft_codec
+from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.peer_sessions import TERM_REACH, PeerSessions
-from sidecar.quorum.sealing import seal, unseal
 from tests.fuzz import meanings
 from tests.fuzz.decoder import NAMES, Decoder, mended, messages
 from tests.fuzz.mutate import spoiled
@@ -368,7 +368,7 @@ def decoders() -> list[Decoder]:
             p,
             lambda f: seal("n1", "n2", f),
             mended,
-            covers=("sidecar.quorum.sealing:unseal", "liftpy.core.wire.envelope:sealed_payload"),
+            covers=("sidecar.quorum.codec:unseal", "liftpy.core.wire.envelope:sealed_payload"),
         ),
         Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.quorum.peer_sessions:PeerSessions.receive",)),
         Decoder(
