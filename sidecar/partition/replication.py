@@ -33,8 +33,7 @@ from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageEr
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.log_rate_limit import LogRateLimit
-from sidecar.transport.connection import BusConnection, Listener, send_answer
-from sidecar.transport.write_coalescer import Buffer
+from sidecar.transport.connection import Buffer, BusConnection, Listener, send_answer
 
 logger = logging.getLogger("liftpy.replication")
 

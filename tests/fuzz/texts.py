@@ -34,7 +34,7 @@ from sidecar.status import answers as page_answers
 from sidecar.status import event_history
 from sidecar.status import site as page_site
 from sidecar.status import status_api as status_desk
-from sidecar.transport import server_pending
+from sidecar.transport import ingest_connection
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of
@@ -327,9 +327,9 @@ def decoders() -> list[Decoder]:
         Decoder(
             "server's word on connections",
             [_TOLD.encode()],
-            lambda d: server_pending._told(d, 1, "S", 7),
+            lambda d: ingest_connection._told(d, 1, "S", 7),
             make=damaged_json,
-            covers=("sidecar.transport.server_pending:_told",),
+            covers=("sidecar.transport.ingest_connection:_told",),
         ),
         Decoder(
             "question of JetStream's read API",

@@ -22,7 +22,7 @@ from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.shedding_parser import InflowParser
+from sidecar.transport.parser import InflowParser
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 

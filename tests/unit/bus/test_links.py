@@ -22,9 +22,8 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.joining import GroupLink
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.connections import Links
+from sidecar.transport.connections import Links, StandbyLink
 from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.standby_connection import StandbyLink
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 from tests.unit.client.test_client_parser import publish_raw
