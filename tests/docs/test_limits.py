@@ -14,8 +14,8 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.queue import QueueOptions
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base import ids, purge, worker_assignment
+from liftpy.core.groups import commands as groups
 from liftpy.core.groups import lag
-from liftpy.core.groups import limits as groups
 from liftpy.core.log import compaction, recovery
 from liftpy.core.metadata import controller_list, request_limits
 from liftpy.core.metadata.controller import admission, cluster_events, nodes, streams

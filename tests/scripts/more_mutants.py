@@ -27,7 +27,7 @@ from liftpy.core.publish.overload import Overload
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import follower, leader, quiescence, reads, replica
-from liftpy.core.replication import high_watermark as commit
+from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole

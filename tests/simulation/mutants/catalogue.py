@@ -21,7 +21,7 @@ from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
-from liftpy.core.replication import high_watermark as commit
+from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.events import MetadataHeard, RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler

@@ -13,7 +13,7 @@ import pytest
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.transport import connections
 from sidecar.transport import ingest_connection as cuts_module
-from sidecar.transport import server_pending as module
+from sidecar.transport import ingest_connection as module
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.ingest_connection import Backlog, ConnectionStats, Cuts
 from sidecar.transport.parser import InflowParser

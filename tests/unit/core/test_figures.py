@@ -171,7 +171,7 @@ BOUNDS: Figures = {
     "liftpy.service.snapshot_download": {"_MAX_PEERS": (8, 64)},
     "liftpy.service.snapshot_server": {"_MAX_HELD": (4, 15), "_MAX_WAITING": (32, 256)},
     "liftpy.service.snapshot_manager": {"_KNOWN": (32, 256), "_TOLD": (3, 8)},
-    "liftpy.core.services.machine": {"MAX_TIMERS": (10**6, 10**6), "MAX_NAME_BYTES": (1024, 1024), "MAX_FIRES_PER_RECORD": (10**5, 10**5), "MAX_OUTPUTS_PER_CALLBACK": (1000, 1000)},
+    "liftpy.core.services.machine": {"MAX_TIMERS": (10**6, 10**6), "MAX_TIMER_NAME_BYTES": (1024, 1024), "MAX_FIRES_PER_RECORD": (10**5, 10**5), "MAX_OUTPUTS_PER_CALLBACK": (1000, 1000)},
     "liftpy.core.services.outbox": {"MAX_OUTPUT_BYTES": (256 * KIB, 256 * KIB), "MAX_SAMPLES": (64, 1024), "_OVERHEAD_BYTES": (64, 256)},
     "liftpy.core.services.bad_records": {"MAX_ERROR_BYTES": (250, 1000), "MAX_SKIPS": (128, 1024)},
     "liftpy.core.services.queries": {"MAX_QUERIES": (256, 4096), "MAX_WAITING_BYTES": (2 * MIB, 32 * MIB)},
