@@ -141,8 +141,8 @@ class ReadAhead:
 
     async def close(self) -> None:
         """Fetch no more; returns when nothing is left running."""
-        fetching = self._let_go()
-        await end_tasks([fetching])
+        beginning = self._beginning
+        await end_tasks([self._let_go(), beginning])
 
     def abandon(self) -> None:
         """Close without waiting."""

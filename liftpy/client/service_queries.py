@@ -20,7 +20,7 @@ from liftpy.core.services.queries import (
 )
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects, data_subject
-from liftpy.errors import ConfigError, LiftError, ProtocolError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
 from liftpy.nats.transport import NoRespondersError, Transport
 
 _MAX_DIGITS = 9
@@ -103,12 +103,30 @@ async def ask(
             try:
                 answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
             except NoRespondersError:
+                await _check_partition(transport, subjects, service, query, partition)
                 raise NoRespondersError(
                     f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
                     "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
                 ) from None
             return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
     raise AssertionError("unreachable: the attempts end with a result or an error")
+
+
+async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:
+    """Raise NotFoundError if the service says that it has no such partition. The instance of partition 0 always exists."""
+    if partition == 0:
+        return
+    subject = data_subject(subjects.service_query(service), 0)
+    try:
+        answer = await transport.exchange(subject, query, _ATTEMPT_S, {AT_LEAST_HEADER: "0"})
+        partitions = _read(subject, 0, bytes(answer.data), dict(answer.headers or {})).partitions
+    except QueryFailedError as error:
+        partitions = error.partitions
+    except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
+        return  # nobody says how many there are
+    if 0 < partitions <= partition:
+        which = "the partition 0" if partitions == 1 else f"the partitions 0 to {partitions - 1}"
+        raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")
 
 
 def _read(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:

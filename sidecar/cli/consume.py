@@ -31,6 +31,7 @@ import click
 from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
 from liftpy.client.group_part import GroupBatch
 from liftpy.core.wire.batch import Record
+from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.cli.closed_pipe import reader_gone
@@ -401,7 +402,9 @@ def consume(
     last = parse_until(until, now, "--until")
 
     async def work(client: Client) -> None:
-        await client.stream(name)  # says at once when there is no such stream
+        image = await client.stream(name)  # there is an error at once when there is no such stream
+        read = range(len(image.partitions)) if member is not None else (partition or 0,)
+        _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)
         if member is not None:
             doing = consume_as_member(client, member)
         else:
@@ -412,6 +415,16 @@ def consume(
         await _until_nobody_reads(client, doing, 0.0 if member is None else ENDING_S)
 
     with_client(target, work, needs_majority=False)
+
+
+def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str]) -> None:
+    """Warn of filters that match none of the subjects ``own`` of the partitions. Restored records may still have others."""
+    for subject in subjects:
+        if not any(overlaps(subject, listened) for listened in own):
+            listens = own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
+            click.echo(
+                f"Warning: --subject {subject} matches no subject that is read of stream {stream} ({listens}).", err=True
+            )
 
 
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:

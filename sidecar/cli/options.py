@@ -6,16 +6,18 @@ the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS...), which wins ove
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import click
 
+from liftpy.errors import ConfigError
 from sidecar.cli.help import ConnectionOption
 from sidecar.runtime.settings import Target, target_from
 
@@ -37,6 +39,26 @@ _CREDENTIALS = {
         "Name recorded with your changes. It must be the principal that the NATS permissions of this user allow.",
     ),
 }
+
+
+_FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS if "_" in name) + r")(?=[ ,.:;]|$)")
+
+
+@contextlib.contextmanager
+def _named_as_given(given: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
+    """Name credentials in errors as the user gives them: by option, by environment variable, or in a file of settings."""
+
+    def source(found: re.Match[str]) -> str:
+        name, variable = found[1], f"LIFTPY_{found[1].upper()}"
+        if given.get(name) is None and (has_file or os.environ.get(variable)):
+            return variable if os.environ.get(variable) else name
+        return _CREDENTIALS[name][0]
+
+    try:
+        yield
+    except ConfigError as error:
+        error.args = (_FIELDS.sub(source, str(error)), *error.args[1:])
+        raise
 
 
 class BytesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -128,7 +150,8 @@ def credential_options(function: F) -> F:
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in names}
-        return function(*args, credentials=target_from(None, None, given).credentials, **kwargs)
+        with _named_as_given(given, has_file=True):
+            return function(*args, credentials=target_from(None, None, given).credentials, **kwargs)
 
     for name in reversed(names):
         flag, text = _CREDENTIALS[name]
@@ -143,8 +166,9 @@ def connection_options(function: F) -> F:
     @functools.wraps(function)
     def command(*args: Any, nats: str | None, namespace: str | None, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in _CREDENTIALS}
-        target: Target = target_from(nats, namespace, given)
-        return function(*args, target=target, **kwargs)
+        with _named_as_given(given):
+            target: Target = target_from(nats, namespace, given)
+            return function(*args, target=target, **kwargs)
 
     for name, (flag, text) in reversed(_CREDENTIALS.items()):
         metavar = "NAME" if name in ("user", "inbox_prefix", "principal") else "FILE"

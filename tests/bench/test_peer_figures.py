@@ -125,7 +125,7 @@ def test_bench_liftbridge_acks_are_counted_once_for_any_chunking(refused: bool) 
     assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
 
 
-def test_bench_missing_default_system_is_left_out_and_a_named_one_is_an_error(
+def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []

@@ -61,7 +61,7 @@ async def _rewritten_while_read(cluster: MemoryCluster, client: Client) -> None:
     cluster.keep_house()
 
 
-async def test_consumer_whose_end_was_fixed_before_a_compaction_reads_every_key() -> None:
+async def test_consumer_with_an_end_fixed_before_a_compaction_reads_every_key() -> None:
     keys = {b"k%d" % number for number in range(20)}
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("keys", "data.keys", config=SMALL)
@@ -99,7 +99,7 @@ async def test_consumer_until_end_that_is_slower_than_the_deletes_raises() -> No
         assert all([record.key != b"a" async for record in slow])
 
 
-async def test_consumer_that_follows_and_is_slower_than_the_deletes_says_so() -> None:
+async def test_following_consumer_slower_than_the_deletes_reports_missed_tombstones() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("keys", "data.keys", config=SMALL)
         await client.publish("keys", b"old", key=b"a")

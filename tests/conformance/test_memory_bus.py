@@ -32,7 +32,7 @@ def ignore(*_: bytes) -> None:
     pass
 
 
-def test_a_pattern_fits_what_the_protocol_says() -> None:
+def test_memory_bus_pattern_matches_as_in_nats() -> None:
     tokens = ("a", "b", "*", ">")
     patterns = [".".join(each) for size in (1, 2, 3) for each in product(tokens, repeat=size) if ">" not in each[:-1]]
     subjects = [".".join(each) for size in (1, 2, 3, 4) for each in product(("a", "b", "a\n"), repeat=size)]
@@ -41,7 +41,7 @@ def test_a_pattern_fits_what_the_protocol_says() -> None:
         assert [bool(fits(subject.encode())) for subject in subjects] == [matcher(pattern)(subject) for subject in subjects]
 
 
-def test_who_comes_and_goes_is_heard_of_at_once() -> None:
+def test_memory_bus_publish_counts_current_subscribers() -> None:
     bus, heard = Bus(Turns().later), list[str]()
     assert bus.publish(b"a.b", b"", b"") == 0
     first = bus.listen("a.*", lambda *_: heard.append("first"))
@@ -56,7 +56,7 @@ def test_who_comes_and_goes_is_heard_of_at_once() -> None:
     assert heard == ["first", "first", "second", "second"]
 
 
-def test_one_of_a_queue_group_hears_and_each_in_turn() -> None:
+def test_memory_bus_queue_group_gives_each_message_to_one_member() -> None:
     bus, heard = Bus(Turns().later), list[str]()
     for name in ("x", "y", "z"):
         bus.listen("q", lambda *_, name=name: heard.append(name), "workers")
@@ -67,7 +67,7 @@ def test_one_of_a_queue_group_hears_and_each_in_turn() -> None:
     assert min(counts["x"], counts["y"], counts["z"]) >= 50
 
 
-def test_what_arrives_together_is_taken_together() -> None:
+def test_memory_bus_runs_callbacks_after_messages_that_arrive_together() -> None:
     turns, seen = Turns(), list[str]()
     bus = Bus(turns.later)
 
@@ -84,7 +84,7 @@ def test_what_arrives_together_is_taken_together() -> None:
     assert seen[4:] == ["c", "behind"]
 
 
-def test_no_more_subjects_are_remembered_than_the_bound() -> None:
+def test_memory_bus_subject_cache_is_bounded() -> None:
     bus = Bus(ignore)
     bus.listen(">", ignore)
     for number in range(MAX_REMEMBERED + 10):
@@ -92,7 +92,7 @@ def test_no_more_subjects_are_remembered_than_the_bound() -> None:
         assert len(bus._known) <= MAX_REMEMBERED
 
 
-def test_answers_leave_as_lines() -> None:
+def test_memory_bus_sends_answers_as_protocol_lines() -> None:
     bus, heard = Bus(ignore), list[tuple[bytes, bytes]]()
     bus.listen("_INBOX.>", lambda subject, reply, payload, block: heard.append((subject, payload)))
     bus.send_lines([b"PUB _INBOX.a  4\r\na\r\nb\r\n", b"PUB _INBOX.b  0\r\n\r\n"])
@@ -100,7 +100,7 @@ def test_answers_leave_as_lines() -> None:
     assert heard == [(b"_INBOX.a", b"a\r\nb"), (b"_INBOX.b", b""), (b"_INBOX.c", b"xy")]
 
 
-async def test_a_connection_that_breaks_the_protocol_is_told_and_cut() -> None:
+async def test_memory_bus_connection_that_breaks_the_protocol_gets_an_error_and_is_closed() -> None:
     async with memory_cluster(1, max_payload=1000) as cluster, asyncio.timeout(60):
         for wrong, why in ((b"HELLO x\r\n", b"Unknown"), (b"PUB a 1001\r\n", b"Maximum Payload"), (b"PUB a x\r\n", b"-ERR")):
             carrier = MemoryTransport(cluster._server)
@@ -113,7 +113,7 @@ async def test_a_connection_that_breaks_the_protocol_is_told_and_cut() -> None:
             assert (await carrier.read(100), carrier.at_eof()) == (b"", True)
 
 
-async def test_a_line_that_never_ends_is_cut() -> None:
+async def test_memory_bus_connection_with_an_endless_line_is_closed() -> None:
     async with memory_cluster(1) as cluster, asyncio.timeout(60):
         carrier = MemoryTransport(cluster._server)
         await carrier.connect(None, 0, 0)
@@ -125,7 +125,7 @@ async def test_a_line_that_never_ends_is_cut() -> None:
 
 
 @pytest.mark.parametrize("echo", [True, False])
-async def test_messages_in_the_protocol(echo: bool) -> None:
+async def test_memory_bus_reads_and_writes_protocol_messages(echo: bool) -> None:
     async with memory_cluster(1) as cluster, asyncio.timeout(60):
         carrier = MemoryTransport(cluster._server)
         await carrier.connect(None, 0, 0)

@@ -47,13 +47,13 @@ TRACED = [
 
 
 @pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES], ids=lambda body: body.__name__)
-async def test_in_memory(body: Case) -> None:
+async def test_memory_cluster_passes_the_client_cases(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))
 
 
 @pytest.mark.parametrize("body", TRACED, ids=lambda body: body.__name__)
-async def test_clients_that_are_traced_do_the_same(body: Case) -> None:
+async def test_memory_cluster_passes_the_client_cases_with_tracing(body: Case) -> None:
     """All but what compares headers to the last one."""
     made = TracerProvider(shutdown_on_exit=False)
     async with memory_cluster() as cluster, cluster.client(trace=made) as client, cluster.nats() as nc:
@@ -62,7 +62,7 @@ async def test_clients_that_are_traced_do_the_same(body: Case) -> None:
 
 
 # ---- what is its own -------------------------------------------------------------------------------------------------------
-def test_without_asyncio_and_with_nodes_that_die() -> None:
+def test_memory_cluster_without_asyncio_survives_killed_nodes() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders", replicas=3, config=StreamConfig(min_isr=2))
         for number in range(3):
@@ -86,7 +86,7 @@ def test_without_asyncio_and_with_nodes_that_die() -> None:
         assert cluster.running == cluster.nodes
 
 
-def test_a_cluster_of_which_every_node_was_down_has_what_it_had() -> None:
+def test_memory_cluster_keeps_records_and_producers_after_all_nodes_were_down() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders", partitions=3)
         with client.producer("orders", id="p") as producer:
@@ -104,7 +104,7 @@ def test_a_cluster_of_which_every_node_was_down_has_what_it_had() -> None:
             assert producer.next_sequence(1) == 100
 
 
-async def test_who_is_cut_off_comes_back() -> None:
+async def test_memory_cluster_client_reconnects_after_a_nats_restart() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         reading = asyncio.create_task(_values(client, "orders", until=9))
@@ -134,7 +134,7 @@ async def _values(client: Client, stream: str, **how: Any) -> list[bytes | None]
     return [record.value async for record in client.consume(stream, **how)]
 
 
-async def test_retention_and_compaction_come_when_they_are_asked_for() -> None:
+async def test_memory_cluster_applies_retention_and_compaction_on_request() -> None:
     small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
     latest = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0)
     async with memory_cluster() as cluster, cluster.client() as client:
@@ -152,7 +152,7 @@ async def test_retention_and_compaction_come_when_they_are_asked_for() -> None:
         assert left[-1] == b"99" + bytes(400)
 
 
-async def test_a_real_nats_client_and_ours_share_the_bus_from_other_loops_and_threads() -> None:
+async def test_memory_cluster_is_shared_by_nats_py_and_liftpy_clients_from_other_loops() -> None:
     async with memory_cluster(1) as cluster, cluster.nats() as nc:
 
         def in_a_thread() -> list[bytes | None]:
@@ -169,7 +169,7 @@ async def test_a_real_nats_client_and_ours_share_the_bus_from_other_loops_and_th
         assert await reading == [b"0", b"1", b"2"]
 
 
-async def test_a_follower_waits_with_its_fetch_and_a_reader_with_its_question() -> None:
+async def test_memory_cluster_followers_and_readers_wait_with_long_polls() -> None:
     patient = ReplicationConfig(
         max_idle_wait_s=300, max_lag_time_s=2000, max_leader_timeout_s=600, fetch_timeout_s=600, session_s=3000, lease_s=2000
     )
@@ -185,7 +185,7 @@ async def test_a_follower_waits_with_its_fetch_and_a_reader_with_its_question() 
         await client.publish("orders", b"after")
 
 
-async def test_leases_go_on_when_a_decision_changes_nothing() -> None:
+async def test_memory_cluster_leases_continue_when_a_decision_changes_nothing() -> None:
     short = ReplicationConfig(lease_s=0.5, heartbeat_interval_s=0.1)
     async with memory_cluster(config=short) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
@@ -198,7 +198,7 @@ async def test_leases_go_on_when_a_decision_changes_nothing() -> None:
         await client.publish("orders", b"one", timeout_s=30)
 
 
-async def test_who_was_away_while_the_log_began_later_comes_back() -> None:
+async def test_memory_cluster_node_returns_after_the_log_start_has_moved() -> None:
     small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("short", "data.short", replicas=3, config=small)
@@ -217,7 +217,7 @@ async def test_who_was_away_while_the_log_began_later_comes_back() -> None:
         assert len(await _values(client, "short", until="end", options=ReadOptions(node=away))) == 101 - begin
 
 
-async def test_truncation_does_not_wait_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_cluster_truncation_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.testing.memory.cluster._HOUSE_EVERY_TICKS", 10**9)
     async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(30):
         await client.create_stream("orders", "shop.orders", config=StreamConfig(segment_bytes=4096))
@@ -230,7 +230,7 @@ async def test_truncation_does_not_wait_for_anything(monkeypatch: pytest.MonkeyP
             await asyncio.sleep(0.01)
 
 
-async def test_no_stream_lies_among_the_inboxes_whoever_asks() -> None:
+async def test_memory_cluster_rejects_a_stream_among_the_inboxes() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         make = cluster_pb2.CreateStream(name="thief", subject="_INBOX.*.x", partitions=1)
         request = cluster_pb2.ControlRequest(createStream=make, operationId=bytes(16))
@@ -266,7 +266,7 @@ class Counting(Service):
         return repr(sorted(self.counts.items())).encode()
 
 
-def test_a_service_answers_and_puts_out() -> None:
+def test_memory_cluster_service_answers_and_writes_outputs() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         with pytest.raises(NotFoundError):
             cluster.serve(Counting, "counting", "commands")
@@ -288,6 +288,21 @@ def test_a_service_answers_and_puts_out() -> None:
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
 
 
+def test_memory_cluster_stops_right_after_serve_without_pending_tasks() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    class Noting(Counting):
+        def on_start(self, snapshot: bytes | None) -> None:
+            loops.append(asyncio.get_running_loop())
+            super().on_start(snapshot)
+
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders")
+        cluster.serve(Noting, "noting", "orders")
+        cluster.stop()
+        assert [task.get_name() for task in asyncio.all_tasks(loops[0])] == []
+
+
 def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() -> None:
     """A query without either asked partition 0, and answered 0 for what another partition counts. A command went there."""
     with memory_cluster() as cluster, cluster.sync_client() as client:
@@ -307,7 +322,7 @@ def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() ->
             client.call_service("counting", "commands", b"x", timeout_s=30)
 
 
-async def test_members_of_a_group_share_partitions() -> None:
+async def test_memory_cluster_group_members_share_partitions() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other, asyncio.timeout(120):
         cluster.serve_groups()
         await client.create_stream("orders", "shop.orders", partitions=4)
@@ -333,7 +348,7 @@ async def test_members_of_a_group_share_partitions() -> None:
             assert set(found) == {b"%d" % n for n in range(40)}
 
 
-async def test_what_has_ended_says_so() -> None:
+async def test_memory_cluster_that_ended_raises_on_use_and_leaves_no_thread() -> None:
     cluster = memory_cluster(1)
     with pytest.raises(ConfigError, match="does not run"):
         cluster.keep_house()

@@ -33,7 +33,7 @@ async def another_leader(cluster: MemoryCluster, client: Client, how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["transfer", "kill"])
-async def test_producer_on_stream_with_standby_goes_on_after_leader_changes(how: str) -> None:
+async def test_producer_on_a_stream_with_standby_continues_after_leader_changes(how: str) -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", replicas=3, config=STANDBY)
         async with client.producer("s", id="p") as producer:
@@ -45,7 +45,7 @@ async def test_producer_on_stream_with_standby_goes_on_after_leader_changes(how:
 
 
 @pytest.mark.parametrize("how", ["transfer", "kill"])
-async def test_newest_of_two_processes_goes_on_after_leader_changes(how: str) -> None:
+async def test_producer_of_the_newest_process_continues_after_leader_changes(how: str) -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", replicas=3, config=STANDBY)
         old = await client.producer("s", id="p")
@@ -179,7 +179,7 @@ async def test_producer_repeats_after_partitions_were_added_chooses_the_same(
 
 
 @pytest.mark.parametrize("partitioner", ["key", "sticky", "round-robin"])
-async def test_producer_repeats_what_was_sent_at_random_is_rejected(partitioner: Any) -> None:
+async def test_producer_repeating_randomly_partitioned_records_is_rejected(partitioner: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=3)
         async with client.producer("s", id="job", partitioner=partitioner) as producer:
@@ -192,7 +192,7 @@ async def test_producer_repeats_what_was_sent_at_random_is_rejected(partitioner:
         assert await values_in(client, 3) == [b"0", b"1"]
 
 
-async def test_producer_repeats_what_was_sent_among_two_counts_is_rejected() -> None:
+async def test_producer_repeating_records_sent_under_two_partition_counts_is_rejected() -> None:
     values = [b"%03d" % number for number in range(50)]
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=2)
@@ -227,7 +227,7 @@ async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_
 # ---- lost records ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
 @pytest.mark.parametrize("others", [0, 80])
-async def test_live_producer_whose_records_were_lost_is_told(begin: Any, others: int) -> None:
+async def test_live_producer_whose_records_were_lost_raises_records_lost(begin: Any, others: int) -> None:
     """[A20]"""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s")
@@ -246,7 +246,7 @@ async def test_live_producer_whose_records_were_lost_is_told(begin: Any, others:
 
 
 @pytest.mark.parametrize("dropped", ["retention", "truncation"])
-async def test_live_producer_whose_records_were_dropped_goes_on(dropped: str) -> None:
+async def test_live_producer_whose_records_were_deleted_continues(dropped: str) -> None:
     config = dataclasses.replace(SHORT, min_isr=1, retention_records=5 if dropped == "retention" else 0)
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", config=config)

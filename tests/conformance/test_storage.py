@@ -23,7 +23,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return MemoryStorage() if request.param == "memory" else FolderStorage(tmp_path / "stream-1" / "0")
 
 
-def test_a_file_gives_back_what_was_appended(storage: Storage) -> None:
+def test_storage_file_returns_the_appended_bytes(storage: Storage) -> None:
     file = storage.create("a.log")
     file.append([b"abc", memoryview(b"defg")])
     file.sync()
@@ -36,7 +36,7 @@ def test_a_file_gives_back_what_was_appended(storage: Storage) -> None:
     assert storage.open("a.log").size_bytes == 7
 
 
-def test_views_stay_right_when_a_file_is_cut_and_written_again(storage: Storage) -> None:
+def test_storage_views_stay_valid_after_truncation_and_appends(storage: Storage) -> None:
     file = storage.create("a.log")
     file.append([b"abcdef"])
     file.sync()
@@ -50,7 +50,7 @@ def test_views_stay_right_when_a_file_is_cut_and_written_again(storage: Storage)
     assert bytes(view) == b"abcdef"
 
 
-def test_a_file_is_written_again_in_place(storage: Storage) -> None:
+def test_storage_file_is_rewritten_in_place(storage: Storage) -> None:
     file = storage.create("a.log")
     file.append([b"abcdef"])
     file.rewrite(2)
@@ -59,7 +59,7 @@ def test_a_file_is_written_again_in_place(storage: Storage) -> None:
     assert bytes(file.read(0, 10)) == bytes(storage.open("a.log").read(0, 10)) == b"abcdefgh"
 
 
-def test_an_opening_splits_where_the_proof_ends(storage: Storage) -> None:
+def test_storage_opening_splits_a_file_where_the_proof_ends(storage: Storage) -> None:
     log, _ = Log.open(storage, CONFIG)
     fill(log, 3)
     log.flush()
@@ -77,14 +77,14 @@ def test_an_opening_splits_where_the_proof_ends(storage: Storage) -> None:
     assert not [name for name in storage.names() if name.endswith((".tmp", ".tail"))]
 
 
-def test_small_files_are_replaced_whole(storage: Storage) -> None:
+def test_storage_replaces_small_files_atomically(storage: Storage) -> None:
     assert storage.load("x") is None
     storage.replace("x", b"1")
     storage.replace("x", b"22")
     assert (storage.load("x"), storage.names()) == (b"22", ["x"])
 
 
-def test_names_are_renamed_and_removed(storage: Storage) -> None:
+def test_storage_renames_and_removes_files(storage: Storage) -> None:
     storage.create("a").append([b"1"])
     storage.create("b")
     storage.rename("a", "b")
@@ -95,12 +95,12 @@ def test_names_are_renamed_and_removed(storage: Storage) -> None:
     assert storage.names() == []
 
 
-def test_what_is_missing_is_a_storage_error(storage: Storage) -> None:
+def test_storage_missing_file_is_a_storage_error(storage: Storage) -> None:
     with pytest.raises(StorageError):
         storage.open("missing")
 
 
-def test_a_log_lives_through_all_it_can_do(storage: Storage) -> None:
+def test_storage_log_survives_every_operation_and_reopening(storage: Storage) -> None:
     log, _ = Log.open(storage, CONFIG)
     fill(log, 60, size=120)
     log.flush()

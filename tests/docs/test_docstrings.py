@@ -115,7 +115,7 @@ def test_docstring_of_each_public_callable_has_a_summary() -> None:
     assert not wrong, "write one sentence that says what it does"
 
 
-def test_docstring_summary_of_a_function_begins_with_a_verb_and_ends_with_a_stop() -> None:
+def test_function_docstring_begins_with_a_verb_and_ends_with_a_full_stop() -> None:
     lines = {name: _text(value).partition("\n")[0] for name, value in ALL.items() if inspect.isfunction(value)}
     wrong = [f"{name}: {line}" for name, line in lines.items() if not re.match(r"[A-Z][a-z]+,? .*[.:]$", line)]
     wrong += [

@@ -9,8 +9,8 @@
 What is recorded of ``wire``, ``protobuf``, ``replay``, ``help``, ``transcript`` and ``metrics`` is that of commit 6ef61ecd, before
 names and folders changed. ``tests/freeze/expected.json`` lists the expected differences: part, name, the reason, and a digest of
 what is there now. So the check fails on a difference that is not listed, on one that became another, and on one that is no
-difference any more. ``expect`` lists the differences that are not listed yet. What is recorded of the simulators is of the
-commits that ``tests/freeze/recorded/README.md`` names.
+difference any more. ``expect`` lists the differences that are not listed yet. What is
+recorded of the simulators, of ``page`` and of ``client`` is of the commits that ``tests/freeze/recorded/README.md`` names.
 """
 
 from __future__ import annotations

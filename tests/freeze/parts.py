@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import json
 import logging
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -300,6 +302,96 @@ def metric_texts() -> Values:
     return values
 
 
+# the page, and the client's cases, on a real cluster
+
+
+PAGE_VIEWS = ("cluster", "node/n1", "stream/orders", "events", "history", "timeline", "live")
+
+
+def _shape(value: Any, path: str = "") -> Iterator[str]:
+    """Yield a line for each place of a JSON document: its path, and the type of its value. The entries of a list count as one."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            name = re.sub(r"^(n\d+|\d+)$", "*", name)
+            yield from _shape(entry, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        yield f"{path}: list"
+        for entry in value:
+            yield from _shape(entry, f"{path}[]")
+    elif isinstance(value, str | bool):
+        yield f"{path}: {type(value).__name__}"
+    else:
+        yield f"{path}: number or null"  # a rate is null until the node has looked twice
+
+
+def page_shapes() -> Values:
+    """Return the paths and types of the JSON of each view of the page, for three nodes and one stream with records."""
+    import urllib.request
+
+    from liftpy.client import sync
+    from sidecar.dev.cluster import DevCluster
+
+    with DevCluster(3) as cluster, sync.connect(cluster.nats_url, cluster.namespace) as client:
+        client.create_stream("orders", "shop.orders", partitions=2)
+        for key in (b"a", b"b", b"c"):
+            client.publish("orders", b"value", key=key)
+
+        def read(view: str) -> Any:
+            address = f"{cluster.nodes['n1'].status_url}/api/{view}{'' if view == 'live' else '.json'}"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                text = answer.readline().decode() if view == "live" else answer.read().decode()
+            return json.loads(text.removeprefix("data: "))
+
+        found: dict[str, set[str]] = {view: set() for view in PAGE_VIEWS}
+        for _ in range(12):  # some entries are there only after the node has looked again
+            for view in PAGE_VIEWS:
+                found[view].update(_shape(read(view)))
+            time.sleep(0.5)
+        return {view: "\n".join(sorted(lines)) for view, lines in found.items()}
+
+
+def client_cases() -> Values:
+    """Return the result of each of the client's conformance cases, on a cluster in memory and on real nodes."""
+    import asyncio
+
+    import nats
+
+    from liftpy.client import connect, sync
+    from liftpy.testing.memory import memory_cluster
+    from sidecar.dev.cluster import DevCluster
+    from tests.conformance.client_cases import CASES, Place
+    from tests.conformance.group_cases import GROUP_CASES
+    from tests.conformance.queue_cases import QUEUE_CASES
+    from tests.conformance.quota_cases import QUOTA_CASES
+
+    values: Values = {}
+
+    async def run(kind: str, nc: Any, open_client: Callable[[], Any], open_sync: Callable[[], Any]) -> None:
+        async with open_client() as client:
+            for body in [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES]:
+                place = Place(client, nc, f"same-{body.__name__.replace('_', '-')[:40]}", open_client, open_sync)
+                try:
+                    await asyncio.wait_for(body(place), 60)
+                    result = "passed"
+                except Exception as error:
+                    result = _normal(repr(error))
+                values[f"{kind} {body.__name__}"] = result
+
+    async def on_nodes(url: str, namespace: str) -> None:
+        nc = await nats.connect(url)
+        await run("nodes", nc, lambda: connect(url, namespace), lambda: sync.connect(url, namespace))
+        await nc.close()
+
+    async def in_memory() -> None:
+        async with memory_cluster() as cluster, cluster.nats() as nc:
+            await run("memory", nc, cluster.client, cluster.sync_client)
+
+    asyncio.run(in_memory())
+    with DevCluster(3) as nodes:
+        asyncio.run(on_nodes(nodes.nats_url, nodes.namespace))
+    return values
+
+
 PARTS: dict[str, Callable[[int, int], Values]] = {
     "wire": lambda seeds, jobs: wire_bytes(),
     "protobuf": lambda seeds, jobs: protobuf_fields(),
@@ -307,6 +399,8 @@ PARTS: dict[str, Callable[[int, int], Values]] = {
     "help": lambda seeds, jobs: command_help(),
     "transcript": lambda seeds, jobs: command_transcript(),
     "metrics": lambda seeds, jobs: metric_texts(),
+    "page": lambda seeds, jobs: page_shapes(),
+    "client": lambda seeds, jobs: client_cases(),
     "replica": lambda seeds, jobs: _seeds(_replica_seed, 10 * seeds, jobs),
     "whole": lambda seeds, jobs: _seeds(_whole_seed, seeds, jobs),
     "raft": lambda seeds, jobs: _seeds(_raft_seed, seeds, jobs),

@@ -53,9 +53,7 @@ class Commands:
         return {path for path in (self.store / "pieces").rglob("*") if path.is_file()}
 
 
-async def test_backups_are_taken_listed_verified_pruned_restored_and_drilled(
-    bench: Bench, stream_name: str, tmp_path: Path
-) -> None:
+async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: Bench, stream_name: str, tmp_path: Path) -> None:
     """One ``create`` is killed halfway, a bit of a piece is flipped; all while a restore and a drill run beside what there is [R9]."""
     commands = Commands(bench.cluster.nats_url, tmp_path / "store")
     stream = await bench.create(stream_name)

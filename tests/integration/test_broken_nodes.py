@@ -48,7 +48,7 @@ async def expect_everywhere(bench: Any, name: str, acked: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_a_follower_stops_and_comes_back(fragile: Any, stream_name: str, how: str) -> None:
+async def test_follower_that_stops_returns_without_loss(fragile: Any, stream_name: str, how: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -72,7 +72,7 @@ async def test_a_follower_stops_and_comes_back(fragile: Any, stream_name: str, h
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_the_leader_stops_and_comes_back(fragile: Any, stream_name: str, how: str) -> None:
+async def test_leader_that_stops_returns_without_loss(fragile: Any, stream_name: str, how: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -90,7 +90,7 @@ async def test_the_leader_stops_and_comes_back(fragile: Any, stream_name: str, h
     await expect_everywhere(fragile, stream_name, acked + last)
 
 
-async def test_no_publish_of_the_client_fails_while_the_leader_stops_in_good_order(fragile: Any, stream_name: str) -> None:
+async def test_client_publishes_all_succeed_during_a_clean_leader_stop(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     leader = await settle(fragile, stream_name)
     stopping, acked = asyncio.Event(), []
@@ -119,7 +119,7 @@ async def test_no_publish_of_the_client_fails_while_the_leader_stops_in_good_ord
         assert set(acked) <= set(await fragile.values_on(name, stream_name, total))
 
 
-async def test_all_nodes_are_killed_at_once_and_come_back(fragile: Any, stream_name: str) -> None:
+async def test_nodes_all_killed_at_once_return_without_loss(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     await settle(fragile, stream_name)
@@ -139,7 +139,7 @@ async def test_all_nodes_are_killed_at_once_and_come_back(fragile: Any, stream_n
     await expect_everywhere(fragile, stream_name, acked + last)
 
 
-async def test_a_paused_follower_leaves_the_isr_and_heals(fragile: Any, stream_name: str) -> None:
+async def test_follower_paused_leaves_the_isr_and_rejoins(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -186,7 +186,7 @@ def flip_a_bit_of_the_first_segment(bench: Any, node: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["follower", "leader"])
-async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(fragile: Any, stream_name: str, role: str) -> None:
+async def test_node_that_reads_a_flipped_bit_repairs_its_replica(fragile: Any, stream_name: str, role: str) -> None:
     await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
     subject = f"data.{stream_name}"
     node_id = await settle(fragile, stream_name)
@@ -229,7 +229,7 @@ async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(frag
     await fragile.until(nothing_spare_is_left, "the segments behind the damaged one are removed")
 
 
-async def test_a_follower_catches_up_though_its_leader_serves_a_flipped_bit(fragile: Any, stream_name: str) -> None:
+async def test_follower_catches_up_from_a_leader_with_a_flipped_bit(fragile: Any, stream_name: str) -> None:
     """The leader wrote the segment itself and has no reason to look at it again; a follower with an empty folder needs all of it."""
     await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096))
     subject = f"data.{stream_name}"

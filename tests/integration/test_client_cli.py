@@ -49,7 +49,7 @@ def json_of(run: Run, *words: str) -> Any:
     return json.loads(out)
 
 
-def test_from_creation_to_deletion(run: Run, tmp_path: Path) -> None:
+def test_cli_creates_publishes_consumes_and_deletes(run: Run, tmp_path: Path) -> None:
     code, out, err = run("stream", "create", "orders", "--subject", "shop.orders")
     assert (code, err) == (0, "")
     assert out == "stream orders on shop.orders: 1 partition, 3 replicas each\n"
@@ -357,7 +357,7 @@ def test_cli_with_closed_output_ends_without_error(run: Run, cluster: DevCluster
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
-def test_a_time_ends_the_reading(run: Run) -> None:
+def test_consume_until_a_time_ends_there(run: Run) -> None:
     assert run("stream", "create", "times", "--subject", "shop.times")[0] == 0
     assert run("consume", "times", "--until", "-1s")[:2] == (0, "")
     assert run("consume", "times", "--until", "+300ms")[:2] == (0, "")

@@ -57,7 +57,7 @@ async def read(client: Client, stream: str, **how: Any) -> list[Any]:
     return [record async for record in client.consume(stream, **{"until": "end", **how})]
 
 
-async def test_a_stream_is_made_listed_and_deleted(client: Client, name: str) -> None:
+async def test_client_creates_lists_and_deletes_a_stream(client: Client, name: str) -> None:
     stream = await client.create_stream(name, f"data.{name}", partitions=2)
     assert (stream.name, stream.subject, len(stream.partitions)) == (name, f"data.{name}", 2)
     assert all(sorted(p.replicas) == ["n1", "n2", "n3"] == sorted(p.isr) for p in stream.partitions)
@@ -128,7 +128,7 @@ async def test_consume_follows_stream_and_stops_at_until(client: Client, name: s
         await read(client, name, start=151)
 
 
-async def test_a_planned_range_is_the_same_from_every_replica(client: Client, name: str) -> None:
+async def test_planned_range_is_the_same_from_every_replica(client: Client, name: str) -> None:
     stream = await client.create_stream(name, f"data.{name}")
     async with await client.publisher(name) as publisher:
         for payload in payloads(0, 3000):
@@ -154,7 +154,7 @@ async def test_stream_created_again_has_another_uid(client: Client, name: str) -
     assert [r.value for r in await read(client, name)] == [b"new"]
 
 
-async def test_too_large_is_a_negative_ack(client: Client, name: str) -> None:
+async def test_message_too_large_gets_a_negative_ack(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     with pytest.raises(PublishRejectedError) as caught:
         await client.publish(name, bytes(2 * 1024 * 1024))
@@ -187,7 +187,7 @@ async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
         cluster.stop()
 
 
-async def test_the_cluster_describes_itself(client: Client, name: str) -> None:
+async def test_describe_cluster_lists_nodes_and_streams(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     state = await client.describe_cluster(linearizable=True)
     assert sorted(state.image.nodes) == ["n1", "n2", "n3"] == state.image.live_nodes()
@@ -199,7 +199,7 @@ async def test_the_cluster_describes_itself(client: Client, name: str) -> None:
         await client.node_status("nobody")
 
 
-async def test_a_tombstone_is_no_empty_value_and_an_empty_key_is_a_key(client: Client, name: str) -> None:
+async def test_client_distinguishes_tombstones_empty_values_and_empty_keys(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     await client.publish(name, b"", key=b"a")
     await client.publish(name, None, key=b"a")
@@ -213,7 +213,7 @@ async def test_a_tombstone_is_no_empty_value_and_an_empty_key_is_a_key(client: C
     assert found == [(b"a", b""), (b"a", None), (b"", b"v"), (None, None), (b"posted", None), (None, b"last")]
 
 
-async def test_a_cached_subject_is_believed_only_while_its_stream_is_there(client: Client, dev: DevCluster, name: str) -> None:
+async def test_client_uses_a_cached_subject_only_while_its_stream_exists(client: Client, dev: DevCluster, name: str) -> None:
     subject = f"data.{name}"
     async with await connect(dev.nats_url, dev.namespace) as other, asyncio.timeout(60):
         await client.create_stream(name, subject)

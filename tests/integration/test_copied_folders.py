@@ -35,7 +35,7 @@ async def start_all(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("role", ["leader", pytest.param("follower", marks=pytest.mark.long)])
-async def test_a_folder_is_put_back_from_a_copy_of_a_clean_stop(
+async def test_node_with_a_directory_restored_from_a_clean_stop_catches_up(
     fragile: Any, stream_name: str, role: str, tmp_path: Path
 ) -> None:
     await fragile.create(stream_name)

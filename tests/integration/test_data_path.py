@@ -48,7 +48,7 @@ async def test_jetstream_publisher_gets_ack_and_its_headers_are_stored(bench: An
     assert dict(record.headers) == {"Nats-Msg-Id": b"m0", "X": b"y"}
 
 
-async def test_a_wrong_expected_sequence_is_refused_as_jetstream_does(bench: Any, stream_name: str) -> None:
+async def test_publish_with_a_wrong_expected_sequence_is_rejected_as_in_jetstream(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     js = bench.nc.jetstream(timeout=5)
     await js.publish(f"data.{stream_name}", b"a")
@@ -73,7 +73,7 @@ async def test_jetstream_publisher_gets_error_for_unsupported_header(bench: Any,
 
 
 @pytest.mark.parametrize("policy", ["LEADER", "ALL"])
-async def test_an_enveloped_publish_gets_an_ack_envelope(bench: Any, stream_name: str, policy: str) -> None:
+async def test_enveloped_publish_gets_an_ack_envelope(bench: Any, stream_name: str, policy: str) -> None:
     await bench.create(stream_name)
     message = client_pb2.Message(
         offset=-1,
@@ -135,7 +135,7 @@ async def test_node_never_publishes_to_a_subject_chosen_by_a_publisher(bench: An
     assert heard == []
 
 
-async def test_a_stream_without_acks_never_answers(bench: Any, stream_name: str) -> None:
+async def test_stream_without_acks_never_answers(bench: Any, stream_name: str) -> None:
     await bench.client.create_stream(stream_name, f"data.{stream_name}", config=StreamConfig(ack_policy=AckPolicy.NONE))
     await bench.until(lambda: bench.ready(stream_name), "led")
     with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
@@ -181,7 +181,7 @@ async def test_subject_has_one_answering_stream_and_foreign_protocol_is_ignored(
     assert [json.loads(answer)["stream"] for answer in answers] == [stream_name]
 
 
-async def test_a_reader_at_the_end_is_answered_by_the_next_commit(bench: Any, stream_name: str) -> None:
+async def test_reader_at_the_end_is_answered_by_the_next_commit(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"first"])
     await bench.read_from("n2", stream_name, 1)
@@ -234,7 +234,7 @@ async def test_partitions_have_subjects_and_leaders_of_their_own(bench: Any, str
         assert found[0].values() == [b"to %d" % partition.partition]
 
 
-async def test_a_deleted_stream_leaves_nothing_behind(bench: Any, stream_name: str) -> None:
+async def test_deleted_stream_leaves_no_files(bench: Any, stream_name: str) -> None:
     stream = await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"x"])
     folders = [bench.cluster.data / node / "streams" / f"{stream_name}-{stream.uid}" for node in NODES]
@@ -250,7 +250,7 @@ async def test_a_deleted_stream_leaves_nothing_behind(bench: Any, stream_name: s
     assert await bench.publish_acked(f"data.{stream_name}", [b"new"]) == [1]
 
 
-async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, stream_name: str) -> None:
+async def test_status_page_and_metrics_listen_on_loopback(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"x"])
     leader = await bench.leader(stream_name)
@@ -283,7 +283,7 @@ async def test_status_request_reaches_node_before_its_first_report(bench: Any) -
     assert await is_absent(bench.nc, Subjects(), "n9")
 
 
-async def test_a_forged_notice_changes_nothing_on_a_follower(bench: Any, stream_name: str) -> None:
+async def test_follower_ignores_a_forged_notice(bench: Any, stream_name: str) -> None:
     """With the sizes of a real retention, too: only the node's own reading of it moves its log start [D26]."""
     await bench.create(stream_name, config=StreamConfig(retention_records=10))
     await bench.publish_acked(f"data.{stream_name}", [b"%d" % number for number in range(60)])

@@ -88,7 +88,7 @@ def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("end", "nodes"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 3)])
-def test_everything_stops_with_dev(
+def test_dev_command_stops_every_process(
     started: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: signal.Signals, nodes: int
 ) -> None:
     dev = started("dev", "--nodes", str(nodes), "--port", "0", "--data", str(tmp_path / "data"), "--json")
@@ -203,7 +203,9 @@ def test_node_waiting_for_nats_stops_at_once(started: Callable[..., subprocess.P
     assert node.returncode == 0
 
 
-def test_a_wrong_setting_is_named(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_start_with_an_invalid_setting_names_the_setting(
+    started: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     node = started("sidecar", "--node-id", "a b", "--data", str(tmp_path))
     _, errors = node.communicate(timeout=PATIENCE_S)
     assert node.returncode == 2

@@ -52,7 +52,7 @@ def held(group: Group) -> set[int]:
     return {key.partition for key in group.owned}
 
 
-async def test_partitions_are_shared_and_taken_over_and_no_record_is_lost(coordinated: Bench, stream_name: str) -> None:
+async def test_group_shares_partitions_and_loses_no_record(coordinated: Bench, stream_name: str) -> None:
     """Two members share four partitions; one dies without a word; the other goes on where it had committed [G1, G5]."""
     stream_name += "-shared"  # no other test's stream begins so
     await coordinated.create(stream_name, partitions=PARTITIONS)

@@ -47,7 +47,7 @@ async def test_nodes_outside_metadata_group_lead_partitions_and_return(five: Dev
     await close_bench(bench)
 
 
-async def test_a_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, stream_name: str) -> None:
+async def test_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, stream_name: str) -> None:
     bench = await open_bench(five)
     await bench.create(stream_name, partitions=5)
     stopping = await bench.leader(stream_name)
@@ -60,7 +60,7 @@ async def test_a_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, 
     await close_bench(bench)
 
 
-async def test_a_forged_record_of_the_feed_deletes_no_data(five: DevCluster, stream_name: str) -> None:
+async def test_forged_feed_record_deletes_no_data(five: DevCluster, stream_name: str) -> None:
     """Nodes that are no controllers know the cluster by the feed, on which whoever can publish may say that a stream is gone."""
     bench = await open_bench(five)
     stream = await bench.create(stream_name, partitions=5)

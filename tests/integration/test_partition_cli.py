@@ -115,7 +115,7 @@ def test_partition_commands_report_impossible_requests(
     assert text in said
 
 
-def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: DevCluster) -> None:
+def test_unclean_election_needs_a_command_and_is_reported_everywhere(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "lossy", "--subject", "lossy", "--replicas", "2", "--min-isr", "1")[0] == 0
     partition = state(cluster, "lossy")
     leader, follower = partition["replicas"]

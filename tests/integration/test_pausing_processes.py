@@ -65,7 +65,7 @@ class Publisher:
 
 
 @pytest.mark.parametrize("standby", [False, True])
-async def test_a_pause_holds_whatever_is_killed(fragile: Bench, stream_name: str, standby: bool) -> None:
+async def test_paused_stream_stays_paused_after_any_kill(fragile: Bench, stream_name: str, standby: bool) -> None:
     name, subject, nodes = stream_name, f"data.{stream_name}", fragile.cluster.nodes
     await fragile.create(name, partitions=1, replicas=3, config=StreamConfig(failover_standby=standby))
     publisher = Publisher(fragile, subject)

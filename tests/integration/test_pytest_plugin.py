@@ -68,7 +68,7 @@ def test_faults(liftpy_client, liftpy_cluster):
     with pytest.raises(NotFoundError):
         liftpy_client.stream("payments")
 
-def test_in_memory(liftpy_memory):
+def test_memory_cluster_passes_the_client_cases(liftpy_memory):
     with liftpy_memory.sync_client() as client:
         client.create_stream("orders", "shop.orders", replicas=3)
         client.publish("orders", b"before")

@@ -117,7 +117,7 @@ async def test_new_controllers_name_missing_members_and_start_with_the_last_one(
     assert (await controllers["a"].propose(register("a"))).error == OK
 
 
-async def test_with_the_operators_word_two_of_three_begin_and_the_third_joins_late(controllers: Controllers) -> None:
+async def test_bootstrap_majority_starts_two_of_three_and_the_third_joins_later(controllers: Controllers) -> None:
     controllers.bootstrap_majority = True
     await controllers.start("a", "b")
     assert (await controllers["a"].propose(register("a"))).error == OK
@@ -128,7 +128,7 @@ async def test_with_the_operators_word_two_of_three_begin_and_the_third_joins_la
     assert (await controllers["c"].propose(register("c"), 15)).error == OK
 
 
-async def test_every_member_proposes_and_all_see_the_same(controllers: Controllers) -> None:
+async def test_controllers_all_propose_and_apply_the_same_entries(controllers: Controllers) -> None:
     await controllers.start()
     for name in "abc":
         response = await controllers[name].propose(register(name))
@@ -141,7 +141,7 @@ async def test_every_member_proposes_and_all_see_the_same(controllers: Controlle
     assert await controllers["c"].barrier()
 
 
-async def test_the_leader_knows_how_far_each_member_has_applied(controllers: Controllers) -> None:
+async def test_metadata_leader_knows_the_applied_index_of_each_controller(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     leader = controllers[controllers.leader]
@@ -169,7 +169,7 @@ async def test_member_stops_when_snapshot_cannot_be_written(url: str, tmp_path: 
     await group.stop()
 
 
-async def test_the_same_operation_is_applied_once(controllers: Controllers) -> None:
+async def test_controllers_apply_an_operation_once(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     request = create("orders")
@@ -191,7 +191,7 @@ async def test_stopping_metadata_leader_transfers_the_leadership(controllers: Co
     await until(lambda: "orders" in controllers[old].image.streams)
 
 
-async def test_all_restart_and_nothing_is_forgotten(controllers: Controllers) -> None:
+async def test_controllers_all_restarted_keep_their_state(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     await controllers.asked(create("orders"))
@@ -200,7 +200,7 @@ async def test_all_restart_and_nothing_is_forgotten(controllers: Controllers) ->
     await until(lambda: all("orders" in controllers[n].image.streams for n in "abc"))
 
 
-async def test_a_member_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> None:
+async def test_controller_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, compact_after=20)
     await group.start()
     await group["a"].propose(register("a"))
@@ -251,7 +251,7 @@ async def test_metadata_group_of_one_member_works(url: str, tmp_path: Path) -> N
     await group.stop()
 
 
-async def test_a_cluster_is_described_to_clients(controllers: Controllers, url: str) -> None:
+async def test_controllers_describe_the_cluster_to_clients(controllers: Controllers, url: str) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     follower = FeedSubscriber("d", await nats.connect(url, inbox_prefix=Subjects("t").inbox("d")), Subjects("t"))
@@ -263,7 +263,7 @@ async def test_a_cluster_is_described_to_clients(controllers: Controllers, url: 
     await follower._connection.close()
 
 
-async def test_without_a_majority_nothing_is_done(controllers: Controllers) -> None:
+async def test_controllers_without_a_majority_decide_nothing(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     await controllers.stop("a", "b")
@@ -307,7 +307,7 @@ async def test_emptied_member_votes_only_after_catching_up(controllers: Controll
     assert (tmp_path / emptied / "member").exists()
 
 
-async def test_foreign_bytes_in_the_log_are_refused_counted_and_change_nothing(controllers: Controllers) -> None:
+async def test_controllers_reject_and_count_foreign_bytes_in_the_log(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     leader = controllers[controllers.leader]

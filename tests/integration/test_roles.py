@@ -70,7 +70,7 @@ def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -
 _MAIN = "from sidecar.cli.main import main; main()"
 
 
-async def test_each_role_is_sufficient_for_its_use(cluster: DevCluster, tmp_path: Path) -> None:
+async def test_role_permissions_are_sufficient_for_their_use(cluster: DevCluster, tmp_path: Path) -> None:
     plain = await nats.connect(
         cluster.nats_url, user="publisher", password="publisher-secret", inbox_prefix=b"_INBOX_publisher"
     )
@@ -133,7 +133,7 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
     assert "does not let" not in (folder / f"{leader}.log").read_text()
 
 
-def test_the_commands_work_under_their_roles(cluster: DevCluster) -> None:
+def test_commands_work_under_their_role_permissions(cluster: DevCluster) -> None:
     made = liftpy(cluster, AccessRole.OPERATOR, "stream", "create", "more", "--subject", "shop.more")
     assert made.returncode == 0, made.stderr
     shown = liftpy(cluster, AccessRole.STATUS, "status", "--json")
@@ -178,7 +178,7 @@ async def test_client_without_permission_fails_within_a_round_trip(cluster: DevC
             await client.create_stream("mine", "shop.mine")
 
 
-async def test_a_member_shares_works_and_commits(cluster: DevCluster) -> None:
+async def test_group_member_role_works_and_commits(cluster: DevCluster) -> None:
     """With the coordinator in nodes that have their role and no more; it answers under the member's own inboxes."""
     async with asyncio.timeout(60), await as_role(cluster, AccessRole.MEMBER) as client:
         async with (
@@ -312,7 +312,7 @@ def _dev(flags: list[str], password: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("lacking", ["publish", "subscribe"])
-def test_node_without_permissions_ends_and_names_them(lacking: str, tmp_path: Path) -> None:
+def test_node_without_permissions_stops_and_names_them(lacking: str, tmp_path: Path) -> None:
     what, instead = ("publish: { allow: [", "info") if lacking == "publish" else ("subscribe: { allow: [", "inbox.>")
     rights = as_nats_conf(rights_of(AccessRole.NODE, SCOPES[AccessRole.NODE])).replace(
         f'{what}"acme.>"', f'{what}"acme.{instead}"'

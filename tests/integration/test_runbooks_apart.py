@@ -166,7 +166,7 @@ async def test_network_split_majority_side_continues_and_minority_stops(ground: 
 
 # ---- isr-stuck ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-async def test_replica_without_path_to_leader_loses_its_place(ground: Apart, bench: Bench) -> None:
+async def test_replica_without_a_path_to_the_leader_leaves_the_isr(ground: Apart, bench: Bench) -> None:
     group = (await bench.client.describe_cluster()).metadata_leader
     leader, stuck, spare = (name for name in ground.names if name != group)
     await create_on(bench, "stuck", leader, group, stuck)

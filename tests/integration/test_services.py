@@ -376,7 +376,7 @@ async def _beyond(service: Running, count: int) -> bool:
     return (await service.bench.client.bounds(service.outputs)).end_offset > count
 
 
-async def test_everything_killed_at_once_comes_back_to_the_same_state_and_outputs(run: Any) -> None:
+async def test_services_all_killed_at_once_return_to_the_same_state_and_outputs(run: Any) -> None:
     service: Running = await run("ratelimiter")
     bench = service.bench
     await service.publish(730)

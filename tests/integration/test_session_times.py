@@ -96,7 +96,7 @@ async def in_sync(client: Client) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_session_and_lease_change_under_load_whatever_the_nodes_settings_say(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_session_times_change_under_load_regardless_of_node_settings(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
 
     def on_line(node: str, line: str) -> None:

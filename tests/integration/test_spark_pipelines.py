@@ -170,7 +170,7 @@ def test_compact_during_rewrites_contains_every_key(lake: Lake) -> None:
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_an_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: DevCluster, tmp_path: Path) -> None:
+def test_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: DevCluster, tmp_path: Path) -> None:
     source, target = "pipe-in", "pipe-out"
     table, output, nats = str(tmp_path / "table"), str(tmp_path / "latest"), {"nats": shared_cluster.nats_url}
 

@@ -104,7 +104,7 @@ def expected(partition: int, offsets: range) -> list[tuple[int, int, str]]:
 
 
 # ---- batch ---------------------------------------------------------------------------------------------------------------
-def test_batch_reads_every_column_of_every_record(streams: Streams) -> None:
+def test_spark_batch_reads_every_column_of_every_record(streams: Streams) -> None:
     stream = streams.node.add_stream("columns", partitions=2)
     append(stream.partitions[0], 250)
     append(stream.partitions[1], 30)
@@ -120,7 +120,7 @@ def test_batch_reads_every_column_of_every_record(streams: Streams) -> None:
     assert row["timestamp"].timestamp() == pytest.approx(1_700_000_000.1)
 
 
-def test_batch_ranges_columns_and_times(streams: Streams) -> None:
+def test_spark_batch_reads_selected_ranges_columns_and_times(streams: Streams) -> None:
     append(streams.node.add_stream("ranges").partitions[0], 500)
     some = streams.read(
         "ranges", startingOffsets='{"ranges": {"0": 120}}', endingOffsets='{"ranges": {"0": 340}}', columns="offset,timestamp"
@@ -152,7 +152,7 @@ def test_spark_frame_shows_stream_at_its_first_action(streams: Streams) -> None:
     assert (last.rdd.getNumPartitions(), last.count()) == (2, 30)
 
 
-def test_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Streams) -> None:
+def test_spark_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Streams) -> None:
     streams.node.add_stream("empty")
     assert streams.read("empty").select("key", "offset").collect() == []
 
@@ -176,13 +176,13 @@ def test_spark_read_error_has_code_and_reason(streams: Streams, options: dict[st
         streams.read("refused", **options).collect()
 
 
-def test_no_such_stream(streams: Streams) -> None:
+def test_spark_read_of_a_missing_stream_raises_not_found(streams: Streams) -> None:
     streams.node.add_stream("clicks")
     with pytest.raises(Exception, match=r"\[NOT_FOUND\] .*'click'.*did you mean 'clicks'"):
         streams.read("click").collect()
 
 
-def test_retention_between_planning_and_reading_is_an_error(streams: Streams) -> None:
+def test_spark_batch_with_retention_after_planning_raises_data_loss(streams: Streams) -> None:
     log = streams.node.add_stream("shrinking").partitions[0]
     append(log, 200)
     frame = streams.read("shrinking", columns="offset")
@@ -193,7 +193,7 @@ def test_retention_between_planning_and_reading_is_an_error(streams: Streams) ->
 
 
 # ---- streaming -----------------------------------------------------------------------------------------------------------
-def test_streaming_restarts_from_its_checkpoint_and_reads_everything_once(streams: Streams) -> None:
+def test_spark_streaming_restart_reads_everything_once(streams: Streams) -> None:
     stream = streams.node.add_stream("flow", partitions=2)
     append(stream.partitions[0], 300)
     append(stream.partitions[1], 100)
@@ -226,7 +226,7 @@ def test_spark_repeated_micro_batch_has_the_same_records(streams: Streams) -> No
     assert first == {"again": {"0": 100, "epochs": {"0": 1}, "uid": "uid-again"}}
 
 
-def test_spark_checkpoint_rejects_stream_created_again(streams: Streams) -> None:
+def test_spark_checkpoint_rejects_a_recreated_stream(streams: Streams) -> None:
     append(streams.node.add_stream("reborn", uid="first").partitions[0], 50)
     streams.run_to_end("reborn", "reborn")
     append(streams.node.add_stream("reborn", uid="second").partitions[0], 80)
@@ -237,7 +237,7 @@ def test_spark_checkpoint_rejects_stream_created_again(streams: Streams) -> None
     assert streams.last_offsets("reborn") == {"reborn": {"0": 80, "epochs": {"0": 1}, "uid": "second"}}
 
 
-def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams) -> None:
+def test_spark_streaming_with_retention_after_the_checkpoint_raises_or_warns(streams: Streams) -> None:
     log = streams.node.add_stream("trimmed").partitions[0]
     append(log, 100)
     streams.run_to_end("trimmed", "trimmed")

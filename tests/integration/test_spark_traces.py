@@ -69,6 +69,6 @@ async def test_micro_batch_span_belongs_to_trace_of_first_publisher(
     assert (said["messaging.destination.name"], said["liftpy.offset"]) == (stream_name, 1)
 
 
-def test_spark_tracing_without_packages_names_them(spark: Any) -> None:
+def test_spark_tracing_without_packages_names_the_packages(spark: Any) -> None:
     with pytest.raises(ConfigError, match="includeHeaders"), processing(spark.range(1), "orders"):
         pass

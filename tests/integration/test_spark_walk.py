@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)
 
 
 @pytest.mark.long
-def test_orders_are_copied_archived_added_up_audited_and_drawn(
+def test_shop_example_copies_archives_aggregates_audits_and_plots_orders(
     spark: Any, shared_cluster: DevCluster, stream_name: str, tmp_path: Path
 ) -> None:
     access = Access(servers=shared_cluster.nats_url, namespace=shared_cluster.namespace)
@@ -49,7 +49,7 @@ def test_orders_are_copied_archived_added_up_audited_and_drawn(
     assert stats(access, wanted, spark=spark).to_json() == stats(access, wanted).to_json()
 
 
-def test_a_compressed_stream_travels_compressed_to_executors(shared_cluster: DevCluster, stream_name: str) -> None:
+def test_compressed_stream_is_sent_compressed_to_executors(shared_cluster: DevCluster, stream_name: str) -> None:
     values = [b"%05d" % n + b"x" * 1000 for n in range(500)]
 
     async def publish() -> StreamImage:

@@ -65,7 +65,7 @@ async def test_transfer_request_of_another_epoch_changes_nothing(bench: Any, str
     assert (await bench.nc.request(f"data.{stream_name}", b"x", timeout=TIMEOUT_S)).data
 
 
-async def test_only_an_inbox_is_answered(bench: Any, stream_name: str) -> None:
+async def test_leader_answers_only_inboxes(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     partition, _ = await _asker(bench, stream_name)
     request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)

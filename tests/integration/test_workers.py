@@ -147,7 +147,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
+async def test_cluster_of_two_process_nodes_serves_streams(cluster: DevCluster) -> None:
     client = await connect([cluster.nats_url])
     try:
         await client.create_stream("orders", "orders", partitions=PARTITIONS, replicas=3)
@@ -197,7 +197,7 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
 
 
 @pytest.mark.long
-async def test_the_first_process_killed_and_other_numbers_of_processes(tmp_path: Path) -> None:
+async def test_two_process_node_survives_a_killed_process_and_another_worker_count(tmp_path: Path) -> None:
     file = tmp_path / "n1.toml"
     file.write_text("")
     with DevCluster(1, settings={**QUICK, "LIFTPY_WORKERS": "2"}, on_line=show) as running:

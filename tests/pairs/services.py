@@ -80,7 +80,10 @@ async def _reset_to_log_start(world: World, group: str) -> None:
         PartitionKey(world.stream, world.uid, partition): (await world.client.bounds(world.stream, partition)).log_start_offset
         for partition in range(world.partitions)
     }
-    known = (await describe_group(world.client, group)).positions
+    try:
+        known = (await describe_group(world.client, group)).positions
+    except NotFoundError:  # it had committed nothing, and its last member has left: it begins at the log start by itself
+        return
     behind = {key: start for key, start in starts.items() if known.get(key, start) < start}
     if behind:
         await reset_group(world.client, group, behind)

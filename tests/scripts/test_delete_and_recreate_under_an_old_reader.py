@@ -39,7 +39,7 @@ async def _filled(bus: FakeBus, uid: str, text: str, count: int) -> Desk:
     return desk
 
 
-async def test_recreated_stream_reader_of_the_old_stream_gets_an_error_and_keeps_its_position() -> None:
+async def test_old_reader_of_a_recreated_stream_gets_an_error_and_keeps_its_position() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 7)
     reader = ReadProgress("orders", 0, 0)

@@ -43,20 +43,20 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_PATIENCE_S", 0.05)
 
 
-def test_each_alert_has_to_fire_for_its_fault_and_no_other() -> None:
+def test_alert_verdict_requires_the_alert_of_its_fault_and_no_other() -> None:
     assert judged("kill", Firing(set(), {"NodeDown"}, {"NodeDown", "UnderReplicated", "FailoverSlow"})) == []
     assert judged("kill", Firing({"NodeDown"})) == ["kill: UnderReplicated did not fire"]
     assert judged("cut", Firing({"UnderReplicated", "NodeDown"})) == ["cut: NodeDown fired"]
     assert judged("disk full", Firing(set())) == ["disk full: DiskFull did not fire"]
 
 
-def test_what_does_not_end_is_said() -> None:
+def test_alert_verdict_reports_an_alert_that_does_not_end() -> None:
     prometheus = Firing({"UnderReplicated"})
     prometheus.stays = {"UnderReplicated"}
     assert judged("cut", prometheus) == ["cut: not quiet again, ['UnderReplicated'] fire"]
 
 
-def test_only_the_times_of_rules_are_shorter() -> None:
+def test_alert_rules_for_tests_change_only_their_times() -> None:
     assert faster("for: 5m\nfor: 0s\nfor: 24h\ninterval: 15s\nexpr: rate(x_5m[10m]) > 0.25 or y[30s] * 60 > 5", 20) == (
         "for: 15s\nfor: 0s\nfor: 4320s\ninterval: 1s\nexpr: rate(x_5m[30s]) > 0.25 or y[2s] * 60 > 5"
     )

@@ -14,7 +14,7 @@ from tests.system.audit.__main__ import SETTINGS, Outcome, run
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-def test_each_event_is_in_the_stream_once_though_the_metadata_leader_dies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_stream_has_each_event_once_across_a_metadata_leader_death(capsys: pytest.CaptureFixture[str]) -> None:
     with DevCluster(3, settings=SETTINGS) as cluster:
         out = asyncio.run(run(cluster, kills=1))
         assert out.wrong() == [], out.text()
@@ -31,7 +31,7 @@ def _told(capsys: pytest.CaptureFixture[str], cluster: DevCluster) -> list[dict[
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_it_judges() -> None:
+def test_audit_verdict_finds_missing_duplicate_and_lost_events() -> None:
     def asked(index: int, number: int = 0, **said: str) -> dict[str, object]:
         return {"index": index, "number": number, "kind": "request", "request": "createStream", "outcome": "done", **said}
 

@@ -21,6 +21,6 @@ def cluster() -> Iterator[DevCluster]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-async def test_what_a_bound_does_not_hold_is_refused_by_its_name(cluster: DevCluster, kind: str) -> None:
+async def test_publish_beyond_a_memory_bound_is_rejected_with_the_name_of_the_bound(cluster: DevCluster, kind: str) -> None:
     out = await reach(cluster, kind, default_count(kind, BOUND_BYTES), BOUND_BYTES)
     assert not out.wrong, out

@@ -33,14 +33,14 @@ def acks(numbers: list[int]) -> list[Acked]:
     return [Acked(number, offset, 1, 0.0, 0.0) for offset, number in enumerate(numbers)]
 
 
-def test_equal_logs_that_hold_every_ack_are_right(tmp_path: Path) -> None:
+def test_fault_verdict_accepts_equal_logs_with_every_ack(tmp_path: Path) -> None:
     folders = {name: write(tmp_path / name, NUMBERS) for name in "abc"}
     verdict = check(acks(NUMBERS)[1:3], folders)
     assert verdict.right
     assert (verdict.acknowledged, verdict.log_end_offset, verdict.replicas) == (2, 4, 3)
 
 
-def test_a_replica_that_lost_its_end_and_one_that_holds_something_else(tmp_path: Path) -> None:
+def test_fault_verdict_finds_a_truncated_and_a_changed_replica(tmp_path: Path) -> None:
     folders = {
         "a": write(tmp_path / "a", NUMBERS),
         "b": write(tmp_path / "b", NUMBERS[:2]),
@@ -51,14 +51,14 @@ def test_a_replica_that_lost_its_end_and_one_that_holds_something_else(tmp_path:
     assert (verdict.lost, verdict.changed, verdict.unequal) == (2, 1, ["b", "c"])
 
 
-def test_an_offset_acked_twice_and_a_message_stored_twice(tmp_path: Path) -> None:
+def test_fault_verdict_finds_an_offset_acknowledged_twice_and_a_message_stored_twice(tmp_path: Path) -> None:
     folders = {"a": write(tmp_path / "a", [7, 3, 7, 4])}
     verdict = check([*acks([7]), Acked(8, 0, 2, 0.0, 0.0)], folders)
     assert (verdict.acked_twice, verdict.stored_twice, verdict.lost, verdict.changed) == (1, 1, 0, 0)
     assert not verdict.right
 
 
-def test_a_replica_whose_bytes_are_no_log(tmp_path: Path) -> None:
+def test_fault_verdict_finds_a_replica_with_a_damaged_log(tmp_path: Path) -> None:
     folders = {name: write(tmp_path / name, NUMBERS) for name in "ab"}
     segment = min(folders["b"].glob("*.log"))
     segment.write_bytes(segment.read_bytes()[:-1] + b"?")
@@ -67,7 +67,7 @@ def test_a_replica_whose_bytes_are_no_log(tmp_path: Path) -> None:
     assert (verdict.unequal, verdict.damaged) == (["b"], ["b"])
 
 
-def test_percentiles_are_values_that_there_were() -> None:
+def test_fault_verdict_percentiles_are_measured_values() -> None:
     assert percentiles([]) == {}
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "max": 3.0}
     assert percentiles([float(n) for n in range(1, 201)]) == {"p50": 100.0, "p99": 198.0, "max": 200.0}
@@ -95,7 +95,7 @@ def outputs(log: bytes) -> list[bytes | None]:
     return [output.value for output in machine.outbox.take(0, machine.outbox.output_count)]
 
 
-def test_services_that_replayed_the_log_and_emitted_once_are_right(tmp_path: Path) -> None:
+def test_fault_verdict_accepts_services_that_replayed_and_wrote_once(tmp_path: Path) -> None:
     log = a_log(250)
     found = served(tmp_path, log).check("u", log, outputs(log))
     assert (found.position, found.outputs, found.problems) == (200, 2, [])
@@ -106,21 +106,21 @@ def test_services_that_replayed_the_log_and_emitted_once_are_right(tmp_path: Pat
 
 
 @pytest.mark.parametrize("changed", [0, 199])
-def test_one_record_that_a_service_saw_otherwise(tmp_path: Path, changed: int) -> None:
+def test_fault_verdict_finds_a_service_with_another_record(tmp_path: Path, changed: int) -> None:
     log = a_log(250)
     _, (_, other) = services.replay("s", "u", a_log(250, changed))
     (problem,) = served(tmp_path, log, other).check("u", log, outputs(log)).problems
     assert "beside b differs" in problem
 
 
-def test_a_snapshot_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_verdict_finds_a_missing_service_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_STORED_WITHIN_S", 0.0)
     log = a_log(250)
     (problem,) = served(tmp_path, log, b"").check("u", log, outputs(log)).problems
     assert "beside b has no snapshot at 200" in problem
 
 
-def test_an_output_twice_and_one_that_is_missing(tmp_path: Path) -> None:
+def test_fault_verdict_finds_duplicate_and_missing_outputs(tmp_path: Path) -> None:
     log = a_log(250)
     beside, (first, second) = served(tmp_path, log), outputs(log)
     for written, text in (([first, first, second], "differ at 1"), ([first], "1 outputs instead of 2")):
@@ -128,7 +128,7 @@ def test_an_output_twice_and_one_that_is_missing(tmp_path: Path) -> None:
         assert text in problem
 
 
-async def test_a_commit_that_is_gone_and_one_that_nobody_asked_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fault_verdict_finds_lost_and_unrequested_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     key = PartitionKey("faulted", "u", 0)
 
     async def cursor_at(*_: Any) -> dict[PartitionKey, int]:

@@ -29,7 +29,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_a_flood_changes_neither_leader_nor_isr_and_everything_is_stored(cluster: DevCluster) -> None:
+async def test_flood_changes_neither_leader_nor_isr_and_stores_everything(cluster: DevCluster) -> None:
     outcome = await flood(cluster, 900_000, flush="always", size_bytes=100, publishers=6, per_second=0, min_isr=2)
     assert outcome.calm, outcome.text()
     assert (outcome.lost, outcome.dropped, outcome.stored) == (0, {}, 900_000), outcome.text()

@@ -49,7 +49,7 @@ SHORT_PER_S = 800
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.long
-def test_floods_of_whole_frames_move_nothing_and_what_is_too_much_is_counted() -> None:
+def test_garbage_floods_of_whole_frames_change_nothing_and_are_counted() -> None:
     outcome = send_floods({name: flood.short for name, flood in FLOODS.items()}, per_s=SHORT_PER_S)
     assert outcome.wrong() == [], outcome.text()
     assert outcome.refused["metadata: control request, too many"] > 0
@@ -61,7 +61,7 @@ def test_floods_of_whole_frames_move_nothing_and_what_is_too_much_is_counted() -
     assert done + late >= made, "what was whole was done or counted, and the cluster can still say so"
 
 
-def test_verdict_of_a_change_behind_a_starved_window_is_none_and_of_any_other_is_wrong() -> None:
+def test_garbage_verdict_ignores_changes_only_after_a_starved_window() -> None:
     outcome = Outcome(acked=1, read=1, described=1, terms={1}, refused={"checksum": 1}, isr_sizes={2, 3})
     outcome.leaderships = {(0, "n1", 1), (1, "n2", 1), (1, "n3", 2)}
     outcome.changes = [(20.0, "leader of 1: ('n3', 2)"), (20.5, "ISR of 0: ['n1', 'n2']")]
@@ -73,7 +73,7 @@ def test_verdict_of_a_change_behind_a_starved_window_is_none_and_of_any_other_is
         outcome.changes.pop()
 
 
-def test_every_row_of_the_table_has_subjects_and_they_are_what_it_says() -> None:
+def test_garbage_targets_cover_every_row_of_the_permission_table() -> None:
     found = targets(PLACE)
     assert set(found) == {use.built_by for use in USES if use.built_by}
     for use in USES:
@@ -82,7 +82,7 @@ def test_every_row_of_the_table_has_subjects_and_they_are_what_it_says() -> None
             assert all(matches(pattern, subject) for subject in found[use.built_by]), use
 
 
-def test_nothing_of_it_is_an_order_that_names_real_things() -> None:
+def test_garbage_contains_no_valid_request_for_existing_objects() -> None:
     heard = Overheard()
     orders = [
         cluster_pb2.ControlRequest(deleteStream=cluster_pb2.DeleteStream(name="s")),

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.mark.long
-async def test_a_quota_holds_beside_a_neighbour_and_while_it_is_altered() -> None:
+async def test_quota_holds_beside_another_stream_and_while_altered() -> None:
     """On a busy machine a publisher that stands still loses what it did not offer: so far less is not wrong here."""
     with DevCluster(3, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
         out = await quota.run(cluster, seconds=3.0, tolerance=0.25)
@@ -22,7 +22,7 @@ async def test_a_quota_holds_beside_a_neighbour_and_while_it_is_altered() -> Non
     assert out.by_client > 0
 
 
-async def test_all_who_are_refused_in_a_flood_are_told_so() -> None:
+async def test_flood_rejections_are_all_answered() -> None:
     with DevCluster(3, settings=flood.SETTINGS, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
         out = await flood.run(cluster, 2.0, shortest_s=1.0)
     assert (out.unanswered(), out.ended) == (0, []), out.text()
@@ -31,7 +31,7 @@ async def test_all_who_are_refused_in_a_flood_are_told_so() -> None:
     assert out.calm_after_s >= 0
 
 
-async def test_what_was_altered_holds_once_all_nodes_have_it() -> None:
+async def test_altered_quota_is_measured_after_all_nodes_have_it() -> None:
     asked: list[str] = []
     indexes = {"n1": iter([4, 7, 7]), "n2": iter([7, 7]), "n3": iter([3, 5, 6, 9])}
 
@@ -58,7 +58,7 @@ def said(
     }  # fmt: skip
 
 
-def test_they_judge() -> None:
+def test_overload_verdicts_find_each_error() -> None:
     calm = quota.Outcome(
         30.0, alone=said({"ok": 15_000}), held=said({"ok": 30_200, "quota": 60_000}), beside=said({"ok": 30_000}),
         altered=said({"ok": 30_400, "quota": 60_000}, seconds=15.0), by_client=30_000, client_s=15.0,

@@ -27,7 +27,7 @@ GOOD = [
 ]
 
 
-def test_what_is_right_is_counted() -> None:
+def test_queue_verdict_accepts_and_counts_a_correct_history() -> None:
     found = judged(GOOD, {0: 4}, 4.0, 2.0)
     assert (found.wrong, found.records, found.given, found.acked) == ([], 4, 6, 4)
     assert found.again_s.tolist() == [5.0, 5.0]
@@ -41,18 +41,18 @@ def test_what_is_right_is_counted() -> None:
         ([line("given", 1.5, 2, 2)], ""),
     ],
 )
-def test_what_comes_after_its_acknowledgement_is_seen_in_any_order_of_lines(more: list[dict[str, Any]], said: str) -> None:
+def test_queue_verdict_finds_a_record_delivered_after_its_ack(more: list[dict[str, Any]], said: str) -> None:
     assert judged([*more, *GOOD], {0: 4}, 9.0, 2.0).wrong == ([said] if said else [])
 
 
-def test_what_was_skipped_or_away_for_too_long_is_seen() -> None:
+def test_queue_verdict_finds_skipped_and_late_records() -> None:
     assert judged(GOOD, {0: 6}, 4.0, 2.0).wrong == ["0/4, and 1 more, never given"]
     assert judged(GOOD, {0: 4}, 2.0, 2.0).wrong == ["a record came again after 5.0 s, its wait is 2 s"]
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-async def test_workers_and_their_coordinator_are_killed(tmp_path: Path) -> None:
+async def test_queue_workers_and_coordinator_killed_lose_no_record(tmp_path: Path) -> None:
     plan = Plan(
         records=6000, workers=3, kill_every_s=1.0, node_every_s=2.0, wait_s=2.0, batch=200, size_bytes=20, seed=1, most_kills=2,
         most_nodes=1, slack_s=60.0,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.core.base.ids import PartitionKey, is_internal
+from liftpy.core.base.ids import PROBE_STREAM, PartitionKey, is_internal
 from liftpy.core.publish import jetstream_headers
 from liftpy.core.publish.acks import Envelope, Publishers
 from liftpy.core.publish.dedup_window import MAX_ID_BYTES, MESSAGE_ID, ids_of, is_id
@@ -278,6 +278,8 @@ class MessageDecoder:
         """What the stream lets in; None: whatever comes."""
         self.wants_offsets = False
         """Whether a publish that expects no offset is refused (optimistic concurrency)."""
+        self._takes_plain = not is_internal(key.stream) or key.stream == PROBE_STREAM
+        """Whether plain NATS messages are records. Into an internal stream only commands and offers of the cluster go [A22]."""
         self._own_is_protocol = is_protocol_shaped(own_subject)
         self._forms = [
             Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
@@ -332,6 +334,10 @@ class MessageDecoder:
             special = [index for index in special if index not in columns.unfit]
         if special and self._policy is not AckPolicy.NONE:
             special = self._take_ordinary(columns, messages, special, now_wall_ns)
+        if not self._takes_plain:
+            plain = [index for index, message in enumerate(messages) if not message[2].startswith(magic)]
+            columns.unfit.update(dict.fromkeys(plain, self._no_plain()))
+            special = [index for index in special if index not in columns.unfit]
         opened_count = len(columns.ids)
         for index in special:
             opened = self._opened_batch(messages[index]) if len(messages) == 1 else None
@@ -341,7 +347,7 @@ class MessageDecoder:
                 self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
         if 0 < opened_count < len(columns.ids):
             columns.ids = dict(sorted(columns.ids.items()))
-        if fast_batches and len(columns.unfit) > len(fast_batches):
+        if not self._takes_plain or (fast_batches and len(columns.unfit) > len(fast_batches)):
             columns.unfit = dict(sorted(columns.unfit.items()))
         if self.max_message_bytes or self.wants_offsets:
             self._judge_by_settings(columns, messages)
@@ -403,6 +409,9 @@ class MessageDecoder:
                 columns.publishers.replies[index] = b""
             elif (published := self._opened(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
+        if published is None and not self._takes_plain:
+            columns.unfit[index] = self._no_plain()
+            return
         if len(block) > jetstream_headers.MAX_BLOCK_BYTES:
             columns.unfit[index] = jetstream_headers.BLOCK_TOO_LARGE
             return
@@ -579,7 +588,7 @@ class MessageDecoder:
         if not self._is_ours(head):
             columns.unfit[0] = self._misaddressed(head)
         elif is_internal(self._key.stream):
-            columns.unfit[0] = Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
+            columns.unfit[0] = self._no_plain()
         elif message[3]:
             detail = "A batch must not have NATS headers. Put the headers into its records."
             columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
@@ -612,6 +621,9 @@ class MessageDecoder:
             columns.publishers.batch_records = wanted.record_count = published.body.record_count
             if head.HasField("expectedOffset"):
                 columns.expected[0] = head.expectedOffset
+
+    def _no_plain(self) -> Rejection:
+        return Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
 
     def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
         wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"

@@ -301,6 +301,17 @@ def has_wildcards(subject: str) -> bool:
     return "*" in tokens or tokens[-1] == ">"
 
 
+def overlaps(one: str, other: str) -> bool:
+    """Return whether a subject without wildcards can match both, which may have wildcards."""
+    ones, others = one.split("."), other.split(".")
+    for mine, theirs in zip(ones, others, strict=False):
+        if ">" in (mine, theirs):
+            return True
+        if mine != theirs and "*" not in (mine, theirs):
+            return False
+    return len(ones) == len(others)
+
+
 def matcher(subject: str) -> Callable[[str], bool]:
     """Return a function that checks whether a subject without wildcards matches ``subject``.
 

@@ -138,14 +138,15 @@ class MemoryCluster:
         with contextlib.suppress(concurrent.futures.TimeoutError):
             asyncio.run_coroutine_threadsafe(close(), loop).result(_CALL_S)
 
-        def end() -> None:
+        async def end() -> None:
             try:
                 self._end()
+                await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
             finally:
-                loop.stop()
+                loop.call_soon(loop.stop)
                 ended.set()
 
-        loop.call_soon_threadsafe(end)
+        asyncio.run_coroutine_threadsafe(end(), loop)
         ended.wait(_CALL_S)
         thread.join(_CALL_S)
         if not thread.is_alive():

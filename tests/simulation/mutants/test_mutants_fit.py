@@ -56,7 +56,7 @@ def takes_the_same(old: Any, new: Any) -> bool:
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_it_patches_what_is_shipped(mutant: Mutant) -> None:
+def test_mutant_patches_shipped_code(mutant: Mutant) -> None:
     for owner, name, _ in targets(mutant):
         module = defined_in(owner, name)
         assert module.startswith(("liftpy.", "sidecar.")), f"{module}.{name}"
@@ -64,7 +64,7 @@ def test_it_patches_what_is_shipped(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_it_fits(mutant: Mutant) -> None:
+def test_mutant_has_the_signature_of_the_replaced_code(mutant: Mutant) -> None:
     for owner, name, new in targets(mutant):
         old = inspect.getattr_static(owner, name)
         old = old.__func__ if isinstance(old, classmethod | staticmethod) else old
@@ -73,7 +73,7 @@ def test_it_fits(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_it_is_asked(mutant: Mutant) -> None:
+def test_mutant_is_called_by_the_shipped_code(mutant: Mutant) -> None:
     """What a table has taken hold of when it was made is not replaced where it came from."""
     for name, new in decisions(mutant):
         assert takes_the_same(REQUESTS[name].decide, new)
@@ -83,7 +83,7 @@ def test_it_is_asked(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.seed], ids=lambda mutant: mutant.name)
-def test_its_seed_kills_it(mutant: Mutant) -> None:
+def test_mutant_is_detected_by_its_seed(mutant: Mutant) -> None:
     """The same seed without it is among those of ``test_sim_seeds``, and clean."""
     assert (
         mutant.seed
@@ -95,6 +95,6 @@ def test_its_seed_kills_it(mutant: Mutant) -> None:
     assert not is_a_misfit(outcome.violation)
 
 
-def test_names_are_unique() -> None:
+def test_mutant_names_are_unique() -> None:
     names = [mutant.name for mutant in ALL]
     assert len(names) == len(set(names))

@@ -25,7 +25,7 @@ _A_PERSON = (161, 180, 193, 216)
 
 
 @pytest.mark.timeout(120)
-def test_two_versions_decide_the_same_as_long_as_the_image_says_which_level_holds() -> None:
+def test_mixed_versions_decide_the_same_at_each_feature_level() -> None:
     seen: Counter[str] = Counter()
     wanted = ("finalize: OK", "finalize: INVALID", "processes of the old version", "processes of the new version")
     wanted = (*wanted, "born at level 5", "born at level 6", "old versions that met the level and ended")
@@ -35,14 +35,14 @@ def test_two_versions_decide_the_same_as_long_as_the_image_says_which_level_hold
 
 
 @pytest.mark.timeout(120)
-def test_a_decision_that_asks_its_own_version_is_found() -> None:
+def test_mixed_versions_detect_a_decision_by_the_own_version() -> None:
     with decides(guarded=False):
         assert "M5" in run_seed(_SHOWS, Counter(), MixedRun)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.long
-def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
+def test_corrupted_controller_image_is_found_and_fetched_again() -> None:
     seen: Counter[str] = Counter()
     assert run_seed(_TURNS, seen, DivergedRun) == ""
     assert seen["folders put aside"] == 1
@@ -53,13 +53,13 @@ def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", sampled(_NO_MAJORITY, 4))
-def test_where_no_majority_agrees_one_is_found(seed: int) -> None:
+def test_corrupted_controller_images_without_a_majority_find_one_again(seed: int) -> None:
     assert run_seed(seed, Counter(), DivergedRun) == ""
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", sampled(_A_PERSON, 4))
-def test_where_all_differ_one_is_put_aside_by_a_person_and_the_group_goes_on(seed: int) -> None:
+def test_corrupted_controller_images_that_all_differ_are_resolved_by_an_operator(seed: int) -> None:
     seen: Counter[str] = Counter()
     assert run_seed(seed, seen, DivergedRun) == ""
     assert sum(seen[who] for who in ("persons who stop the leader", "persons who stop another one")) in (1, 2)

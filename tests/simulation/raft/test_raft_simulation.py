@@ -27,7 +27,7 @@ from tests.simulation.raft.plots import PLOTS
 ONE_IS_LEFT = 1000
 """A seed in which the group shrinks to one voter, which dies before it has flushed what it decided alone."""
 SEEDS = (2, 4, 5, 11, ONE_IS_LEFT)
-"""The cheapest seeds that together show every state of ``test_no_seed_breaks_an_invariant``."""
+"""The cheapest seeds that together show every state of ``test_raft_simulation_seeds_break_no_invariant``."""
 
 _TRACE = """
 import hashlib, logging, sys, tempfile
@@ -45,7 +45,7 @@ for seed in (1, 3):
 
 
 @pytest.mark.timeout(600)
-def test_no_seed_breaks_an_invariant() -> None:
+def test_raft_simulation_seeds_break_no_invariant() -> None:
     seen, failures = run_seeds(SEEDS)
     assert failures == []
     wanted = (
@@ -74,13 +74,13 @@ def test_no_seed_breaks_an_invariant() -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if not m.slow], ids=lambda mutant: mutant.name)
-def test_a_mutant_is_killed_by_its_seed(mutant: RaftMutant) -> None:
+def test_raft_mutant_is_detected_by_its_seed(mutant: RaftMutant) -> None:
     """``python -m tests.simulation.raft --mutants`` also runs the seed without the mutant, which has to be clean."""
     with mutant.applied():
         assert run_seed(mutant.seed, Counter()), "it survives"
 
 
-def test_the_same_seed_gives_the_same_history_whatever_the_hash_seed() -> None:
+def test_raft_simulation_does_not_depend_on_the_hash_seed() -> None:
     printed = []
     for hash_seed in ("1", "2"):
         given = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_history_whatever_the_hash_seed() -> None:
     assert first != second, "two seeds have two histories"
 
 
-def test_a_kind_of_fault_draws_from_its_own_generator() -> None:
+def test_raft_simulation_fault_kinds_use_their_own_generators() -> None:
     alone, beside = Draws(7), Draws(7)
     for _ in range(5):
         beside["a kind that is new"].random()
@@ -109,7 +109,7 @@ def _begun(fsm: CheckedFsm) -> CheckedFsm:
     return fsm
 
 
-def test_the_ghosts_checks_can_fail() -> None:
+def test_raft_simulation_checks_can_fail() -> None:
     ghost = Ghost()
     _begun(CheckedFsm(ghost, "a")).apply(_entry(1), 1)
     with pytest.raises(Violation, match="elsewhere"):
@@ -129,7 +129,7 @@ def test_the_ghosts_checks_can_fail() -> None:
         later.apply(_entry(3), 3)
 
 
-def test_work_ahead_takes_several_steps_and_shows_nothing() -> None:
+def test_raft_simulation_works_ahead_in_several_invisible_steps() -> None:
     ghost = Ghost()
     fsm = _begun(CheckedFsm(ghost, "a", lambda: 3))
     before = fsm.image
@@ -142,7 +142,7 @@ def test_work_ahead_takes_several_steps_and_shows_nothing() -> None:
         fsm.work_ahead(_entry(2), 2)
 
 
-def test_an_operation_that_changes_something_twice_is_seen() -> None:
+def test_raft_simulation_detects_an_operation_applied_twice() -> None:
     ghost, fsm = Ghost(), born_fsm(elections=True)
     register = registration(nodeId="d0")
     entry = pb.ControlRequest(registerNode=register, operationId=b"r" * 16).SerializeToString()
@@ -157,7 +157,7 @@ def test_an_operation_that_changes_something_twice_is_seen() -> None:
             ghost.applied(entry, index, before, fsm, answer)
 
 
-def test_commands_in_the_queue_of_a_leader_that_steps_down_are_refused_not_forwarded(tmp_path: Path) -> None:
+def test_raft_simulation_leader_that_steps_down_rejects_queued_commands(tmp_path: Path) -> None:
     """The library forwards them by a message that is not of the protocol, and the member stopped."""
     run = Run(3, tmp_path)
     run.execute()

@@ -26,7 +26,7 @@ from tests.sim.checkers import others_hold_enough
         (CommitPolicy.QUORUM, "abcde", "abcde", "a", "bc", False),
     ],
 )
-def test_how_many_have_to_be_left(
+def test_simulated_faults_leave_enough_complete_replicas(
     policy: CommitPolicy, replicas: str, isr: str, left_out: str, whole: str, enough: bool
 ) -> None:
     by_quorum = policy is CommitPolicy.QUORUM

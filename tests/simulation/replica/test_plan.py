@@ -12,7 +12,7 @@ NEW = "meteor"
 
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if not name.startswith("lasting")])
-def test_a_kind_that_is_added_leaves_the_others_as_they_were(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_plan_with_an_added_kind_keeps_the_other_faults(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {seed: draw_plan(seed, profile) for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
     struck = 0
@@ -26,7 +26,7 @@ def test_a_kind_that_is_added_leaves_the_others_as_they_were(profile: str, monke
 
 
 @pytest.mark.parametrize("profile", ["lasting", "lasting-many", "lasting-leaders"])
-def test_so_does_one_that_lasts(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_plan_with_an_added_lasting_kind_keeps_the_other_times(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes turns of others, and changes nothing else."""
     before = {seed: draw_plan(seed, profile).faults for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
@@ -41,14 +41,14 @@ def test_so_does_one_that_lasts(profile: str, monkeypatch: pytest.MonkeyPatch) -
     assert struck > len(SEEDS) / 2
 
 
-def test_a_kind_is_taken_out_of_the_schedule_of_a_seed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_plan_without_one_kind_keeps_the_other_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {seed: draw_plan(seed, "").faults for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, "", tuple(kind for kind in PROFILES[""] if kind != "pause"))
     for seed in SEEDS:
         assert draw_plan(seed, "").faults == tuple(fault for fault in before[seed] if fault.kind != "pause")
 
 
-def test_every_kind_strikes_in_many_seeds() -> None:
+def test_fault_plans_use_every_kind_in_many_seeds() -> None:
     drawn: dict[str, set[int]] = {}
     for seed in range(1, 101):
         for fault in draw_plan(seed, "").faults:
@@ -57,7 +57,7 @@ def test_every_kind_strikes_in_many_seeds() -> None:
     assert set(PROFILES[""]) <= set(drawn)
 
 
-def test_faults_are_in_the_order_of_time() -> None:
+def test_fault_plan_is_in_time_order() -> None:
     def times(faults: tuple[Fault, ...]) -> list[int]:
         return [fault.at_ns for fault in faults]
 

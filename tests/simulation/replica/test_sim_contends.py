@@ -27,7 +27,7 @@ def run(seed: int) -> Outcome:
     return run_plan(replace(draw_plan(seed), contends=True), EVENTS)
 
 
-def test_what_is_committed_stands_where_it_was_expected() -> None:
+def test_simulated_conditional_publishes_are_committed_at_the_expected_sequence() -> None:
     seen, waited, add = dict[str, int](), list[bool](), IndexWait.add
 
     def watched(self: IndexWait, *arguments: Any) -> bool:
@@ -79,7 +79,7 @@ _FETCHED = LogState.fetched
         (what_is_cut_is_known_on, 5), (what_is_not_committed_is_not_looked_at, 0), (a_follower_takes_no_subjects, 2),
     ],
 )  # fmt: skip
-def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
+def test_simulated_conditional_publish_bug_is_detected(bug: Callable[[], Patches], seed: int) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)

@@ -30,7 +30,7 @@ def run(seed: int) -> Outcome:
     return run_plan(replace(draw_plan(seed), produces=True), EVENTS)
 
 
-def test_each_record_is_committed_once_and_in_order() -> None:
+def test_simulated_producers_commit_each_record_once_in_order() -> None:
     seen: dict[str, int] = {}
     for seed in SEEDS:
         outcome = run(seed)
@@ -44,7 +44,7 @@ def compacted(seed: int) -> Outcome:
     return run_plan(replace(plan, produces=True, derives=True), EVENTS)
 
 
-def test_compaction_costs_a_producer_nothing() -> None:
+def test_simulated_producers_are_not_affected_by_compaction() -> None:
     outcome = compacted(15)
     assert outcome.violation is None, outcome.report()
     assert min(outcome.counters[what] for what in ("records dropped by compaction", "derivation: read again", *WANTED)) > 0
@@ -54,7 +54,7 @@ def derive(seed: int) -> Outcome:
     return run_plan(replace(draw_plan(seed), derives=True), EVENTS)
 
 
-def test_what_is_made_from_another_stream_is_there_once() -> None:
+def test_simulated_producers_with_a_source_store_each_derived_record_once() -> None:
     outcome = derive(4)
     assert outcome.violation is None, outcome.report()
     assert outcome.counters["producer: stored"]
@@ -109,7 +109,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize(("bug", "seed"), BUGS)
-def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
+def test_simulated_producer_bug_is_detected(bug: Callable[[], Patches], seed: int) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)
@@ -138,7 +138,7 @@ def a_member_begins_before_what_is_there() -> Patches:
 
 
 @pytest.mark.parametrize("bug", [a_position_stays_where_it_was, a_member_begins_before_what_is_there])
-def test_a_bug_of_positions_is_seen(bug: Callable[[], Patches]) -> None:
+def test_simulated_source_position_bug_is_detected(bug: Callable[[], Patches]) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)

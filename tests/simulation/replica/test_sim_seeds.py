@@ -122,7 +122,7 @@ as long: run ``--corpus`` where a rule of a replica changes."""
 
 
 @pytest.mark.timeout(900)
-def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
+def test_simulated_seeds_break_no_invariant_and_cover_every_event() -> None:
     assert set(SHORT) <= set(corpus())
     seen: Counter[str] = Counter()
     failures = []
@@ -149,11 +149,11 @@ def _digest(hash_seed: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_seed_is_one_history_whatever_the_hash_order() -> None:
+def test_simulated_seed_gives_one_history_for_any_hash_order() -> None:
     assert _digest("1") == _digest("2")
 
 
-def test_a_failing_seed_is_made_short() -> None:
+def test_simulated_failing_seed_is_shrunk() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "no maximal ISR")
     with mutant.applied():
         failed = next(outcome for outcome in (run_seed(seed, 1500) for seed in range(26, 80)) if outcome.violation)

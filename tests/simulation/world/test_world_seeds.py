@@ -30,10 +30,10 @@ def _digests(printed: str) -> list[str]:
     return [line for line in printed.splitlines() if line[:1].isdigit() and len(line.split()) == 2]
 
 
-def test_seed_in_two_processes_gives_the_same_trace() -> None:
+def test_simulated_world_seed_gives_the_same_trace_in_two_processes() -> None:
     first, second = (_run(seed, "--profile", "one", "--seeds", "2", "--busy", "2", "--digests") for seed in (1, 2))
     assert _digests(first) == _digests(second) != []
 
 
-def test_seeds_of_all_faults_keep_every_rule() -> None:
+def test_simulated_world_seeds_of_all_faults_keep_every_rule() -> None:
     _run(0, "--profile", "all", "--seeds", "1", "--busy", "3")

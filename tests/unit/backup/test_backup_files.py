@@ -41,13 +41,13 @@ def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_backup_manifest_survives_encoding(tmp_path: Path) -> None:
     _, _, manifest = two_backups(tmp_path)
     manifest = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=(("orders", UID, 0, 55),)),))
     assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
-def test_each_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
+def test_backup_manifest_with_any_flipped_bit_is_rejected(tmp_path: Path) -> None:
     store, one, _ = two_backups(tmp_path)
     data = store.read(manifest_path(one.backup))
     for position in range(0, len(data), 7):  # 7 and 8 have no divisor in common: every bit of a byte has its turn
@@ -57,7 +57,7 @@ def test_each_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
             decode_manifest(bytes(wrong))
 
 
-def test_a_manifest_is_written_in_one_way(tmp_path: Path) -> None:
+def test_backup_manifest_in_another_layout_is_rejected(tmp_path: Path) -> None:
     """Then no bit of it is without a meaning."""
     store, one, _ = two_backups(tmp_path)
     whole = json.loads(store.read(manifest_path(one.backup)))
@@ -65,7 +65,7 @@ def test_a_manifest_is_written_in_one_way(tmp_path: Path) -> None:
         decode_manifest(json.dumps(whole).encode())
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_backup_manifest_of_another_format_is_rejected(tmp_path: Path) -> None:
     import hashlib
 
     store, one, _ = two_backups(tmp_path)
@@ -77,7 +77,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         decode_manifest(json.dumps(whole).encode())
 
 
-def test_names_become_paths_only_when_they_are_names() -> None:
+def test_backup_path_with_an_invalid_name_is_rejected() -> None:
     with pytest.raises(InvalidNameError):
         piece_path("../orders", UID, 0, 0, FIRST)
     path = piece_path("orders", UID, 0, 0, FIRST)
@@ -98,7 +98,7 @@ def test_names_become_paths_only_when_they_are_names() -> None:
         ('"epoch": 4', '"epoch": 5'),
     ],
 )
-def test_a_manifest_that_somebody_wrote_by_hand_is_checked(tmp_path: Path, old: str, new: str) -> None:
+def test_backup_manifest_with_impossible_values_is_rejected(tmp_path: Path, old: str, new: str) -> None:
     """Its digest fits, and what it says can't be."""
     import hashlib
 
@@ -112,7 +112,7 @@ def test_a_manifest_that_somebody_wrote_by_hand_is_checked(tmp_path: Path, old: 
         decode_manifest(whole.encode())
 
 
-def test_full_pieces_are_kept_and_the_tail_is_read_again(tmp_path: Path) -> None:
+def test_incremental_backup_keeps_full_pieces_and_copies_the_tail_again(tmp_path: Path) -> None:
     _, one, two = two_backups(tmp_path)
     old, new = one.streams[0].partitions[0], two.streams[0].partitions[0]
     assert [piece.end for piece in old.pieces] == [30, 60, 80]
@@ -125,7 +125,9 @@ def test_full_pieces_are_kept_and_the_tail_is_read_again(tmp_path: Path) -> None
     ("start", "high_watermark", "ends"),
     [(0, 79, [30, 60]), (29, 79, [30, 60]), (30, 79, [60]), (70, 79, []), (0, 58, [30]), (0, 59, [30, 60])],
 )
-def test_what_is_kept_follows_the_log(tmp_path: Path, start: int, high_watermark: int, ends: list[int]) -> None:
+def test_incremental_backup_keeps_pieces_within_the_current_log(
+    tmp_path: Path, start: int, high_watermark: int, ends: list[int]
+) -> None:
     _, one, _ = two_backups(tmp_path)
     old = one.streams[0].partitions[0]
     chain, kept = kept_pieces(old, start, high_watermark, old.pieces[0].file.size_bytes)
@@ -135,7 +137,7 @@ def test_what_is_kept_follows_the_log(tmp_path: Path, start: int, high_watermark
     assert kept_pieces(None, start, high_watermark, 1) == (NO_CHAIN, ())
 
 
-def test_verify_finds_a_flipped_bit_in_each_kind_of_file_and_names_it(tmp_path: Path) -> None:
+def test_backup_verify_finds_a_flipped_bit_in_every_file_and_names_the_file(tmp_path: Path) -> None:
     store, _, two = two_backups(tmp_path)
     assert verify_backup(store, two).faults == []
     assert verify_backup(store, two).files == len(two.files)
@@ -158,7 +160,7 @@ def test_verify_finds_a_flipped_bit_in_each_kind_of_file_and_names_it(tmp_path: 
         store.newest()
 
 
-def test_a_piece_of_right_digest_and_wrong_place_is_found(tmp_path: Path) -> None:
+def test_backup_verify_finds_a_piece_in_the_wrong_place(tmp_path: Path) -> None:
     """The chain says what was before: pieces of another log don't fit, though each is whole."""
     store, one, _ = two_backups(tmp_path)
     for other, says in (
@@ -171,7 +173,7 @@ def test_a_piece_of_right_digest_and_wrong_place_is_found(tmp_path: Path) -> Non
         assert any(says in fault for fault in verify_backup(store, manifest).faults), says
 
 
-def test_the_image_is_of_the_same_streams(tmp_path: Path) -> None:
+def test_backup_verify_checks_that_the_image_has_the_same_streams(tmp_path: Path) -> None:
     store, one, _ = two_backups(tmp_path)
     wrong = replace(one, streams=(replace(one.streams[0], uid="00000b-20", partitions=()),))
     with pytest.raises(CorruptionError, match="another stream orders"):
@@ -181,7 +183,7 @@ def test_the_image_is_of_the_same_streams(tmp_path: Path) -> None:
         read_image(store, wrong)
 
 
-def test_only_whole_backups_are_listed_as_such(tmp_path: Path) -> None:
+def test_backup_list_marks_incomplete_backups(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     assert [(entry.backup, entry.faults) for entry in list_backups(store)] == [(FIRST, ()), (SECOND, ())]
     last = tmp_path / two.streams[0].partitions[0].pieces[-1].file.path
@@ -200,7 +202,7 @@ def test_only_whole_backups_are_listed_as_such(tmp_path: Path) -> None:
     assert read_image(store, one).streams["orders"].uid == UID
 
 
-def test_prune_takes_what_nobody_names_and_nothing_else(tmp_path: Path) -> None:
+def test_backup_prune_removes_only_unreferenced_files(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     store.put("pieces/orders/notes.txt", b"not ours")
     dead = piece_path("orders", UID, 0, 5, "20261101T000001Z-0000000d")
@@ -219,7 +221,7 @@ def test_prune_takes_what_nobody_names_and_nothing_else(tmp_path: Path) -> None:
         prune_backups(store, 0, NOW)
 
 
-def test_prune_leaves_what_a_running_backup_may_use(tmp_path: Path) -> None:
+def test_backup_prune_keeps_files_of_a_running_backup(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     running = f"{NOW:%Y%m%dT%H%M%SZ}-0000000e"
     store.put(running_path(running), json.dumps({"since": FIRST}).encode())
@@ -255,7 +257,7 @@ class Meanwhile(Store):
         self.happens()
 
 
-def test_prune_leaves_a_backup_that_begins_or_ends_meanwhile(tmp_path: Path) -> None:
+def test_backup_prune_keeps_a_backup_that_begins_or_ends_meanwhile(tmp_path: Path) -> None:
     _, one, _ = two_backups(tmp_path)
     store = Meanwhile.at(str(tmp_path))
     assert isinstance(store, Meanwhile)
@@ -286,7 +288,9 @@ def test_prune_leaves_a_backup_that_begins_or_ends_meanwhile(tmp_path: Path) -> 
     assert {running_path(later), piece_path("orders", UID, 0, 5, later)} <= files_of(tmp_path)
 
 
-def test_the_mark_of_a_backup_that_begins_at_the_end_of_a_prune_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_prune_keeps_the_marker_of_a_backup_begun_during_the_prune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, _, _ = two_backups(tmp_path)
     later = f"{NOW:%Y%m%dT%H%M%SZ}-0000000e"
     remove = store.remove
@@ -301,7 +305,7 @@ def test_the_mark_of_a_backup_that_begins_at_the_end_of_a_prune_stays(tmp_path: 
     assert running_path(later) in files_of(tmp_path), "the next prune has to know of it"
 
 
-def test_prune_keeps_the_newest_whole_ones(tmp_path: Path) -> None:
+def test_backup_prune_keeps_the_newest_complete_backups(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     (tmp_path / two.streams[0].partitions[0].pieces[-1].file.path).unlink()
     assert prune_backups(store, 1, NOW).backups == (), "the newest is not whole"
@@ -313,7 +317,7 @@ def test_prune_keeps_the_newest_whole_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [0, 3600], ids=["in the same second", "the clock was set back"])
-def test_the_newest_backup_is_the_last_that_was_begun(ahead_s: int) -> None:
+def test_backup_ids_increase_within_one_second_and_with_clock_jumps(ahead_s: int) -> None:
     """By chance of their random part a backup restored the one before it, taken in the same second."""
     taken = [new_backup_id(NOW + timedelta(seconds=ahead_s))]
     for _ in range(20):
@@ -325,7 +329,7 @@ def test_the_newest_backup_is_the_last_that_was_begun(ahead_s: int) -> None:
     assert not is_backup_id("20261341T250000Z-00000000"), "no such time"
 
 
-async def test_a_backup_is_begun_above_all_that_the_store_has(tmp_path: Path) -> None:
+async def test_backup_id_is_above_every_id_in_the_store(tmp_path: Path) -> None:
     store, _, two = two_backups(tmp_path)
     ahead = new_backup_id(datetime(2096, 1, 1, tzinfo=UTC))
     (tmp_path / manifest_path(ahead)).parent.mkdir(parents=True)
@@ -343,7 +347,7 @@ async def test_a_backup_is_begun_above_all_that_the_store_has(tmp_path: Path) ->
     assert min(begun) > ahead > two.backup
 
 
-def test_stores(tmp_path: Path) -> None:
+def test_backup_store_locations_are_parsed(tmp_path: Path) -> None:
     store = Store.at(f"file://{tmp_path}/deep/store")
     assert store.sizes("backups") == {}
     assert store.backup_ids() == []
@@ -362,7 +366,7 @@ def test_stores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 70])
-def test_an_empty_partition_has_no_pieces(tmp_path: Path, start: int) -> None:
+def test_backup_of_an_empty_partition_has_no_pieces(tmp_path: Path, start: int) -> None:
     """Of a stream with more partitions than keys, or whose records retention took: its backup was one that nobody could read."""
     empty = PartitionCopy(partition=0, start=start, high_watermark=start - 1)
     assert (empty.chain, empty.epoch, empty.size_bytes) == (NO_CHAIN, 0, 0)

@@ -35,7 +35,7 @@ def looked(tmp_path: Path) -> Look:
     return look
 
 
-def test_the_newest_whole_backup_is_what_counts(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_show_the_newest_complete_backup(tmp_path: Path, looked: Look) -> None:
     _, one, two = two_backups(tmp_path / "store")
     code, found = looked(tmp_path / "store")
     assert (code, found["valid"], found["damaged"]) == (0, 2, 0)
@@ -53,11 +53,11 @@ def test_the_newest_whole_backup_is_what_counts(tmp_path: Path, looked: Look) ->
     assert (found["valid"], found["damaged"], found["newest_timestamp_seconds"]) == (0, 2, 0)
 
 
-def test_a_store_that_is_not_there_has_no_backup(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_of_a_missing_store_show_no_backup(tmp_path: Path, looked: Look) -> None:
     assert looked(tmp_path / "gone")[1]["newest_timestamp_seconds"] == 0
 
 
-def test_what_stood_there_stays_where_the_store_cannot_be_looked_at(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_file_is_unchanged_if_the_store_cannot_be_read(tmp_path: Path, looked: Look) -> None:
     prom = tmp_path / "liftpy.prom"
     prom.write_text("what was")
     done = CliRunner().invoke(liftpy, ["backup", "list", "nonsense://x", "--metrics-file", str(prom)])
@@ -65,12 +65,12 @@ def test_what_stood_there_stays_where_the_store_cannot_be_looked_at(tmp_path: Pa
     assert prom.read_text() == "what was"
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_file_that_cannot_be_written_is_an_error(tmp_path: Path, looked: Look) -> None:
     two_backups(tmp_path / "store")
     assert looked(tmp_path / "store", tmp_path / "gone" / "x.prom")[0]
 
 
-def test_no_secret_of_a_url_is_written() -> None:
+def test_backup_metrics_contain_no_secret_of_the_url() -> None:
     assert shown_store("s3://key:secret@bucket/liftpy?endpoint=x&secret=y") == "s3://bucket/liftpy"
     assert shown_store("file:///mnt/b") == "file:///mnt/b"
     assert shown_store("/mnt/a@b?c") == "/mnt/a@b?c"

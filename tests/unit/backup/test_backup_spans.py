@@ -25,7 +25,7 @@ from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
 
 
-def test_a_step_ends_where_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_step_span_ends_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter((100, 110, 130, 170, 105))
     spans = StepSpans("backup", lambda: next(now))
     for name in ("begin", "barrier", "pieces"):
@@ -63,7 +63,7 @@ class Kept:
 
 
 @pytest.mark.parametrize("error", [None, CorruptionError("a file is torn"), KeyboardInterrupt()])
-def test_the_command_is_exported_when_it_ends_or_fails(error: BaseException | None) -> None:
+def test_backup_trace_is_exported_when_the_command_ends_or_fails(error: BaseException | None) -> None:
     pytest.importorskip("opentelemetry.sdk")
     kept = Kept()
     with nullcontext() if error is None else pytest.raises(type(error)):  # noqa: SIM117 - what is raised goes through
@@ -80,7 +80,7 @@ def test_the_command_is_exported_when_it_ends_or_fails(error: BaseException | No
     assert ("liftpy.step" in root.attributes) is (error is not None)
 
 
-def test_a_collector_that_hangs_holds_nobody_up_for_long() -> None:
+def test_backup_trace_export_that_hangs_does_not_delay_the_command() -> None:
     pytest.importorskip("opentelemetry.sdk")
     may_end = threading.Event()
 
@@ -96,7 +96,7 @@ def test_a_collector_that_hangs_holds_nobody_up_for_long() -> None:
 
 
 @pytest.mark.parametrize("what", ["create", "restore", "drill"])
-def test_each_command_tells_its_steps(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opentelemetry.sdk")
     _, _, manifest = two_backups(tmp_path)
     kept = Kept()
@@ -136,7 +136,7 @@ def test_each_command_tells_its_steps(what: str, tmp_path: Path, monkeypatch: py
     assert root.attributes.get("liftpy.written_bytes") == (12 if what == "create" else None)
 
 
-def test_off_nothing_of_opentelemetry_is_loaded() -> None:
+def test_backup_with_tracing_off_loads_no_opentelemetry() -> None:
     code = (
         "import sys; from sidecar.cli.backup import traced; from sidecar.runtime.settings import Target\n"
         "with traced('backup', Target(), 'off', '') as spans: spans.step('begin')\n"

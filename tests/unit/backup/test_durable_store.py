@@ -51,7 +51,7 @@ class Watched:
         self._inner.move(old, new)
 
 
-def test_a_file_is_flushed_before_it_has_its_name_and_every_folder_with_it(
+def test_backup_store_flushes_a_file_and_its_directories_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "store"
@@ -79,7 +79,7 @@ def test_a_file_is_flushed_before_it_has_its_name_and_every_folder_with_it(
     assert names[root / "backups" / "b"] == ["file"], "behind the move"
 
 
-def test_what_could_not_be_written_is_said_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_backup_store_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path))
     store.put("backups/b/file", b"old")
 
@@ -98,7 +98,7 @@ def test_what_could_not_be_written_is_said_and_leaves_what_was_there(tmp_path: P
         raise KeyError("an error of the writer's is the writer's")
 
 
-def test_a_manifest_is_that_of_its_folder_and_half_a_one_is_none(tmp_path: Path) -> None:
+def test_backup_manifest_in_another_directory_or_half_written_is_ignored(tmp_path: Path) -> None:
     store, _, _ = two_backups(tmp_path)
     store.put(manifest_path(SECOND), store.read(manifest_path(FIRST)))
     with pytest.raises(CorruptionError, match="The store is damaged: use another backup"):
@@ -108,7 +108,7 @@ def test_a_manifest_is_that_of_its_folder_and_half_a_one_is_none(tmp_path: Path)
     assert store.backup_ids() == [FIRST], "a death before its last step"
 
 
-async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partitions_end(
+async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a cursor points past what is kept, or a stream that was acknowledged is not in it."""
@@ -234,7 +234,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
+async def test_backup_into_a_full_store_removes_its_partial_files(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the next one finds room, once there is some: no mark of the failed one is in the way."""
@@ -260,7 +260,7 @@ async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
     assert (await create.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
 
 
-async def test_backup_that_is_cancelled_while_it_writes_leaves_nothing(client: Any, tmp_path: Path) -> None:
+async def test_backup_cancelled_during_a_write_leaves_no_files(client: Any, tmp_path: Path) -> None:
     """The thread that writes goes on: the clean-up has to wait for it."""
     store, _, _ = two_backups(tmp_path)
     before, put = store.sizes(""), store.put
@@ -285,7 +285,7 @@ async def test_backup_that_is_cancelled_while_it_writes_leaves_nothing(client: A
 
 
 @pytest.mark.parametrize("leaves", ["mark", "pieces", "image"])
-def test_prune_of_a_backup_that_is_said_to_have_died_removes_all_that_it_left(tmp_path: Path, leaves: str) -> None:
+def test_backup_prune_of_a_backup_declared_dead_removes_all_its_files(tmp_path: Path, leaves: str) -> None:
     store, _, _ = two_backups(tmp_path)
     before = store.sizes("")
     store.put(running_path(THIRD), b'{"since": "?"}')
@@ -336,7 +336,7 @@ async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_bac
         assert log.log_end_offset == 80
 
 
-async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_backups(
+async def test_backup_that_recopies_a_partition_keeps_no_earlier_pieces(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, asked = create.ReplicaReads, list[int]()

@@ -72,7 +72,9 @@ class World:
         return await create._PartitionTaking(self.home, self.stream, 0).run(create.Barrier(bounds), before)
 
 
-async def test_all_of_it_in_pieces_with_what_it_costs_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_backup_of_a_partition_is_split_into_pieces_with_their_cost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     world = World(monkeypatch, tmp_path)
     copy = await world.take()
     assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
@@ -83,7 +85,7 @@ async def test_all_of_it_in_pieces_with_what_it_costs_told(monkeypatch: pytest.M
     assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)], "a batch is whole"
 
 
-async def test_who_is_away_or_damaged_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_backup_of_a_partition_skips_absent_and_damaged_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world = World(monkeypatch, tmp_path)
     damaged = Damaged("a flip", 0)
     world.fails = {"n2": Away("no answer"), "n3": damaged}
@@ -96,7 +98,9 @@ async def test_who_is_away_or_damaged_is_passed_over(monkeypatch: pytest.MonkeyP
         await world.take()
 
 
-async def test_where_retention_has_moved_on_it_begins_again_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_backup_of_a_partition_restarts_at_the_new_log_start_after_retention(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     world = World(monkeypatch, tmp_path)
     spend = world.spend
 
@@ -115,7 +119,7 @@ async def test_where_retention_has_moved_on_it_begins_again_there(monkeypatch: p
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_what_an_earlier_backup_holds_is_used_where_it_is_the_same_log(
+async def test_backup_of_a_partition_reuses_earlier_pieces_only_of_the_same_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, same: bool
 ) -> None:
     world = World(monkeypatch, tmp_path)
@@ -130,7 +134,7 @@ async def test_what_an_earlier_backup_holds_is_used_where_it_is_the_same_log(
     assert sum(offset < 50 for _, offset in world.asked) == (0 if same else 5)
 
 
-async def test_copy_of_a_compacted_partition_ends_where_compaction_has_looked(
+async def test_backup_of_a_compacted_partition_ends_at_the_compacted_offset(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World(monkeypatch, tmp_path)
@@ -145,7 +149,7 @@ async def test_copy_of_a_compacted_partition_ends_where_compaction_has_looked(
     assert (copy.pieces[-1].end, copy.high_watermark, copy.compacted_end) == (60, 59, 60)
 
 
-async def test_copy_begins_again_where_delete_markers_went_that_it_had_not_read(
+async def test_backup_of_a_partition_restarts_when_unread_tombstones_were_deleted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World(monkeypatch, tmp_path)

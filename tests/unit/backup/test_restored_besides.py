@@ -27,7 +27,7 @@ QUOTA = DefaultQuota(records_per_s=500, bytes_per_s=4096, by_token=2)
 TIMES = SessionTimes(5500, 4000, change=3)
 
 
-async def test_a_partition_without_bounds_takes_nothing_from_the_others(
+async def test_restore_sets_group_positions_despite_a_partition_without_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -70,7 +70,7 @@ async def test_a_partition_without_bounds_takes_nothing_from_the_others(
         (("orders",), NO_QUOTA, ConfigError("the level is 3"), "the level is 3"),
     ],
 )
-async def test_an_empty_cluster_gets_the_default_quota(
+async def test_restore_into_an_empty_cluster_sets_the_default_quota(
     there: tuple[str, ...], held: DefaultQuota, fails: LiftError | None, why: str
 ) -> None:
     told: list[dict[str, int]] = []
@@ -100,7 +100,7 @@ async def test_an_empty_cluster_gets_the_default_quota(
         (("orders", "mine"), SessionTimes(5500, 4000), None, ""),
     ],
 )
-async def test_an_empty_cluster_gets_the_session_times_that_somebody_had_set(
+async def test_restore_into_an_empty_cluster_sets_changed_session_times(
     there: tuple[str, ...], held: SessionTimes | None, fails: LiftError | None, why: str
 ) -> None:
     told: list[dict[str, float]] = []
@@ -121,7 +121,7 @@ async def test_an_empty_cluster_gets_the_session_times_that_somebody_had_set(
     assert found.shown == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
 
 
-def test_session_times_that_nobody_has_set_are_no_part_of_a_backup() -> None:
+def test_backup_omits_session_times_nobody_changed() -> None:
     assert cluster_wide_of(ClusterImage(session_times=TIMES, default_quota=QUOTA)) == ClusterWide(QUOTA, TIMES)
     assert cluster_wide_of(ClusterImage(session_times=SessionTimes(900, 500))) == NOTHING_WIDE
     assert cluster_wide_of(ClusterImage()) == NOTHING_WIDE
@@ -132,7 +132,7 @@ def test_session_times_that_nobody_has_set_are_no_part_of_a_backup() -> None:
     "settings",
     [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]],
 )
-def test_the_exit_code_says_that_something_is_left_to_do(
+def test_restore_exit_code_tells_that_manual_steps_remain(
     cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_backups(tmp_path)

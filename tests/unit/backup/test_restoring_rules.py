@@ -84,7 +84,7 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
         ((HELPER, "n1"), True, False, ""),
     ],
 )  # fmt: skip
-async def test_only_what_a_dead_restore_has_left_unfinished_is_removed(
+async def test_restore_removes_only_the_unfinished_streams_of_a_dead_restore(
     manifest: Manifest, replicas: tuple[str, ...], read_only: bool, alive: bool, said: str
 ) -> None:
     world = World()
@@ -100,7 +100,7 @@ async def test_only_what_a_dead_restore_has_left_unfinished_is_removed(
         assert world.done == [("delete_stream", "orders", NEW_UID), ("remove_node", HELPER)]
 
 
-async def test_what_takes_publishes_stays_whatever_fails_then(manifest: Manifest, tmp_path: Path) -> None:
+async def test_restore_that_fails_keeps_streams_that_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
     for opened, left in (((), ["a", "b"]), (("a",), ["b"])):
         world, ended = World(), []
         restore = a_restore(world, manifest, "a", "b")
@@ -117,7 +117,7 @@ async def test_what_takes_publishes_stays_whatever_fails_then(manifest: Manifest
         assert not scratch.exists()
 
 
-async def test_a_helper_that_does_not_get_ready_may_have_registered(manifest: Manifest) -> None:
+async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manifest: Manifest) -> None:
     world = World()
     restore = a_restore(world, manifest)
 
@@ -133,7 +133,7 @@ async def test_a_helper_that_does_not_get_ready_may_have_registered(manifest: Ma
 
 @pytest.mark.parametrize("into", ["orders", "copy"])
 @pytest.mark.parametrize("fails_at", ["", "replicate", "open", "leave", "remove"])
-async def test_streams_are_opened_when_all_replicas_have_them_and_the_helper_goes_last(
+async def test_restore_opens_streams_after_all_replicas_are_in_sync_and_removes_the_helper_last(
     manifest: Manifest, fails_at: str, into: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World()
@@ -237,7 +237,7 @@ async def create_first_stream(restore: Restore) -> None:
 
 
 @pytest.mark.parametrize(("partitions", "leader_epoch"), [(1, 4), (1, 5_000_000), (3500, 4)])
-async def test_restore_after_many_epochs_or_partitions_creates_the_stream_above_them(
+async def test_restore_creates_the_stream_above_all_leader_epochs(
     manifest: Manifest, partitions: int, leader_epoch: int
 ) -> None:
     world = RealDecisions()
@@ -261,7 +261,7 @@ async def test_restore_after_many_epochs_or_partitions_creates_the_stream_above_
         ("least-loaded", ("", "", "", ""), "least-loaded", ""),
     ],
 )
-async def test_restored_stream_keeps_its_placement_policy(
+async def test_restore_keeps_the_placement_policy_of_the_stream(
     manifest: Manifest, policy: str, racks: tuple[str, ...], planned_by: str, unmet: str
 ) -> None:
     world = RealDecisions("n0")
@@ -281,7 +281,7 @@ async def test_restored_stream_keeps_its_placement_policy(
     assert world.image.streams["orders"].placement == (policy or "round-robin")
 
 
-async def test_partitions_are_added_to_a_restored_stream_by_its_policy(manifest: Manifest) -> None:
+async def test_restored_stream_places_added_partitions_by_its_policy(manifest: Manifest) -> None:
     world = RealDecisions("n1", "n2", HELPER)
     restore = a_restore(world, manifest)
     await create_first_stream(restore)
@@ -307,7 +307,7 @@ async def test_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected() -> N
     assert world.image.counters.next_leader_epoch == 1
 
 
-async def test_a_stream_counts_as_open_before_it_is(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer may be lost: somebody may have published by then."""
     world = World()
     restore = a_restore(world, manifest)
@@ -327,7 +327,7 @@ async def test_a_stream_counts_as_open_before_it_is(manifest: Manifest, monkeypa
     assert restore._open == {"orders"}
 
 
-async def test_it_waits_as_long_as_anything_changes_and_over_a_change_of_the_metadata_leader(
+async def test_restore_waits_while_anything_changes_and_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.001)
@@ -350,7 +350,7 @@ async def test_it_waits_as_long_as_anything_changes_and_over_a_change_of_the_met
     assert looks in (6, 7), "twice without a change"
 
 
-async def test_positions_are_set_within_what_there_is_and_asked_for_again_for_a_while(
+async def test_restore_limits_group_positions_to_the_restored_log_and_retries(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, asked = [0.0], []

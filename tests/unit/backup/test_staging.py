@@ -52,7 +52,7 @@ def bytes_of(batches: list[RecordBatch]) -> bytes:
     return b"".join(batch.view for batch in batches)
 
 
-def test_a_log_is_what_its_pieces_are(tmp_path: Path) -> None:
+def test_restored_log_equals_its_pieces(tmp_path: Path) -> None:
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, copy)
     assert bytes_of(found) == bytes_of(log_of(10))
@@ -66,7 +66,7 @@ def test_a_log_is_what_its_pieces_are(tmp_path: Path) -> None:
     assert done.size_bytes == digest.size_bytes
 
 
-def test_what_retention_had_taken_stays_away(tmp_path: Path) -> None:
+def test_restored_log_keeps_records_removed_by_retention_away(tmp_path: Path) -> None:
     """The first piece begins below the log start: the batch that holds it is the first."""
     old = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, replace(old, start=25))
@@ -74,13 +74,13 @@ def test_what_retention_had_taken_stays_away(tmp_path: Path) -> None:
     assert bytes_of(found) == bytes_of(log_of(10)[2:])
 
 
-def test_an_empty_log_keeps_its_start(tmp_path: Path) -> None:
+def test_restored_empty_log_keeps_its_start(tmp_path: Path) -> None:
     done, found, log = staged(tmp_path, PartitionCopy(partition=0, start=70, high_watermark=69))
     assert (done.start, done.end, log.log_end_offset, found) == (70, 70, 70, [])
 
 
 @pytest.mark.parametrize(("last", "whole"), [(46, 4), (49, 5), (50, 5), (0, 0), (98, 9), (99, 10), (500, 10)])
-def test_until_an_offset(tmp_path: Path, last: int, whole: int) -> None:
+def test_restore_until_an_offset_ends_there(tmp_path: Path, last: int, whole: int) -> None:
     """Only the last batch is another, and holds the same records."""
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, copy, Until(offset=last))
@@ -89,7 +89,7 @@ def test_until_an_offset(tmp_path: Path, last: int, whole: int) -> None:
     assert [value for batch in found for value in batch.values()] == [b"%d" % n for n in range(done.end)]
 
 
-def test_until_a_time_ends_there_whatever_the_clocks_said_later(tmp_path: Path) -> None:
+def test_restore_until_a_time_ignores_later_records_with_earlier_timestamps(tmp_path: Path) -> None:
     """A new leader's clock may be behind: what it wrote comes later all the same."""
     stamps = (100, 300, 200)
     data = [build_batch([b"a", b"b"], base_offset=2 * n, leader_epoch=1, timestamp_ns=at) for n, at in enumerate(stamps)]
@@ -99,7 +99,7 @@ def test_until_a_time_ends_there_whatever_the_clocks_said_later(tmp_path: Path) 
     assert (done.start, done.end, done.records) == (0, 2, 2)
 
 
-def test_until_a_time_ends_before_the_first_record_of_it() -> None:
+def test_restore_until_a_time_ends_before_the_first_later_record() -> None:
     stamped = [100, 200, 150, 300]
     batch = parse_batch(build_batch([b"a", b"b", b"c", b"d"], base_offset=10, timestamps_ns=stamped, timestamp_ns=100))
     assert end_of(batch, None, 150) == 11
@@ -111,7 +111,7 @@ def test_until_a_time_ends_before_the_first_record_of_it() -> None:
     assert end_of(parse_batch(build_filler(5, 9, 2, 400)), None, 100) is None, "nobody published a filler"
 
 
-def test_a_cut_batch_keeps_what_is_below() -> None:
+def test_restore_cut_batch_keeps_the_records_below() -> None:
     batch = parse_batch(
         build_batch(
             [b"a", None, b"c"], keys=[b"k", b"k", None], headers=[(("h", b"1"),), None, None], subjects=["s.a", "s.b", "s.a"],
@@ -129,7 +129,7 @@ def test_a_cut_batch_keeps_what_is_below() -> None:
     assert not np.any(gap.offsets())
 
 
-def test_nothing_is_made_of_a_damaged_piece_which_is_named(tmp_path: Path) -> None:
+def test_restore_of_a_damaged_piece_writes_nothing_and_names_the_piece(tmp_path: Path) -> None:
     store, _, two = two_backups(tmp_path / "store")
     copy = two.streams[0].partitions[0]
     path = copy.pieces[-1].file.path
@@ -152,7 +152,7 @@ def test_first_leader_epoch_is_above_the_backup_and_the_cluster(tmp_path: Path) 
     )
 
 
-def test_until_is_read_from_a_command_line() -> None:
+def test_restore_until_is_parsed_from_the_command_line() -> None:
     assert until_of(None) == NOWHERE
     assert until_of("17") == Until(offset=17)
     assert until_of("2026-01-31T12:00:00") == Until(time_ns=1769860800 * 10**9)
@@ -189,7 +189,7 @@ async def test_backup_after_truncation_restores_the_state_of_the_producer(jobs: 
     assert (done.start, done.end, next_sequence(done), done.state_left_out) == (30, 30, 30, "")
 
 
-async def test_backup_of_an_earlier_version_is_restored_and_says_which_producers_are_not_known(
+async def test_restore_of_an_older_backup_names_partitions_without_producer_state(
     jobs: tuple[Client, Store], tmp_path: Path
 ) -> None:
     client, store = jobs
@@ -221,7 +221,7 @@ async def test_backup_without_producers_leaves_no_state_out(tmp_path: Path) -> N
     assert (done.start, done.records, done.state_left_out) == (1, 1, "")
 
 
-async def test_log_restored_during_a_pending_purge_knows_the_producer_and_the_ids_that_it_leaves_out(tmp_path: Path) -> None:
+async def test_restore_during_a_pending_purge_keeps_producers_and_message_ids(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path / "store"))
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("jobs", "shop.jobs")

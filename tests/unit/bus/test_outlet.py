@@ -12,7 +12,7 @@ from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, Outlet
 
 @pytest.fixture(autouse=True)
 def _one_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "as_shipped" not in request.node.name:
+    if "by_default" not in request.node.name:
         monkeypatch.setattr("sidecar.transport.connection.AT_ONCE", 1)
 
 

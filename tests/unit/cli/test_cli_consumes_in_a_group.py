@@ -119,6 +119,35 @@ def test_consume_in_a_group_with_a_filter_commits_past_omitted_records(
     assert sorted(lines) == sorted([b"0", b"2", b"4", b"6", b"8"] * 2)
 
 
+@pytest.mark.parametrize(
+    ("words", "is_warned"),
+    [
+        (("--subject", "shop.{0}.*"), True),
+        (("--subject", "shop.{0}"), False),
+        (("--subject", "*.{0}"), False),
+        (("--subject", "shop.>", "--subject", "nowhere.>"), True),
+        (("--subject", "shop.{0}", "--partition", "1"), True),
+        (("--subject", "shop.{0}.*", "--partition", "1"), False),
+        (("--subject", "shop.*.1", "--group", "g"), False),
+        (("--subject", "shop.*.2", "--group", "g"), True),
+    ],
+)
+def test_consume_warns_of_a_subject_that_the_stream_does_not_have(
+    words: tuple[str, ...], is_warned: bool, cluster: MemoryCluster, name: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    said = ["", ""]
+
+    async def says_something(_: Client) -> bool:
+        found = capsys.readouterr()
+        said[:] = said[0] + found.out, said[1] + found.err
+        return bool(said[0] or said[1])
+
+    until = () if "--group" in words else ("--until", "end")
+    consume(cluster, monkeypatch, says_something, name, *(word.format(name) for word in words), *until)
+    assert ("Warning: --subject" in said[1] + capsys.readouterr().err) is is_warned
+
+
 def test_consume_in_a_group_filters_by_subject(
     cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -216,6 +216,27 @@ def test_connection_flag_reaches_the_connection(
     assert {name: str(v) if v else v for name, v in said.items()} == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variable", "expected"),
+    [
+        (("--creds", "{0}"), "", "Cannot read --creds {0}: No such file"),
+        (("--nkey", "{0}"), "", "Cannot read --nkey {0}: No such file"),
+        (("--tls-ca", "{0}"), "", "Cannot use --tls-ca {0}"),
+        (("--tls-cert", "{0}"), "", "--tls-cert and --tls-key belong together"),
+        ((), "LIFTPY_CREDS_FILE", "Cannot read LIFTPY_CREDS_FILE {0}: No such file"),
+    ],
+)
+def test_credential_that_cannot_be_used_is_named_as_it_was_given(
+    arguments: tuple[str, ...], variable: str, expected: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = tmp_path / "creds_file"
+    if variable:
+        monkeypatch.setenv(variable, str(path))
+    code, _, err = run(capsys, "stream", "list", *(argument.format(path) for argument in arguments))
+    assert (code, expected.format(path) in err) == (2, True), err
+
+
 async def test_controllers_show_prints_all_figures() -> None:
     @dataclasses.dataclass
     class Member:

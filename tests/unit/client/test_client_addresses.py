@@ -232,9 +232,7 @@ async def test_missing_stream_or_partition_raises_not_found_within_a_round_trip(
         await client.bounds("a", options=ReadOptions(patience_s=0.3))
 
 
-async def test_a_named_subject_needs_no_metadata_group_and_is_not_believed_longer_than_the_stream_lives(
-    client: Client, node: Node
-) -> None:
+async def test_publisher_with_a_subject_needs_no_lookup_until_its_stream_is_deleted(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", subject=f"{node.namespace}-data.a")
     assert await publisher.publish(b"1")

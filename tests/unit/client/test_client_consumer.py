@@ -239,7 +239,7 @@ async def test_consumer_end_is_the_high_watermark_of_the_leader(
     assert await values(aiter(client.consume("s", until="end", options=QUICK))) == expected(0, 100)
 
 
-async def test_another_replica_takes_over(client: Client, leader: Replica, server_side: Transport) -> None:
+async def test_consumer_continues_on_another_replica(client: Client, leader: Replica, server_side: Transport) -> None:
     leader.grow(2000)
     other = await Replica(server_side, leader.subjects, "n2").start()
     other.grow(2000)
@@ -469,6 +469,6 @@ async def test_client_close_ends_its_readers_at_once(client: Client, leader: Rep
     assert not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks())
 
 
-def test_options_are_bounded() -> None:
+def test_read_options_out_of_range_are_rejected() -> None:
     with pytest.raises(ConfigError, match="wait_s"):
         ReadOptions(wait_s=31)

@@ -322,7 +322,7 @@ async def test_publisher_used_on_another_event_loop_raises_a_config_error(transp
     await p.close()
 
 
-def test_options_are_bounded() -> None:
+def test_publisher_options_out_of_range_are_rejected() -> None:
     with pytest.raises(ConfigError, match="window"):
         PublishOptions(window=0)
 

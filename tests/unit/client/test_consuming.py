@@ -187,7 +187,7 @@ async def node() -> Node:
     return made
 
 
-async def test_relative_starts(node: Node) -> None:
+async def test_consumer_start_accepts_relative_offsets_and_times(node: Node) -> None:
     async def first(start: Any, **more: Any) -> int:
         found = await consumer(node, start, **more).getone(0.3)
         return -1 if found is None else found.offset
@@ -213,7 +213,7 @@ async def test_relative_starts(node: Node) -> None:
             consumer(node, wrong)
 
 
-async def test_until_backwards(node: Node) -> None:
+async def test_backward_consumer_ends_at_until(node: Node) -> None:
     async def last(until: Any) -> int:
         return [record.offset async for record in consumer(node, "new", until, backwards=True)][-1]
 
@@ -334,7 +334,7 @@ def test_backward_reader_rejects_records_above_the_high_watermark() -> None:
             assert progress.accept(frames.read_response_header(said, [data]) + data)
 
 
-async def test_columns_of_slices(node: Node) -> None:
+async def test_batch_slice_columns_equal_its_records(node: Node) -> None:
     async for piece in consumer(node, 1, 1).batches():
         assert (piece.subjects(), piece.headers(), piece.keys()) == (["o.eu"], [()], [None])
         assert piece.to_arrow().to_pylist()[0]["offset"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -14,8 +15,9 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import open_producer
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import PartitionKey
+from liftpy.core.wire import envelope
 from liftpy.core.wire.batch import ByteArray, RecordColumns
-from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects
+from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects, data_subject
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.testing.memory import memory_cluster
 
@@ -71,6 +73,18 @@ async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypa
                     await open_it(round)
         for place in made.partitions:
             assert (await client.bounds(GROUPS_STREAM, place.partition)).high_watermark == -1
+
+
+@pytest.mark.parametrize("value", [b"junk", b"", envelope.MAGIC + b"\x00junk"])
+async def test_plain_message_on_the_subject_of_groups_is_rejected(value: bytes) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
+        made = await client.groups_stream()
+        subject = data_subject(made.subject, 0)
+        await nc.publish(subject, value)
+        for headers in (None, {"Nats-Msg-Id": "a"}):
+            answer = json.loads((await nc.request(subject, value, timeout=30, headers=headers)).data)
+            assert "stream _groups is internal" in answer["error"]["description"]
+        assert (await client.bounds(GROUPS_STREAM, 0)).high_watermark == -1
 
 
 async def test_internal_stream_rejects_publish_and_changes_unless_allowed() -> None:

@@ -53,7 +53,7 @@ def direct(part: JsAnswer) -> tuple[Any, ...]:
     return first.removeprefix("NATS/1.0 ") if first != "NATS/1.0" else part.payload, found
 
 
-async def test_streams(client: Client) -> None:
+async def test_jetstream_stream_names_and_info_list_the_streams(client: Client) -> None:
     assert (await said(client, "INFO"))["streams"] == 2
     assert (await said(client, "STREAM.NAMES"))["streams"] == ["orders", "orders:1"]
     page = await said(client, "STREAM.NAMES", offset=1)
@@ -75,7 +75,7 @@ async def test_streams(client: Client) -> None:
         assert (await said(client, rest, **fields))["error"]["err_code"] == 10059, rest
 
 
-async def test_one_message(client: Client) -> None:
+async def test_jetstream_get_returns_one_message(client: Client) -> None:
     async def get(**fields: Any) -> Any:
         message = (await said(client, "STREAM.MSG.GET.orders", **fields)).get("message")
         (other,) = await parts(client, "DIRECT.GET.orders", **fields)
@@ -126,7 +126,7 @@ async def test_jetstream_get_below_the_log_start_finds_no_message(client: Client
     assert direct(below) == ("404 Message Not Found", {})
 
 
-async def test_batches(client: Client) -> None:
+async def test_jetstream_direct_get_returns_batches(client: Client) -> None:
     async def batch(**fields: Any) -> list[tuple[Any, ...]]:
         found = [direct(part) for part in await parts(client, "DIRECT.GET.orders", **fields)]
         names = "Nats-Sequence", "Nats-Num-Pending", "Nats-Last-Sequence", "Nats-UpTo-Sequence"

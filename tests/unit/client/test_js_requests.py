@@ -145,7 +145,7 @@ def test_jetstream_request_of_any_bytes_is_parsed_or_rejected(rest: str, body: b
         ("a.b", "a.b.c", False),
     ],
 )
-def test_subjects_that_overlap(one: str, other: str, do: bool) -> None:
+def test_jetstream_subject_filters_overlap_as_in_nats(one: str, other: str, do: bool) -> None:
     assert (overlap(one, other), overlap(other, one)) == (do, do)
 
 

@@ -35,7 +35,7 @@ async def test_producer_partitions_by_key_and_alternates_batches_without_key() -
     assert all(len(wire.values(partition)) - count >= 2 for partition, count in enumerate(before)), "one after the other"
 
 
-async def test_other_partitioners() -> None:
+async def test_producer_uses_the_chosen_partitioner() -> None:
     wire = Wire(partitions=3)
     async with await a_producer(wire, "a", "round-robin") as p:
         await p.send_many([b"%d" % n for n in range(6)], keys=[b"same"] * 6)

@@ -245,7 +245,7 @@ def test_cluster_state_does_not_depend_on_the_python_hash_seed() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=10))
-def test_random_bytes_never_raise(entries: list[bytes]) -> None:
+def test_fsm_apply_of_random_bytes_never_raises(entries: list[bytes]) -> None:
     driver = Driver(("a", "b"))
     driver.create()
     for entry in entries:
@@ -266,7 +266,7 @@ def _apply(driver: Driver, entry: bytes) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_damaged_requests_never_raise(data: st.DataObject) -> None:
+def test_fsm_apply_of_damaged_requests_never_raises(data: st.DataObject) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     driver.change_isr(["a", "b"])

@@ -92,7 +92,7 @@ def test_metadata_leader_answers_known_parts_of_a_batch_and_logs_the_rest() -> N
 
 
 # ---- whose place is wanted -----------------------------------------------------------------------------------------------------
-def test_node_whose_place_is_wanted_is_overdue_for_one_second() -> None:
+def test_node_whose_id_is_claimed_by_another_process_is_overdue_for_one_second() -> None:
     now_ns = 100 * S
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(an_image(), now_ns)

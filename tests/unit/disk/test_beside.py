@@ -31,7 +31,7 @@ def test_flush_thread_returns_results_and_raises_errors_from_a_single_thread() -
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_flush_thread_slow_flush_is_left_behind_and_the_next_uses_a_new_thread(fails: bool) -> None:
+def test_flush_thread_late_flush_keeps_its_thread_and_the_next_uses_another(fails: bool) -> None:
     made, began, gate, threads = FlushThread(FlushPlace()), threading.Event(), threading.Event(), []
 
     def hangs() -> int:

@@ -575,7 +575,7 @@ def test_standby_compares_records_of_compressed_batches() -> None:
     assert values(bench.leads()) == []
 
 
-def test_standby_numbered_producer_batches_are_not_appended() -> None:
+def test_standby_numbered_producer_batches_are_appended_for_the_sequence_check() -> None:
     head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
     numbered = frames.batch_publish(head, build_batch([b"x"], producer_id=7, producer_epoch=1))
     asked = frames.batch_publish(client_pb2.BatchPublish(ackInbox="_INBOX.c.2", askedProducer=7, producerInstance=9), b"")

@@ -139,7 +139,7 @@ def test_log_on_advance_is_called_by_appends_hw_and_truncation_only() -> None:
         log.raise_high_watermark(99)
 
 
-def test_flush_place_moves_to_the_loop_by_points_and_back_after_a_long_flush() -> None:
+def test_flush_place_moves_to_the_loop_by_points_and_back_when_slow() -> None:
     place = FlushPlace()
     place.tried_out([SHORT_S] * (PROBES - 1))
     assert not place.on_loop

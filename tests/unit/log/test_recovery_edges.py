@@ -51,7 +51,7 @@ def test_recovery_behind_a_fault_accepts_only_batches_of_this_log() -> None:
         assert (found.end, found.valid_behind) == (len(first), valid)
 
 
-def test_recovery_drops_empty_segments_behind_a_torn_one() -> None:
+def test_recovery_drops_empty_segments_behind_a_torn_segment() -> None:
     """A power cut between a roll and its flush has left the new names, and not the bytes before them."""
     storage = MemoryStorage()
     log = a_log(storage)
@@ -106,7 +106,7 @@ def test_rechecks_forget_the_peer_that_complained_longest_ago() -> None:
     assert rechecks.is_due("n0", 1)
 
 
-def test_recovery_keeps_segments_before_a_torn_one() -> None:
+def test_recovery_keeps_segments_before_a_torn_segment() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     add(log, epoch=2)

@@ -241,7 +241,7 @@ def test_purge_of_records_with_message_ids_waits_for_the_dedup_window() -> None:
 
 
 @pytest.mark.parametrize("afresh", [False, True])
-def test_purge_is_redone_after_a_truncation_below_its_end(afresh: bool) -> None:
+def test_purge_is_pending_again_after_a_truncation_below_its_end(afresh: bool) -> None:
     log = log_of([[X], [Y], [X]])
     early, late = purge(1, 1, subjects=("x",)), purge(2, 3, subjects=("x",))
     log.told(state(early, late))

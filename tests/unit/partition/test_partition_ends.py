@@ -327,7 +327,7 @@ def test_fetch_client_drops_an_answer_to_no_request(token: bytes) -> None:
     assert fed == []
 
 
-def test_fetch_client_fails_a_request_without_listeners_and_waits_on_after_an_unreadable_answer() -> None:
+def test_fetch_client_request_fails_on_no_responders_not_on_an_unreadable_answer() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     subject = f"{bus.inbox}.{made._slot}.9".encode()

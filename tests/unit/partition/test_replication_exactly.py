@@ -294,7 +294,7 @@ def test_fetch_client_answer_becomes_an_event_with_all_fields() -> None:
     assert set(follower.client.fetched) == {1}, "nothing is kept of an empty one"
 
 
-def test_fetch_client_refusal_and_epoch_answer_with_unknown_reason_become_events() -> None:
+def test_fetch_client_refusal_with_an_unknown_reason_becomes_an_event() -> None:
     follower = Follower()
     refusal = pb.ReplicationRefusal(reason=RefusalReason.DIVERGED.value, leaderEpoch=7, logStartOffset=8)  # type: ignore[arg-type]
     assert follower.answered(frames.sealed(refusal)) == events.FetchRefused(

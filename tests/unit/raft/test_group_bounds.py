@@ -36,19 +36,19 @@ TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
         lambda n: pb.RaftMessage(appendEntries=pb.RaftAppendEntries(entries=[pb.RaftEntry(command=b"c", index=1, term=n)])),
     ],
 )
-def test_a_number_beyond_the_bound_is_refused(message: Any, number: int) -> None:
+def test_quorum_message_with_a_number_beyond_the_bound_is_rejected(message: Any, number: int) -> None:
     with pytest.raises(ProtocolError):
         decode(message(number).SerializeToString())
 
 
-def test_entries_follow_the_one_before_them() -> None:
+def test_quorum_message_with_entries_out_of_order_is_rejected() -> None:
     entries = [pb.RaftEntry(command=b"c", index=9, term=1)]
     append = pb.RaftAppendEntries(term=1, previousIndex=7, previousTerm=1, entries=entries)
     with pytest.raises(ProtocolError, match="order"):
         decode(pb.RaftMessage(appendEntries=append).SerializeToString())
 
 
-def test_an_answer_beyond_the_log_commits_nothing_and_ends_the_session(tmp_path: Path) -> None:
+def test_quorum_answer_beyond_the_log_commits_nothing_and_ends_the_session(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
         member = net.up[leader]
@@ -59,7 +59,7 @@ def test_an_answer_beyond_the_log_commits_nothing_and_ends_the_session(tmp_path:
         assert member.core.match_index(near) <= member.journal.last_index
 
 
-def test_a_leader_that_was_suspended_has_no_confirmation_afterwards(tmp_path: Path) -> None:
+def test_quorum_leader_after_a_suspension_has_no_confirmation(tmp_path: Path) -> None:
     """Its clock goes on while it stands still: what was answered before is old when it wakes up, and so is an answer to it."""
     with our_net(tmp_path) as net:
         leader, *_ = net.elected()
@@ -72,7 +72,7 @@ def test_a_leader_that_was_suspended_has_no_confirmation_afterwards(tmp_path: Pa
         assert net.run(lambda: transport._stamp() - transport.confirmed_ns() < 0.2e9)
 
 
-def test_an_answer_confirms_when_its_append_was_sent_not_when_it_came(tmp_path: Path) -> None:
+def test_quorum_leader_is_confirmed_from_the_time_of_the_request(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, *others = net.elected()
         transport = net.up[leader].transport
@@ -87,6 +87,6 @@ def test_an_answer_confirms_when_its_append_was_sent_not_when_it_came(tmp_path: 
         assert transport.confirmed_ns() < asked + 0.3e9
 
 
-def test_the_clock_never_falls() -> None:
+def test_quorum_clock_never_runs_backwards() -> None:
     seen = [clock.now_ns() for _ in range(1000)]
     assert seen == sorted(seen)

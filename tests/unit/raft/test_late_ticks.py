@@ -32,7 +32,7 @@ def late(net: OurNet, name: str, seconds: float, leader: str) -> int:
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.6, 1.1, 3.0])
-def test_a_member_that_was_late_listens_before_it_campaigns(tmp_path: Path, seconds: float) -> None:
+def test_late_controller_listens_before_it_campaigns(tmp_path: Path, seconds: float) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         before = net.up[lead].core.raftCurrentTerm
@@ -40,7 +40,7 @@ def test_a_member_that_was_late_listens_before_it_campaigns(tmp_path: Path, seco
         assert net.leaders() == [lead]
 
 
-def test_a_member_that_is_always_late_campaigns_all_the_same(tmp_path: Path) -> None:
+def test_always_late_controller_campaigns_in_the_end(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = net.up[near].core.raftCurrentTerm
@@ -53,7 +53,7 @@ def test_a_member_that_is_always_late_campaigns_all_the_same(tmp_path: Path) -> 
                 net.tick(name)
 
 
-def test_one_tick_applies_one_batch_of_requests(tmp_path: Path) -> None:
+def test_quorum_tick_applies_one_batch_of_requests(tmp_path: Path) -> None:
     """Between two of them the leader sends what keeps the others from campaigning, and everybody listens."""
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()

@@ -22,7 +22,7 @@ from sidecar.quorum.library import FAIL_REASON, _NoPickle, outcome_of, settings
 from tests.unit.raft.ours import our_net
 
 
-def test_the_library_is_set_as_it_was_proven(tmp_path: Path) -> None:
+def test_quorum_library_settings_are_the_proven_ones(tmp_path: Path) -> None:
     journal = GroupJournal(tmp_path / "journal")
     marks: list[Any] = [object() for _ in range(3)]
     conf = settings(journal, "dump", *marks, 77)
@@ -59,7 +59,7 @@ def test_the_library_is_set_as_it_was_proven(tmp_path: Path) -> None:
         (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-def test_only_what_was_never_in_the_log_may_be_said_to_be_lost(
+def test_quorum_outcome_is_never_only_for_entries_never_logged(
     answer: bytes | None, reason: int, outcome: EntryOutcome
 ) -> None:
     assert outcome_of(answer, reason) is outcome
@@ -77,7 +77,7 @@ def standing(folder: Path) -> Iterator[Any]:
         yield net
 
 
-def test_a_late_turn_puts_an_election_off_by_what_it_was_late_and_every_other_one_is_believed(tmp_path: Path) -> None:
+def test_quorum_late_tick_postpones_the_election_by_its_lateness(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         net.step()
@@ -100,7 +100,7 @@ def test_a_late_turn_puts_an_election_off_by_what_it_was_late_and_every_other_on
         assert deadline(core) == pytest.approx(net.now + 7)
 
 
-def test_an_election_that_is_due_begins_with_a_question_to_all(tmp_path: Path) -> None:
+def test_quorum_election_that_is_due_begins_with_a_pre_vote(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         core: Any = net.up[near].core
@@ -127,7 +127,7 @@ def test_an_election_that_is_due_begins_with_a_question_to_all(tmp_path: Path) -
         assert core.raftCurrentTerm == term + 3, "nobody has asked"
 
 
-def test_who_is_connected_to_nobody_asks_nobody(tmp_path: Path) -> None:
+def test_isolated_controller_sends_no_pre_vote_requests(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core.pre_vote.begin()
@@ -137,7 +137,7 @@ def test_who_is_connected_to_nobody_asks_nobody(tmp_path: Path) -> None:
         assert deadline(core) == net.now - 1
 
 
-def test_before_the_end_and_on_probation_no_election_is_due(tmp_path: Path) -> None:
+def test_controller_on_probation_or_closed_starts_no_election(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         for name in ("retired", "on_probation"):
@@ -150,7 +150,7 @@ def test_before_the_end_and_on_probation_no_election_is_due(tmp_path: Path) -> N
         assert 0.5 <= deadline(core) - net.now <= 1.0
 
 
-def test_a_leader_makes_way_to_a_later_term_only(tmp_path: Path) -> None:
+def test_quorum_leader_steps_down_only_for_a_later_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core: Any = net.up[lead].core
@@ -161,7 +161,7 @@ def test_a_leader_makes_way_to_a_later_term_only(tmp_path: Path) -> None:
         assert (core.leads, core.leader_id, core.raftCurrentTerm, core.log.getVotedForNodeId()) == (False, "", term + 2, None)
 
 
-def test_a_vote_is_spent_in_terms_that_it_may_have_been_given_in(tmp_path: Path) -> None:
+def test_quorum_vote_is_spent_in_every_term_in_which_one_may_have_been_given(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         core: Any = net.up["a"].core
         term = core.raftCurrentTerm
@@ -171,7 +171,7 @@ def test_a_vote_is_spent_in_terms_that_it_may_have_been_given_in(tmp_path: Path)
         assert (core.raftCurrentTerm, core.log.getCurrentTerm(), core.log.getVotedForNodeId()) == (term + 4, term + 4, "a")
 
 
-def test_who_has_forgotten_its_promises_leads_nothing(tmp_path: Path) -> None:
+def test_quorum_leader_that_begins_probation_steps_down(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         core: Any = net.up[lead].core
@@ -197,7 +197,7 @@ def test_who_has_forgotten_its_promises_leads_nothing(tmp_path: Path) -> None:
         (8 * 1024 * 1024, 0.0, True),
     ],
 )
-def test_much_is_compacted_in_a_lull_and_very_much_at_once(
+def test_quorum_log_is_compacted_in_a_lull_or_at_once_when_very_large(
     applied_bytes: int, quiet_s: float, due: bool, tmp_path: Path
 ) -> None:
     with standing(tmp_path) as net:
@@ -206,7 +206,7 @@ def test_much_is_compacted_in_a_lull_and_very_much_at_once(
         assert core._compaction_is_due() is due
 
 
-def test_snapshots_are_counted_when_they_take_the_place_of_entries(tmp_path: Path) -> None:
+def test_quorum_snapshots_that_replace_entries_are_counted(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core: Any = net.up[lead].core
@@ -257,7 +257,7 @@ class Ticking:
         monkeypatch.setattr(driver_module, "tick_once", once)
 
 
-async def test_a_tick_sends_before_it_answers_and_goes_on_while_there_is_something(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_tick_sends_before_it_answers_and_repeats_while_work_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Ticking(monkeypatch)
     future = bench.driver.propose(b"command")
     (command, callback) = bench.done.pop()
@@ -275,7 +275,7 @@ async def test_a_tick_sends_before_it_answers_and_goes_on_while_there_is_somethi
     assert bench.driver._scheduled, "entries are committed that are not applied"
 
 
-async def test_a_tick_takes_so_many_frames_and_the_next_one_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_tick_takes_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Ticking(monkeypatch)
     for number in range(2001):
         bench.driver.frame_received("b", b"%04d" % number)
@@ -286,7 +286,7 @@ async def test_a_tick_takes_so_many_frames_and_the_next_one_the_rest(monkeypatch
     assert (bench.frames[1], bench.driver.inbox_bytes, bench.driver._scheduled) == ([("b", b"2000")], 0, False)
 
 
-async def test_a_failure_stops_it_and_tells_who_waits(
+async def test_quorum_tick_failure_stops_the_driver_and_completes_its_waiters(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Ticking(monkeypatch)
@@ -308,7 +308,7 @@ async def test_a_failure_stops_it_and_tells_who_waits(
 
 
 @pytest.mark.parametrize(("moved", "leads", "at_once"), [(True, True, True), (False, True, False), (True, False, False)])
-def test_a_leader_whose_log_moved_sends_in_the_same_tick(moved: bool, leads: bool, at_once: bool) -> None:
+def test_quorum_leader_with_new_entries_sends_them_in_the_same_tick(moved: bool, leads: bool, at_once: bool) -> None:
     done: list[str] = []
     core: Any = SimpleNamespace(log=SimpleNamespace(last_index=4), raftLastApplied=3, leads=leads, failure=None)
     core.listens = lambda: done.append("listens")
@@ -327,7 +327,7 @@ def test_a_leader_whose_log_moved_sends_in_the_same_tick(moved: bool, leads: boo
     assert done == ["listens", "polls", "('b', b'f')", "ticks", *(["sends at once"] * at_once), "lineage", "journal"]
 
 
-async def test_a_frame_that_comes_has_a_tick_begin_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_frame_received_schedules_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Ticking(monkeypatch)
     assert not bench.driver._scheduled
     bench.driver.frame_received("b", b"frame")
@@ -358,7 +358,7 @@ class Machine:
         return b"answer"
 
 
-def test_work_is_done_ahead_on_what_is_applied_next_and_on_nothing_else(tmp_path: Path) -> None:
+def test_quorum_works_ahead_only_on_the_next_entry(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()
@@ -377,7 +377,7 @@ def test_work_is_done_ahead_on_what_is_applied_next_and_on_nothing_else(tmp_path
         assert machine.told == [], "the process stops"
 
 
-def test_what_was_applied_is_counted_by_its_bytes_and_a_failure_stops_all(tmp_path: Path) -> None:
+def test_quorum_counts_applied_bytes_and_stops_applying_after_a_failure(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()
@@ -396,7 +396,7 @@ def test_what_was_applied_is_counted_by_its_bytes_and_a_failure_stops_all(tmp_pa
         assert len(machine.told) == 2, "nothing is applied after a failure"
 
 
-def test_a_tick_applies_so_much_and_its_second_part_the_rest_of_that(tmp_path: Path) -> None:
+def test_quorum_tick_applies_a_bounded_amount(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()
@@ -425,12 +425,12 @@ def test_a_tick_applies_so_much_and_its_second_part_the_rest_of_that(tmp_path: P
         assert not core.behind
 
 
-def test_what_the_library_hands_over_as_text_or_bytes_is_bytes() -> None:
+def test_quorum_library_serialization_uses_bytes_without_pickle() -> None:
     assert (_NoPickle.to_bytes("é"), _NoPickle.to_bytes(b"\xff")) == ("é".encode(), b"\xff")
     assert _NoPickle.loads(_NoPickle.dumps((b"command", 7, 3))) == (b"command", 7, 3)
 
 
-async def test_the_lateness_of_a_minute_of_ticks_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quorum_tick_lateness_is_kept_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (driver_module.TICK_S, driver_module._TICKS_KEPT) == (0.05, 1200)
     kept = Ticking(monkeypatch).driver.lateness
     kept.add(9.0)

@@ -28,12 +28,12 @@ WOULD: dict[str, Any] = {
         ({"asker": (2, 9)}, False),
     ],
 )
-def test_a_pre_vote_is_granted_where_a_vote_would_be(otherwise: dict[str, Any], granted: bool) -> None:
+def test_pre_vote_is_granted_where_a_vote_would_be(otherwise: dict[str, Any], granted: bool) -> None:
     assert may_grant(**{**WOULD, **otherwise}) is granted
 
 
 @pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_a_round_is_won_by_a_majority_with_the_own_voice(members: int, needed: int) -> None:
+def test_pre_vote_is_won_by_a_majority_including_the_asker(members: int, needed: int) -> None:
     votes = PreVote(members)
     votes.granted("early")
     assert not votes.won
@@ -64,7 +64,7 @@ def deaf(net: OurNet, name: str, seconds: float) -> None:
     net.lose = lambda *_: False
 
 
-def test_a_member_that_alone_hears_no_leader_deposes_nobody(tmp_path: Path) -> None:
+def test_controller_that_alone_hears_no_leader_deposes_no_leader(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = terms(net)
@@ -78,7 +78,7 @@ def test_a_member_that_alone_hears_no_leader_deposes_nobody(tmp_path: Path) -> N
             assert net.run(lambda name=name, value=value: value in net.values(name))
 
 
-def test_a_leader_that_died_is_replaced_in_one_term(tmp_path: Path) -> None:
+def test_dead_quorum_leader_is_replaced_within_one_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *others = net.elected()
         (before,) = terms(net)
@@ -88,7 +88,7 @@ def test_a_leader_that_died_is_replaced_in_one_term(tmp_path: Path) -> None:
         assert net.leaders()[0] in others
 
 
-def test_a_member_in_a_later_term_gets_the_election_that_it_needs(tmp_path: Path) -> None:
+def test_controller_in_a_later_term_gets_its_election(tmp_path: Path) -> None:
     """Its votes were lost with the power, its term was not: it does not hear the leader of an earlier term, and says so."""
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
@@ -103,7 +103,7 @@ def test_a_member_in_a_later_term_gets_the_election_that_it_needs(tmp_path: Path
         assert net.up[near].core.leader_id == net.leaders()[0]
 
 
-def test_the_one_with_the_longer_log_leads_whoever_has_the_higher_term(tmp_path: Path) -> None:
+def test_controller_with_the_longer_log_wins_despite_a_lower_term(tmp_path: Path) -> None:
     """Two of three live. The one in the later term lacks an entry, and is refused; the other one learns the term with its grant."""
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
@@ -123,7 +123,7 @@ def due_at(net: OurNet, name: str, moment: float) -> None:
     net.up[name].core._SyncObj__raftElectionDeadline = moment
 
 
-def test_who_has_granted_gives_way(tmp_path: Path) -> None:
+def test_controller_that_granted_a_pre_vote_postpones_its_own(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         (before,) = terms(net)
@@ -139,7 +139,7 @@ def test_who_has_granted_gives_way(tmp_path: Path) -> None:
         assert net.run(lambda: terms(net) == {before + 1}, 1.0)
 
 
-def test_a_leader_that_is_heard_ends_the_round(tmp_path: Path) -> None:
+def test_pre_vote_round_ends_when_a_leader_is_heard(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         member = net.up[near].core
@@ -151,7 +151,7 @@ def test_a_leader_that_is_heard_ends_the_round(tmp_path: Path) -> None:
         assert not member.pre_vote.asks
 
 
-def test_a_member_without_links_asks_nobody_and_forgets_what_it_was_granted(tmp_path: Path) -> None:
+def test_pre_vote_is_not_requested_without_links_and_old_grants_are_forgotten(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         _, near, far = net.elected()
         member, (before,) = net.up[near].core, terms(net)
@@ -164,7 +164,7 @@ def test_a_member_without_links_asks_nobody_and_forgets_what_it_was_granted(tmp_
         assert terms(net) == {before}
 
 
-def test_a_member_on_probation_neither_asks_nor_grants(tmp_path: Path) -> None:
+def test_controller_on_probation_neither_requests_nor_grants_pre_votes(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         (before,) = terms(net)
@@ -177,7 +177,7 @@ def test_a_member_on_probation_neither_asks_nor_grants(tmp_path: Path) -> None:
         assert not net.leaders()
 
 
-def test_a_leader_that_hands_over_asks_for_an_election_at_once(tmp_path: Path) -> None:
+def test_leadership_transfer_starts_an_election_without_a_pre_vote(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         core = net.up[lead].core

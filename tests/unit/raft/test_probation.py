@@ -40,7 +40,7 @@ def ready(member: Member) -> bool:
     return bool(member.core.isReady() and member.core.leader_id)
 
 
-def test_an_emptied_member_with_a_part_of_a_snapshot_elects_nobody(tmp_path: Path) -> None:
+def test_emptied_controller_with_part_of_a_snapshot_elects_no_leader(tmp_path: Path) -> None:
     """The first chunk makes the library's ``isReady`` true. Then the leader dies: who is left has nothing of what was committed."""
     with our_net(tmp_path, compact_after=15) as net:
         leader, emptied, behind = behind_emptied_and_leader(net)
@@ -70,7 +70,7 @@ def test_an_emptied_member_with_a_part_of_a_snapshot_elects_nobody(tmp_path: Pat
         assert net.values(behind)[:40] == [b"%d" % number for number in range(40)]
 
 
-def test_what_an_emptied_member_answers_commits_nothing(tmp_path: Path) -> None:
+def test_emptied_controller_acknowledgments_commit_nothing(tmp_path: Path) -> None:
     """It may have voted for another leader, whose term it has forgotten."""
     with our_net(tmp_path) as net:
         leader, emptied, _ = behind_emptied_and_leader(net)
@@ -84,7 +84,7 @@ def test_what_an_emptied_member_answers_commits_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compact_after", [15, 100_000])
-def test_an_emptied_member_catches_up_without_a_voice_and_gets_it_with_a_barrier(tmp_path: Path, compact_after: int) -> None:
+def test_emptied_controller_votes_again_after_catching_up_and_a_barrier(tmp_path: Path, compact_after: int) -> None:
     with our_net(tmp_path, compact_after=compact_after) as net:
         leader, emptied, behind = behind_emptied_and_leader(net)
         net.split()
@@ -100,7 +100,7 @@ def test_an_emptied_member_catches_up_without_a_voice_and_gets_it_with_a_barrier
         assert net.run(lambda: b"with its voice" in net.acknowledged())
 
 
-def test_a_member_on_probation_neither_campaigns_nor_raises_its_term_when_its_leader_is_away(tmp_path: Path) -> None:
+def test_controller_on_probation_without_a_leader_neither_campaigns_nor_raises_its_term(tmp_path: Path) -> None:
     """It would outrun the leader's term, never hear it again, and be stuck for ever."""
     with our_net(tmp_path) as net:
         leader, emptied, behind = net.elected()
@@ -120,7 +120,7 @@ def test_a_member_on_probation_neither_campaigns_nor_raises_its_term_when_its_le
         assert net.run(lambda: net.values(emptied) == [b"first"])
 
 
-def test_a_term_that_an_earlier_version_stored_on_probation_is_no_promise(tmp_path: Path) -> None:
+def test_term_stored_on_probation_by_an_earlier_version_is_dropped(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, emptied, _ = net.elected()
         net.put(leader, b"first")
@@ -133,7 +133,7 @@ def test_a_term_that_an_earlier_version_stored_on_probation_is_no_promise(tmp_pa
         assert net.run(lambda: net.values(emptied) == [b"first"])
 
 
-def test_a_hello_to_an_earlier_process_is_no_hello_to_this_one(tmp_path: Path) -> None:
+def test_hello_to_an_earlier_process_does_not_count_for_a_first_start(tmp_path: Path) -> None:
     """Late frames of a group that was new then must not make an emptied member take its start for a first one."""
     with our_net(tmp_path, new=True) as net:
         late = []
@@ -158,7 +158,7 @@ def test_a_hello_to_an_earlier_process_is_no_hello_to_this_one(tmp_path: Path) -
         assert not member.probation.over
 
 
-def test_new_members_begin_when_all_have_said_so(tmp_path: Path) -> None:
+def test_first_start_begins_when_all_controllers_are_new(tmp_path: Path) -> None:
     with our_net(tmp_path, "ab", new=True, members="abc") as net:
         net.run(lambda: False, 5)
         assert not any(member.probation.over for member in net.up.values())
@@ -167,7 +167,7 @@ def test_new_members_begin_when_all_have_said_so(tmp_path: Path) -> None:
         assert net.run(net.leaders)
 
 
-def test_with_the_operators_word_a_majority_begins_and_the_late_one_joins_on_probation(tmp_path: Path) -> None:
+def test_first_start_of_a_majority_lets_the_late_controller_join_on_probation(tmp_path: Path) -> None:
     with our_net(tmp_path, "ab", new=True, members="abc", majority=True) as net:
         assert net.run(net.leaders)
         (leader,) = net.leaders()
@@ -180,7 +180,7 @@ def test_with_the_operators_word_a_majority_begins_and_the_late_one_joins_on_pro
         assert net.run(lambda: late.probation.over)
 
 
-def test_who_begins() -> None:
+def test_first_start_needs_new_peers_or_a_majority_with_the_option() -> None:
     new, old, unheard = peer("b"), peer("c", is_new=False), peer("c", heard=False)
     assert is_first_start(True, [new, peer("c")], majority=False)
     assert not is_first_start(True, [new, unheard], majority=False)
@@ -193,7 +193,7 @@ def test_who_begins() -> None:
     assert not is_first_start(True, five, majority=True)
 
 
-def test_it_says_by_name_whom_it_waits_for_and_what_can_be_done() -> None:
+def test_probation_wait_message_names_the_missing_peers_and_the_option() -> None:
     text = waits_for(True, [peer("n2"), peer("n3", heard=False)])
     assert "waits for n3:" in text
     assert "--bootstrap-majority" in text

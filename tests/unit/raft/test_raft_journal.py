@@ -37,7 +37,7 @@ def _content(journal: GroupJournal) -> tuple[list, int, str | None]:
     return list(journal[:]), journal.getCurrentTerm(), journal.getVotedForNodeId()
 
 
-def test_entries_term_and_vote_come_back(tmp_path: Path) -> None:
+def test_quorum_journal_restores_entries_term_and_vote(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.setRaftCommitIndex(4)
     journal.onOneSecondTimer()
@@ -47,13 +47,13 @@ def test_entries_term_and_vote_come_back(tmp_path: Path) -> None:
     assert again.getRaftCommitIndex() == 4
 
 
-def test_what_was_not_synced_is_not_there(tmp_path: Path) -> None:
+def test_quorum_journal_drops_entries_never_synced(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal", 2)
     journal.add(b"late", 3, 3)
     assert len(GroupJournal(tmp_path / "journal")) == 2
 
 
-def test_a_dropped_tail_and_a_dropped_head_stay_dropped(tmp_path: Path) -> None:
+def test_quorum_journal_truncations_survive_a_restart(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.deleteEntriesFrom(4)
     journal.add(b"other", 5, 4)
@@ -68,7 +68,7 @@ def test_a_dropped_tail_and_a_dropped_head_stay_dropped(tmp_path: Path) -> None:
     assert len(GroupJournal(tmp_path / "journal")) == 0
 
 
-def test_a_cut_at_every_byte_leaves_what_was_flushed_before(tmp_path: Path) -> None:
+def test_quorum_journal_cut_at_any_byte_keeps_what_was_flushed_before(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     sizes = [(0, 0)]
@@ -84,7 +84,7 @@ def test_a_cut_at_every_byte_leaves_what_was_flushed_before(tmp_path: Path) -> N
         assert GroupJournal(path)[:] == [(b"command %d" % i, i, 1) for i in range(1, held + 1)]
 
 
-def test_a_flip_of_every_bit_is_cut_only_in_the_last_frame(tmp_path: Path) -> None:
+def test_quorum_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     _filled(path, 3).close()
     data = path.read_bytes()
@@ -103,7 +103,7 @@ def test_a_flip_of_every_bit_is_cut_only_in_the_last_frame(tmp_path: Path) -> No
         assert content[0] == good[0][:2]
 
 
-def test_a_death_before_the_first_flush_leaves_a_new_journal(tmp_path: Path) -> None:
+def test_quorum_journal_killed_before_its_first_flush_is_new(tmp_path: Path) -> None:
     """Found by the simulator, seed 1841."""
     GroupJournal(tmp_path / "journal")
     assert not (tmp_path / "journal").exists()
@@ -112,7 +112,7 @@ def test_a_death_before_the_first_flush_leaves_a_new_journal(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("data", [b"LFRJ", pickle.dumps({"a": 1}), b"LFRJ\x02\0\0\0" + bytes(20)])
-def test_what_is_no_journal_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_quorum_journal_of_other_bytes_is_rejected_and_unchanged(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "journal"
     path.write_bytes(data)
     with pytest.raises(StorageError):
@@ -134,7 +134,7 @@ _record = st.builds(
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(min_size=1, max_size=80), st.lists(_record, min_size=1, max_size=5).map(b"".join)))
-def test_any_bytes_in_a_frame_with_a_right_checksum_open_or_are_damage(
+def test_quorum_journal_frame_of_any_bytes_opens_or_is_damaged(
     tmp_path_factory: pytest.TempPathFactory, records: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -166,7 +166,7 @@ _steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(_steps)
-def test_any_history_equals_a_list(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+def test_quorum_journal_behaves_like_a_list_after_any_operations(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
     journal = GroupJournal(path, flush=False)
     model: list[tuple[bytes, int, int]] = []
@@ -196,7 +196,7 @@ def test_any_history_equals_a_list(tmp_path_factory: pytest.TempPathFactory, ste
     journal.close()
 
 
-def test_a_new_journal_is_no_file_before_its_first_flush_and_one_that_is_given_back_is_closed(tmp_path: Path) -> None:
+def test_quorum_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for before in (None, b""):
         if before is not None:
@@ -219,7 +219,7 @@ def test_a_new_journal_is_no_file_before_its_first_flush_and_one_that_is_given_b
     again.abandon()
 
 
-def test_what_was_only_opened_is_left_as_it_is_and_what_changed_is_written_once(tmp_path: Path) -> None:
+def test_quorum_journal_that_was_only_opened_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     journal.add(b"x", 1, 1)

@@ -36,7 +36,7 @@ def restored_behind_and_leader(net: OurNet) -> tuple[str, str, str]:
     return leader, restored, behind
 
 
-def test_a_restored_member_elects_nobody_who_lacks_what_it_has_forgotten(tmp_path: Path) -> None:
+def test_restored_controller_elects_no_leader_that_lacks_forgotten_entries(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         net.crash(leader)
@@ -53,7 +53,7 @@ def test_a_restored_member_elects_nobody_who_lacks_what_it_has_forgotten(tmp_pat
         assert net.run(lambda: net.values(restored)[1:41] == OPERATIONS)
 
 
-def test_what_a_restored_member_acknowledges_commits_nothing_and_confirms_no_leader(tmp_path: Path) -> None:
+def test_restored_controller_acknowledgments_commit_nothing_and_confirm_no_leader(tmp_path: Path) -> None:
     """It may have voted for another leader since. This one believes itself a voter, as it is never told otherwise."""
     with our_net(tmp_path) as net:
         leader, restored, _ = restored_behind_and_leader(net)
@@ -68,7 +68,7 @@ def test_what_a_restored_member_acknowledges_commits_nothing_and_confirms_no_lea
 
 
 @pytest.mark.parametrize("compact_after", [15, 100_000])
-def test_it_catches_up_and_is_believed_after_a_barrier(tmp_path: Path, compact_after: int) -> None:
+def test_restored_controller_votes_again_after_catching_up_and_a_barrier(tmp_path: Path, compact_after: int) -> None:
     with our_net(tmp_path, compact_after=compact_after) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         net.split()
@@ -88,7 +88,7 @@ def test_it_catches_up_and_is_believed_after_a_barrier(tmp_path: Path, compact_a
         assert net.run(lambda: b"and after a restart" in net.acknowledged())
 
 
-def test_a_barrier_asked_for_before_it_was_told_ends_nothing(tmp_path: Path) -> None:
+def test_restored_controller_ignores_a_barrier_requested_before_the_finding(tmp_path: Path) -> None:
     """Its own acknowledgement, to a leader that knows no better, may have committed that one."""
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
@@ -106,7 +106,7 @@ def test_a_barrier_asked_for_before_it_was_told_ends_nothing(tmp_path: Path) -> 
         assert net.run(lambda: member.probation.over)
 
 
-def test_a_leader_that_is_told_that_its_folder_went_back_steps_down(tmp_path: Path) -> None:
+def test_quorum_leader_whose_directory_is_found_older_steps_down(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, other, third = net.elected()
         assert net.run(lambda: leader in net.up[other].probation.lineage.known)
@@ -116,7 +116,7 @@ def test_a_leader_that_is_told_that_its_folder_went_back_steps_down(tmp_path: Pa
         assert net.run(lambda: net.up[other].core.leads or net.up[third].core.leads)
 
 
-def test_what_it_was_told_outlives_a_restart(tmp_path: Path) -> None:
+def test_restored_controller_remains_on_probation_after_a_restart(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         member = net.start(restored)
@@ -126,7 +126,7 @@ def test_what_it_was_told_outlives_a_restart(tmp_path: Path) -> None:
         assert not net.start(restored).probation.over
 
 
-def test_an_honest_restart_costs_nothing_however_often_and_whoever_was_away(tmp_path: Path) -> None:
+def test_controller_restarted_normally_is_never_put_on_probation(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, often, away = net.elected()
         assert net.run(lambda: net.up[away].probation.lineage.known.get(often) == net.up[often].probation.lineage.nonce)
@@ -141,7 +141,7 @@ def test_an_honest_restart_costs_nothing_however_often_and_whoever_was_away(tmp_
         assert all(member.probation.over for member in net.up.values())
 
 
-def test_a_peer_of_a_version_without_nonces_is_believed(tmp_path: Path) -> None:
+def test_controller_accepts_peers_without_nonces(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         for member in net.up.values():
             member.transport.sessions.tail_for = lambda _: b""
@@ -150,7 +150,7 @@ def test_a_peer_of_a_version_without_nonces_is_believed(tmp_path: Path) -> None:
         assert net.run(lambda: len(net.acknowledged()) == 1)
 
 
-def test_hellos_that_no_member_sends_are_refused(tmp_path: Path) -> None:
+def test_hello_with_an_impossible_lineage_is_rejected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, other, _ = net.elected()
         for tail in (
@@ -168,7 +168,7 @@ def test_hellos_that_no_member_sends_are_refused(tmp_path: Path) -> None:
         assert net.leaders() == [leader]
 
 
-def test_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
+def test_directory_lineage_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
     drawn = iter(range(1, 10_001, 2))
     first = FolderLineage(tmp_path, lambda: next(drawn))
     tail = struct.pack("<QQB", 99, first.nonce, 0)
@@ -182,7 +182,7 @@ def test_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
     assert last.heard("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99))
 
 
-def test_what_a_peer_says_of_this_folder_is_missed_until_it_has_caught_up(tmp_path: Path) -> None:
+def test_directory_lineage_keeps_a_missed_nonce_until_caught_up(tmp_path: Path) -> None:
     lineage = FolderLineage(tmp_path, lambda: 5)
     lineage.heard("b", struct.pack("<QQB", 99, 4711, 0))
     assert lineage.missed == (4711,)
@@ -190,7 +190,7 @@ def test_what_a_peer_says_of_this_folder_is_missed_until_it_has_caught_up(tmp_pa
     assert (lineage.missed, lineage.holds(4711)) == ((), True)
 
 
-def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it(tmp_path: Path) -> None:
+def test_directory_lineage_needs_a_majority_of_untrusted_peers_to_be_doubted(tmp_path: Path) -> None:
     """A folder that went back knows a peer by a process that this one has forgotten, and made up for, long ago."""
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
@@ -203,7 +203,7 @@ def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
 
 
-def test_a_doubt_that_was_taken_back_counts_no_more(tmp_path: Path) -> None:
+def test_directory_lineage_drops_a_doubt_that_was_withdrawn(tmp_path: Path) -> None:
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
         assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0))
@@ -212,7 +212,7 @@ def test_a_doubt_that_was_taken_back_counts_no_more(tmp_path: Path) -> None:
         assert lineage.missed == missed
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_directory_lineage_damaged_file_is_rejected(tmp_path: Path) -> None:
     FolderLineage(tmp_path, lambda: 5)
     path = tmp_path / FILE
     stored = path.read_bytes()
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         FolderLineage(tmp_path, lambda: 5)
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+def test_directory_lineage_file_of_another_format_is_rejected(tmp_path: Path) -> None:
     body = b'{"format": 2}'
     (tmp_path / FILE).write_bytes(b"%08x\n%b" % (crc32c.crc32c(body), body))
     with pytest.raises(UnknownFormatError):

@@ -70,7 +70,7 @@ class Pair:
             self.deliver()
 
 
-def test_messages_arrive_in_order_and_in_chunks() -> None:
+def test_quorum_session_delivers_chunked_messages_in_order() -> None:
     pair = Pair()
     pair.connect()
     bodies = [b"one", b"x" * (3 * CHUNK_BYTES + 1), b"three"]
@@ -80,7 +80,7 @@ def test_messages_arrive_in_order_and_in_chunks() -> None:
     assert pair.got["b"] == bodies
 
 
-def test_a_lost_frame_ends_the_session_and_nothing_behind_it_is_delivered() -> None:
+def test_quorum_session_ends_at_a_lost_frame_and_reconnects() -> None:
     pair = Pair()
     pair.connect()
     for body in (b"1", b"2", b"3"):
@@ -96,7 +96,7 @@ def test_a_lost_frame_ends_the_session_and_nothing_behind_it_is_delivered() -> N
     assert pair.got["b"] == [b"1", b"4"]
 
 
-def test_frames_of_an_older_session_are_ignored() -> None:
+def test_quorum_session_ignores_frames_of_an_older_session() -> None:
     pair = Pair()
     pair.connect()
     pair.sides["a"].send("b", b"old", 1, pair.now)
@@ -112,7 +112,7 @@ def test_frames_of_an_older_session_are_ignored() -> None:
     assert pair.sides["b"].counters["refused: stale frame"] == 1
 
 
-def test_silence_ends_a_session() -> None:
+def test_quorum_session_ends_after_silence() -> None:
     pair = Pair()
     pair.connect()
     pair.sides["a"].poll(pair.now + SILENCE_S + 0.1)
@@ -120,7 +120,7 @@ def test_silence_ends_a_session() -> None:
     assert not pair.sides["a"].send("b", b"x", 1, pair.now)
 
 
-def test_whatever_comes_from_elsewhere_is_counted_and_dropped() -> None:
+def test_quorum_session_counts_and_drops_foreign_frames() -> None:
     pair = Pair()
     pair.connect()
     side = pair.sides["a"]
@@ -141,7 +141,7 @@ def test_whatever_comes_from_elsewhere_is_counted_and_dropped() -> None:
 @given(
     st.integers(0, 2**32), st.lists(st.sampled_from(["send a", "send b", "pass", "drop", "copy", "swap", "wait"]), max_size=80)
 )
-def test_a_bus_that_drops_copies_and_swaps_is_fifo_behind_the_sessions(seed: int, steps: list[str]) -> None:
+def test_quorum_session_over_a_lossy_bus_delivers_in_order_without_duplicates(seed: int, steps: list[str]) -> None:
     pair = Pair(seed)
     pair.connect()
     sent: dict[str, list[bytes]] = {"a": [], "b": []}
@@ -210,22 +210,22 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_the_librarys_messages_come_back(message: dict) -> None:
+def test_quorum_library_messages_survive_encoding(message: dict) -> None:
     assert codec.decode(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", pickle.dumps({"type": "response_vote", "term": 1})])
-def test_no_other_bytes_are_a_message(data: bytes) -> None:
+def test_quorum_message_of_other_bytes_is_rejected(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode(data)
 
 
-def test_forwarded_commands_are_not_part_of_the_protocol() -> None:
+def test_quorum_protocol_has_no_forwarded_commands() -> None:
     with pytest.raises(ProtocolError, match="apply_command"):
         codec.encode({"type": "apply_command", "command": b"x"})
 
 
-def test_the_library_can_pickle_nothing() -> None:
+def test_quorum_library_cannot_pickle() -> None:
     library.check_library()
     import pysyncobj.journal
     import pysyncobj.serializer
@@ -243,13 +243,13 @@ def test_the_library_can_pickle_nothing() -> None:
         pysyncobj.syncobj.createJournal("a-file")
 
 
-def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quorum_library_of_another_version_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", "0.3.18")
     with pytest.raises(ConfigError, match=r"0\.3\.17\. Install"):
         library.check_library()
 
 
-def test_a_snapshot_is_used_whole_or_not_at_all() -> None:
+def test_quorum_snapshot_file_is_used_completely_or_not_at_all() -> None:
     snapshot = SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b"), b"image" * 20)
     data = encode_snapshot_file(snapshot)
     assert decode_snapshot_file(data) == snapshot
@@ -265,7 +265,7 @@ def test_a_snapshot_is_used_whole_or_not_at_all() -> None:
         decode_snapshot_file(pickle.dumps(snapshot.image))
 
 
-def test_no_frame_is_larger_than_a_server_with_a_small_max_payload_takes() -> None:
+def test_quorum_frame_fits_a_small_max_payload() -> None:
     pair = Pair()
     pair.connect()
     body = random.Random(1).randbytes(300_000)
@@ -278,7 +278,7 @@ def test_no_frame_is_larger_than_a_server_with_a_small_max_payload_takes() -> No
 
 
 @pytest.mark.parametrize("lists", [{"a": "abc", "b": "abd"}, {"a": "ab", "b": "abc"}, {"a": "abc", "b": "bcd"}])
-def test_members_whose_lists_of_controllers_differ_refuse_each_other_and_say_both(
+def test_quorum_members_with_different_controller_lists_reject_each_other_and_log_both(
     lists: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = Pair(lists=lists)
@@ -298,7 +298,7 @@ def test_members_whose_lists_of_controllers_differ_refuse_each_other_and_say_bot
     assert any(", ".join(sorted(lists["a"])) in line and ", ".join(sorted(lists["b"])) in line for line in said)
 
 
-def test_a_list_that_answers_nobody_ends_no_session() -> None:
+def test_quorum_session_ignores_a_controller_list_without_an_answered_hello() -> None:
     pair = Pair()
     pair.connect()
     side = pair.sides["a"]
@@ -308,7 +308,7 @@ def test_a_list_that_answers_nobody_ends_no_session() -> None:
 
 
 @pytest.mark.parametrize("flags", [0, 4])
-def test_a_hello_of_somebody_who_does_not_hear_us_ends_no_session_and_is_not_believed(flags: int) -> None:
+def test_quorum_session_ignores_forged_hellos(flags: int) -> None:
     """Whoever may publish can say hello in a member's name; only who hears what this member says can answer it."""
     pair = Pair()
     judged: list[bytes] = []
@@ -329,7 +329,7 @@ def test_a_hello_of_somebody_who_does_not_hear_us_ends_no_session_and_is_not_bel
     assert side.counters["refused: hellos that answer nobody"] >= 600
 
 
-def test_a_dead_member_is_not_kept_alive_by_hellos_in_its_name() -> None:
+def test_quorum_session_of_a_dead_member_ends_despite_forged_hellos() -> None:
     pair = Pair()
     pair.connect()
     side = pair.sides["b"]
@@ -340,7 +340,7 @@ def test_a_dead_member_is_not_kept_alive_by_hellos_in_its_name() -> None:
     assert pair.links["b"] == [True, False]
 
 
-def test_members_find_each_other_through_a_flood_of_hellos_in_their_names() -> None:
+def test_quorum_sessions_open_despite_a_flood_of_forged_hellos() -> None:
     """Also after one of them began anew."""
     pair = Pair()
     for turn in range(2):
@@ -356,7 +356,7 @@ def test_members_find_each_other_through_a_flood_of_hellos_in_their_names() -> N
         assert not pair.sides["a"].peers["b"].up
 
 
-def test_a_member_that_began_anew_takes_the_place_of_its_session_at_once() -> None:
+def test_quorum_session_of_a_restarted_member_is_replaced_at_once() -> None:
     """Its first process ended without a word; nothing but the new one's answer says so."""
     pair = Pair()
     pair.connect()
@@ -377,7 +377,7 @@ def test_a_member_that_began_anew_takes_the_place_of_its_session_at_once() -> No
     assert pair.sides["b"].counters["sessions ended: peer began anew"] == 1
 
 
-def test_what_a_member_says_is_not_believed_when_it_is_said_back_to_it() -> None:
+def test_quorum_session_ignores_its_own_echoed_hello() -> None:
     """A relay that echoes: the answer to an echoed hello, echoed too, carried the own number, and so did what it said of the folder."""
     pair = Pair()
     judged: list[bytes] = []

@@ -66,7 +66,7 @@ class Side:
 
 
 # ---- a peer nobody has heard of ------------------------------------------------------------------------------------------------
-def test_of_a_new_peer_nothing_is_known() -> None:
+def test_quorum_session_with_a_new_peer_has_no_state() -> None:
     b = Peer("b", 1)
     assert (b.up, b.is_new, b.heard, b.term, b.trusted, b.other_list, b.beyond_since) == (
         False,
@@ -88,7 +88,7 @@ def test_of_a_new_peer_nothing_is_known() -> None:
 
 
 # ---- hellos --------------------------------------------------------------------------------------------------------------------
-def test_a_hello_comes_behind_the_list_and_says_who_what_and_to_whom() -> None:
+def test_quorum_hello_follows_the_controller_list_with_both_epochs() -> None:
     side = Side(is_new=lambda: True, tail_for=lambda peer: b"tail of " + peer.encode())
     side.core.set_online(True)
     side.core.poll(100.0)
@@ -105,7 +105,7 @@ def test_a_hello_comes_behind_the_list_and_says_who_what_and_to_whom() -> None:
     assert plain.b.up
 
 
-def test_hellos_are_due_four_times_a_second_and_half_as_often_in_a_session() -> None:
+def test_quorum_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_session() -> None:
     side = Side()
     side.core.poll(100.0)
     assert side.sent() == [], "the bus was not reached"
@@ -122,7 +122,7 @@ def test_hellos_are_due_four_times_a_second_and_half_as_often_in_a_session() -> 
     assert [to for to, data in side.sent() if data[0] == HELLO] == ["b"], "however busy the session is"
 
 
-def test_a_session_ends_a_second_and_a_half_after_the_last_frame() -> None:
+def test_quorum_session_ends_one_and_a_half_seconds_after_the_last_frame() -> None:
     side = Side().connected(100.0)
     side.hear(frame(DATA, flags=FIRST | LAST, sequence=1, body=b"x"), 101.0)
     side.core.poll(102.5)
@@ -134,7 +134,7 @@ def test_a_session_ends_a_second_and_a_half_after_the_last_frame() -> None:
     assert ([body for _, body, _ in side.delivered], side.counted(f"{REFUSED}stale frame")) == ([b"x"], 1)
 
 
-def test_what_a_hello_says_is_believed_once_it_answers_this_process() -> None:
+def test_quorum_hello_counts_once_the_hello_answers_this_process() -> None:
     told: list[tuple[str, bytes]] = []
     side = Side(judge=lambda *said: told.append(said) is not None)  # type: ignore[func-returns-value]
     side.core.set_online(True)
@@ -156,7 +156,7 @@ def test_what_a_hello_says_is_believed_once_it_answers_this_process() -> None:
     assert (side.b.epoch, side.b.is_new, side.b.received_at, side.counted(f"{REFUSED}hellos")) == (70, False, 101.0, 1)
 
 
-def test_a_peer_that_began_anew_is_answered_in_its_new_session() -> None:
+def test_quorum_hello_of_a_restarted_peer_is_answered_in_a_new_session() -> None:
     side = Side().connected()
     side.hear(frame(HELLO, epoch=71), 101.0)
     assert side.links == [("b", False)]
@@ -169,7 +169,7 @@ def test_a_peer_that_began_anew_is_answered_in_its_new_session() -> None:
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------------------------
-def test_who_does_not_know_this_process_is_answered_by_its_own_epoch_and_not_twice_at_once() -> None:
+def test_quorum_hello_to_another_process_is_answered_once_with_the_own_epoch() -> None:
     side = Side()
     side.core.set_online(True)
     side.hear(frame(HELLO, own=0), 100.0)
@@ -188,7 +188,7 @@ def test_who_does_not_know_this_process_is_answered_by_its_own_epoch_and_not_twi
     assert (side.b.epoch, side.b.up, side.links) == (0, False, [])
 
 
-def test_strangers_are_64_at_a_time() -> None:
+def test_quorum_unknown_processes_are_limited_to_64() -> None:
     side = Side()
     side.core.set_online(True)
     for number in range(70):
@@ -214,7 +214,7 @@ def test_strangers_are_64_at_a_time() -> None:
         (frame(HELLO, term=5 + (1 << 24)), "b", "terms out of reach"),
     ],
 )
-def test_what_is_not_of_the_session_is_counted_and_changes_nothing(data: bytes, sender: str, what: str) -> None:
+def test_quorum_frame_outside_the_session_is_counted_and_ignored(data: bytes, sender: str, what: str) -> None:
     side = Side().connected(100.0)
     side.hear(data, 101.0, sender)
     assert dict(side.core.counters) == {f"{REFUSED}{what}": 1}
@@ -222,7 +222,7 @@ def test_what_is_not_of_the_session_is_counted_and_changes_nothing(data: bytes, 
     assert (side.b.received_at, side.b.received, side.b.term, side.b.up) == (100.0, 0, 5, True)
 
 
-def test_a_list_counts_where_it_answers_this_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_quorum_controller_list_counts_only_with_the_own_epoch(caplog: pytest.LogCaptureFixture) -> None:
     side = Side().connected()
     side.hear(frame(MEMBERS, own=9, body=b"a, b, d"))
     assert side.b.up
@@ -247,7 +247,7 @@ def test_a_list_counts_where_it_answers_this_process(caplog: pytest.LogCaptureFi
     assert side.counted(f"{REFUSED}unknown sender") == 1
 
 
-def test_terms_out_of_reach_are_said_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_quorum_term_far_ahead_is_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
     side = Side().connected(100.0)
     far = frame(HELLO, term=1 << 60)
     for at in (101.0, 101.5, 101.99, 102.0, 102.5):
@@ -259,7 +259,7 @@ def test_terms_out_of_reach_are_said_once_a_second(caplog: pytest.LogCaptureFixt
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------------------
-def test_a_message_leaves_in_chunks_that_are_numbered_and_marked() -> None:
+def test_quorum_message_is_sent_in_numbered_chunks() -> None:
     side = Side().connected()
     side.core.fit(1024 + 256)
     assert side.core.chunk_bytes == 1024
@@ -280,7 +280,7 @@ def test_a_message_leaves_in_chunks_that_are_numbered_and_marked() -> None:
         assert side.core.chunk_bytes == chunk
 
 
-def test_a_message_is_delivered_when_its_last_chunk_is_there_with_that_ones_term() -> None:
+def test_quorum_message_is_delivered_with_its_last_chunk_and_term() -> None:
     side = Side().connected()
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab", term=4))
     side.hear(frame(DATA, sequence=2, body=b"cd", term=4))
@@ -295,7 +295,7 @@ def test_a_message_is_delivered_when_its_last_chunk_is_there_with_that_ones_term
     assert (side.links, side.counted("sessions ended: refused message")) == ([("b", False)], 1)
 
 
-def test_a_gap_ends_the_session_and_the_next_one_is_asked_for_at_once() -> None:
+def test_quorum_session_ends_at_a_gap_and_asks_for_the_next_at_once() -> None:
     side = Side().connected()
     side.core.send("b", b"x", 5, 100.0)
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
@@ -307,7 +307,7 @@ def test_a_gap_ends_the_session_and_the_next_one_is_asked_for_at_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["in the middle", "too much"])
-def test_a_chunk_of_no_message_ends_the_session(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quorum_session_ends_at_a_chunk_without_a_message(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 4)
     side = Side().connected()
     if wrong == "too much":
@@ -320,7 +320,7 @@ def test_a_chunk_of_no_message_ends_the_session(wrong: str, monkeypatch: pytest.
     assert (side.delivered, side.links, side.counted("sessions ended: bad chunk")) == ([], [("b", False)], 1)
 
 
-def test_a_message_that_begins_again_forgets_what_came_of_it() -> None:
+def test_quorum_message_that_begins_again_drops_its_earlier_chunks() -> None:
     side = Side().connected()
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
     side.hear(frame(DATA, flags=FIRST, sequence=2, body=b"cd"))
@@ -329,7 +329,7 @@ def test_a_message_that_begins_again_forgets_what_came_of_it() -> None:
 
 
 # ---- the bus -----------------------------------------------------------------------------------------------------------------------
-def test_with_the_bus_every_session_is_lost_and_what_was_not_sent() -> None:
+def test_quorum_sessions_and_unsent_frames_are_lost_with_the_bus() -> None:
     side = Side().connected()
     side.hear(frame(HELLO, own=3, epoch=80), sender="c")
     side.core.send("b", b"x", 5, 100.0)

@@ -43,7 +43,7 @@ def terms(net: OurNet) -> list[int]:
 @pytest.mark.parametrize("term", FAR)
 @pytest.mark.parametrize("kind", range(len(bodies(1))))
 @pytest.mark.parametrize("frame_says_so", [True, False])
-def test_a_forged_term_does_not_stop_the_group(tmp_path: Path, term: int, kind: int, frame_says_so: bool) -> None:
+def test_quorum_survives_a_forged_term(tmp_path: Path, term: int, kind: int, frame_says_so: bool) -> None:
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
         known = max(terms(net))
@@ -59,7 +59,9 @@ def test_a_forged_term_does_not_stop_the_group(tmp_path: Path, term: int, kind: 
 
 
 @pytest.mark.parametrize("term", FAR)
-def test_a_forged_hello_is_as_if_it_had_not_come(tmp_path: Path, term: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_quorum_forged_hello_with_a_far_term_changes_nothing(
+    tmp_path: Path, term: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "liftpy.quorum")
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
@@ -75,7 +77,7 @@ def test_a_forged_hello_is_as_if_it_had_not_come(tmp_path: Path, term: int, capl
 
 
 @pytest.mark.parametrize("ahead", [TERM_REACH + 1, 3 * TERM_REACH])
-def test_a_member_that_really_is_far_ahead_comes_back(tmp_path: Path, ahead: int) -> None:
+def test_controller_with_a_term_far_ahead_rejoins(tmp_path: Path, ahead: int) -> None:
     with our_net(tmp_path) as net:
         _, near, _ = net.elected()
         net.up[near].core.vote_is_spent_up_to(ahead)
@@ -85,7 +87,7 @@ def test_a_member_that_really_is_far_ahead_comes_back(tmp_path: Path, ahead: int
         assert net.run(lambda: all(b"on" in net.values(name) for name in net.up))
 
 
-def test_an_empty_folder_joins_a_group_whose_term_is_far(tmp_path: Path) -> None:
+def test_emptied_controller_joins_a_quorum_with_a_high_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, _, far = net.elected()
         net.empty(far)
@@ -107,6 +109,6 @@ def test_an_empty_folder_joins_a_group_whose_term_is_far(tmp_path: Path) -> None
         pb.RaftMessage(appendEntries=pb.RaftAppendEntries(term=3, previousIndex=1, previousTerm=4)),
     ],
 )
-def test_an_entry_of_a_term_beyond_the_senders_is_refused(message: pb.RaftMessage) -> None:
+def test_quorum_entry_with_a_term_above_its_sender_is_rejected(message: pb.RaftMessage) -> None:
     with pytest.raises(ProtocolError, match="of the"):
         decode(message.SerializeToString())

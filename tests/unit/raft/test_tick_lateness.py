@@ -11,9 +11,7 @@ from sidecar.quorum.driver import LATE_TICK_S, TICK_S
 from tests.unit.raft.ours import bare_member
 
 
-async def test_a_tick_that_comes_late_is_counted_and_one_in_time_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     member = bare_member(tmp_path)
     driver: Any = member._driver
     now = [1000.0]

@@ -66,7 +66,7 @@ class Bench:
         return dict(self.transport.sessions.counters)
 
 
-def test_what_is_no_message_or_of_a_later_term_than_its_frame_is_refused_and_counted() -> None:
+def test_quorum_transport_rejects_invalid_messages_and_terms_above_the_frame() -> None:
     bench = Bench()
     assert bench.transport._deliver("b", b"garbage", 4) is False
     assert bench.hear("b", APPEND, term=3) is False
@@ -80,7 +80,7 @@ def test_what_is_no_message_or_of_a_later_term_than_its_frame_is_refused_and_cou
     [(VOTE, False), ({"type": "response_vote", "term": 4}, False), (TIMEOUT, False), (APPEND, True), (NEXT, True)],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-def test_who_is_on_probation_follows_and_has_no_voice(message: dict[str, Any], heard: bool) -> None:
+def test_quorum_member_on_probation_follows_without_voting(message: dict[str, Any], heard: bool) -> None:
     bench = Bench(on_probation=True)
     assert bench.hear("b", message), "nothing is wrong with it"
     assert bool(bench.given) is heard
@@ -89,7 +89,7 @@ def test_who_is_on_probation_follows_and_has_no_voice(message: dict[str, Any], h
     assert bool(bench.sent) is heard
 
 
-def test_an_acknowledgement_on_probation_acknowledges_nothing() -> None:
+def test_quorum_acknowledgment_on_probation_acknowledges_nothing() -> None:
     bench = Bench(on_probation=True)
     bench.hear("b", APPEND)
     bench.say(NEXT)
@@ -105,7 +105,7 @@ def test_an_acknowledgement_on_probation_acknowledges_nothing() -> None:
     ("sender", "after_s", "transfer"),
     [("b", 0.0, True), ("b", _TRANSFER_S - 0.01, True), ("b", _TRANSFER_S, False), ("c", 0.0, False)],
 )
-def test_an_election_that_the_leader_asked_for_says_so(sender: str, after_s: float, transfer: bool) -> None:
+def test_quorum_vote_request_of_a_transfer_is_marked(sender: str, after_s: float, transfer: bool) -> None:
     bench = Bench()
     bench.hear(sender, TIMEOUT)
     bench.now += after_s
@@ -123,7 +123,7 @@ def test_an_election_that_the_leader_asked_for_says_so(sender: str, after_s: flo
         (0.0, False, True, True),
     ],
 )
-def test_whoever_hears_a_leader_votes_for_nobody_else(quiet_s: float, transfer: bool, leads: bool, given: bool) -> None:
+def test_quorum_member_that_hears_a_leader_votes_for_no_other(quiet_s: float, transfer: bool, leads: bool, given: bool) -> None:
     bench = Bench()
     bench.hear("b", APPEND)
     bench.now += quiet_s
@@ -133,7 +133,7 @@ def test_whoever_hears_a_leader_votes_for_nobody_else(quiet_s: float, transfer: 
     assert bench.counters.get("votes not given: the leader is there", 0) == (0 if given else 1)
 
 
-def test_an_append_of_an_earlier_term_is_no_sign_of_the_leader() -> None:
+def test_quorum_append_of_an_earlier_term_does_not_mark_the_leader_alive() -> None:
     bench = Bench(raftCurrentTerm=5)
     bench.hear("b", APPEND, term=5)
     bench.hear("c", {**VOTE, "term": 5}, term=5)
@@ -141,7 +141,7 @@ def test_an_append_of_an_earlier_term_is_no_sign_of_the_leader() -> None:
     assert bench.transport._echoes == {}
 
 
-def test_what_can_not_be_forwarded_is_refused_with_the_next_tick() -> None:
+def test_quorum_forwarded_command_is_rejected_with_the_next_tick() -> None:
     bench = Bench()
     answers: list[Any] = []
     bench.transport._onMessageReceived = lambda node, message: answers.append((node.id, message))
@@ -155,7 +155,7 @@ def test_what_can_not_be_forwarded_is_refused_with_the_next_tick() -> None:
     ]
 
 
-def test_a_folder_that_went_back_gets_what_it_lacks_and_counts_for_nothing() -> None:
+def test_quorum_member_with_an_older_directory_gets_entries_and_has_no_vote() -> None:
     bench = Bench(leads=True)
     bench.transport.sessions.peers["b"].trusted = False
     assert bench.hear("b", VOTE)
@@ -167,7 +167,7 @@ def test_a_folder_that_went_back_gets_what_it_lacks_and_counts_for_nothing() -> 
     assert bench.transport.confirmed_ns() == 0
 
 
-def test_a_leader_is_confirmed_by_a_majority_of_this_term_and_no_later_than_it_asked() -> None:
+def test_quorum_leader_is_confirmed_by_a_majority_of_this_term() -> None:
     bench = Bench(("a", "b", "c", "d", "e"), leads=True)
     confirmed = bench.transport.confirmed_ns
     bench.hear("b", {**NEXT, "echo_ns": 900})
@@ -191,7 +191,7 @@ def test_a_leader_is_confirmed_by_a_majority_of_this_term_and_no_later_than_it_a
     assert Bench(("a",), leads=True).transport.confirmed_ns() == 1000, "alone it is its own majority"
 
 
-def test_a_nonce_that_is_missed_is_missed_once(tmp_path: Any) -> None:
+def test_directory_lineage_missed_nonce_is_reported_once(tmp_path: Any) -> None:
     numbers = iter(range(101, 999, 2))
 
     def folder(name: str) -> FolderLineage:

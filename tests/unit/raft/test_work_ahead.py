@@ -50,7 +50,7 @@ def core(tmp_path: Path, machine: Machine) -> RaftCore:
     return member
 
 
-def test_a_long_entry_takes_many_ticks_and_is_applied_once_in_its_place(core: RaftCore, machine: Machine) -> None:
+def test_quorum_long_entry_takes_many_ticks_and_is_applied_once(core: RaftCore, machine: Machine) -> None:
     answers: list[bytes | None] = []
     for entry in (b"first", b"long", b"last"):
         core.propose(entry, lambda answer, reason: answers.append(answer))
@@ -67,7 +67,7 @@ def test_a_long_entry_takes_many_ticks_and_is_applied_once_in_its_place(core: Ra
     assert ticks >= STEPS // (APPLIED_PER_TICK_BYTES // STEP_BYTES)
 
 
-def test_work_that_fails_stops_the_member_and_nothing_is_applied(core: RaftCore, machine: Machine) -> None:
+def test_quorum_work_ahead_that_fails_stops_the_member_without_applying(core: RaftCore, machine: Machine) -> None:
     machine.fails_at = 3
     core.propose(b"long", lambda *_: None)
     for _ in range(20):

@@ -153,7 +153,7 @@ def test_candidate_repeats_its_promotion_report_per_epoch_and_periodically() -> 
         assert made.has(do.ReportPromotion)
 
 
-def test_promises_never_decrease() -> None:
+def test_persisted_leader_epochs_never_decrease() -> None:
     follower = Stepped("b").opened()
     follower.told(state())
     follower.step(ev.LeaderEpochPersisted(leader_epoch=7))

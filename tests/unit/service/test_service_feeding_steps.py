@@ -188,7 +188,7 @@ async def test_feeder_new_machine_has_routes_parameters_and_later_skips(node: An
 
 
 # ---- ways back ---------------------------------------------------------------------------------------------------------------
-async def test_feeder_truncation_discards_failures_and_decisions_above_it(node: Any) -> None:
+async def test_feeder_truncation_discards_known_failures_and_decisions(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 25)
     node.feeder._decided = {Unit(3)}

@@ -468,7 +468,7 @@ FIGURES = pb.ServiceFigures(
 )
 
 
-def test_service_sessions_gone_service_is_reported_with_its_end_reason() -> None:
+def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> None:
     s, at_ns = sessions(), 5_000_000_000
     s.hello(hello("a", position=4, problem="on_record at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)

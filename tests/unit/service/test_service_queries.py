@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.core.services.queries import ERROR_HEADER, POSITION_HEADER, Query, QueryDesk, QueryFailedError, position_in
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import UnavailableError
+from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import NoRespondersError
 from liftpy.service import DivergedError, Identity, Record, Service, ServiceFailedError, ServiceMachine
@@ -349,3 +349,14 @@ def test_query_service_without_a_running_service_names_the_service_and_on_query(
     why = pytest.raises(NoRespondersError, match=r"service counter .*on_query")
     with memory_cluster(nodes=1) as cluster, cluster.sync_client() as client, why:
         client.query_service("counter", b"apples", timeout_s=0.2)
+
+
+@pytest.mark.parametrize("query", [b"?", b"fail"])
+def test_query_service_of_an_unknown_partition_names_the_partitions(query: bytes) -> None:
+    with memory_cluster(nodes=1) as cluster, cluster.sync_client() as client:
+        client.create_stream("numbers", "shop.numbers", partitions=3)
+        cluster.serve(Sum, "sum", "numbers")
+        with pytest.raises(NotFoundError, match=r"sum has no partition 9\. It has the partitions 0 to 2"):
+            client.query_service("sum", query, partition=9)
+        with pytest.raises(NoRespondersError, match=r"service sum answers queries of partition 2\."):  # it may come yet
+            client.query_service("sum", query, partition=2, timeout_s=0.2)

@@ -319,6 +319,10 @@ class Asking:
         self.script = list(script)
         self.sent: list[client_pb2.Message] = []
         self.futures: dict[str, asyncio.Future[Any]] = {}
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def check_server(self) -> None:
+        pass
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:

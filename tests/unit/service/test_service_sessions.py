@@ -259,7 +259,7 @@ def test_service_sessions_promotion_does_not_wait_for_a_failing_service() -> Non
     assert again.report(9)[0]["failing"]
 
 
-def test_service_sessions_gone_service_is_remembered_with_its_failing_record() -> None:
+def test_service_sessions_ended_service_is_kept_with_its_failing_record() -> None:
     s = sessions()
     for name, failing in (("bank", True), ("echo", False), ("late", True)):
         s.hello(hello(name, position=7, failing=failing), "_INBOX.a", FOLLOWS, 0)
@@ -414,7 +414,7 @@ def test_service_sessions_replay_progress_is_reported_once_per_advance() -> None
     assert heard == [[], [Replayed(4, False)], [], [], [], [Replayed(10, False)], []]
 
 
-def test_service_sessions_gone_service_keeps_its_furthest_position_and_difference() -> None:
+def test_service_sessions_ended_service_keeps_its_furthest_position_and_difference() -> None:
     s = sessions()
     s.hello(hello(position=7, problem="slow"), "_INBOX.a", FOLLOWS, 0)
     s.differs("bank", Difference(4, ("n2",), False))
@@ -423,7 +423,7 @@ def test_service_sessions_gone_service_keeps_its_furthest_position_and_differenc
     assert [(g["position"], g["problem"]) for g in s.gone(9, 0)] == [(7, differed)]
 
 
-def test_service_sessions_remember_the_last_gone_services() -> None:
+def test_service_sessions_remember_the_last_ended_services() -> None:
     s = sessions()
     for number in range(MAX_SERVICES + 2):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)

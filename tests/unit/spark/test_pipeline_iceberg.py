@@ -44,7 +44,7 @@ def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) 
     return found
 
 
-def test_an_iceberg_table_keeps_its_marks_with_its_files(tmp_path: Path) -> None:
+def test_iceberg_table_stores_marks_and_files_together(tmp_path: Path) -> None:
     table = opened(tmp_path)
     assert table.state() is None
     with pytest.raises(NotFoundError, match=f"No table in {tmp_path}"):
@@ -64,7 +64,7 @@ def test_an_iceberg_table_keeps_its_marks_with_its_files(tmp_path: Path) -> None
         table_at(tmp_path, "delta")
 
 
-def test_marks_without_a_file_are_a_transaction_too(tmp_path: Path) -> None:
+def test_iceberg_table_commits_marks_without_a_file(tmp_path: Path) -> None:
     table, other = opened(tmp_path), opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     assert other.state() is not None
@@ -77,7 +77,7 @@ def test_marks_without_a_file_are_a_transaction_too(tmp_path: Path) -> None:
     assert state_of(table, [QUERY]).marks == {QUERY: 7}
 
 
-def test_two_archives_of_one_iceberg_table_fence_each_other(tmp_path: Path) -> None:
+def test_iceberg_archive_by_two_queries_fences_one(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     assert one.state() is other.state() is None
     first = committed(tmp_path, 0, 10, 0)
@@ -91,7 +91,7 @@ def test_two_archives_of_one_iceberg_table_fence_each_other(tmp_path: Path) -> N
     assert state_of(other).record_count == 20
 
 
-def test_others_read_it_and_a_catalog_that_is_none_is_said(tmp_path: Path) -> None:
+def test_iceberg_table_is_readable_by_others_and_a_broken_catalog_is_an_error(tmp_path: Path) -> None:
     table = opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     read = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}").load_table("liftpy.archive").scan().to_arrow()
@@ -108,7 +108,7 @@ def latest(root: Path, first: int) -> tuple[Commit, str]:
     return Commit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
 
 
-def test_what_replaces_the_content_is_one_transaction(tmp_path: Path) -> None:
+def test_iceberg_table_replacement_is_one_transaction(tmp_path: Path) -> None:
     table, other = opened(tmp_path), opened(tmp_path)
     (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
     first = table.commit(one, SCHEMA, replace=True)
@@ -127,7 +127,7 @@ def test_what_replaces_the_content_is_one_transaction(tmp_path: Path) -> None:
     assert Path(old).is_file()
 
 
-def test_files_that_were_replaced_long_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iceberg_table_removes_files_replaced_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = opened(tmp_path)
     (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
     table.commit(one, SCHEMA, replace=True)
@@ -146,7 +146,7 @@ def test_files_that_were_replaced_long_ago_are_removed(tmp_path: Path, monkeypat
     assert state_of(table).files == (new,)
 
 
-def test_all_columns_of_an_archive_are_taken(tmp_path: Path) -> None:
+def test_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None:
     schema = arrow_schema(("key", "value", "headers", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch"))
     row = {"key": None, "value": b"v", "headers": [{"key": "h", "value": b"1"}], "subject": "s", "stream": "orders"}
     row |= {"partition": PLANNED.partition, "offset": 0, "timestamp": datetime(2026, 1, 1, tzinfo=UTC), "leader_epoch": 1}

@@ -64,7 +64,7 @@ SIZES = [1, 700, 50, 3000, 20_000, 9]
 END = sum(SIZES)
 
 
-def test_replicas_that_agree(access: Access, node: FakeNode) -> None:
+def test_audit_of_equal_replicas_finds_nothing(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES))
     report = look(access)
     assert report.first is None
@@ -77,7 +77,7 @@ def test_replicas_that_agree(access: Access, node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 700, 751, 16_384, 20_000, END - 1])
-def test_one_record_of_one_replica(access: Access, node: FakeNode, offset: int) -> None:
+def test_audit_finds_one_different_record_and_names_the_replica(access: Access, node: FakeNode, offset: int) -> None:
     serve(node, log_of(SIZES), n3=log_of(SIZES, at(offset, b"x")))
     report = look(access)
     first = report.first
@@ -90,12 +90,12 @@ def test_one_record_of_one_replica(access: Access, node: FakeNode, offset: int) 
     assert [found.offset for found in report.findings] == [offset]
 
 
-def test_the_leader_may_be_the_one_that_is_wrong(access: Access, node: FakeNode) -> None:
+def test_audit_names_the_leader_if_its_record_differs(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
     assert [(f.node, f.offset, f.majority) for f in look(access).findings] == [("n1", 17, True)]
 
 
-def test_the_records_that_most_hold_are_the_measure_whoever_leads() -> None:
+def test_audit_compares_with_the_records_of_the_majority() -> None:
     def held(value: bytes) -> HeldRecords:
         return HeldRecords.of([parse_batch(batch(0, [value]))], 0, 1)
 
@@ -105,7 +105,7 @@ def test_the_records_that_most_hold_are_the_measure_whoever_leads() -> None:
     assert reference_of({"a": held(b"odd"), "b": held(b"one")}, "b") == "b", "nobody has more on his side"
 
 
-def test_two_replicas_have_no_majority(access: Access, node: FakeNode) -> None:
+def test_audit_of_two_different_replicas_has_no_majority(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
     node.silent = {"n3"}
     report = look(access, patience_s=0.2)
@@ -117,12 +117,12 @@ def test_two_replicas_have_no_majority(access: Access, node: FakeNode) -> None:
     assert "n3" in report.partitions[0].replicas["n3"].detail
 
 
-def test_three_that_all_differ(access: Access, node: FakeNode) -> None:
+def test_audit_of_three_different_replicas_reports_all(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")), n2=log_of(SIZES, at(17, b"y")))
     assert [(f.node, f.majority) for f in look(access).findings] == [("n2", False), ("n3", False)]
 
 
-def test_a_record_that_is_not_there_and_one_too_many(access: Access, node: FakeNode) -> None:
+def test_audit_finds_a_missing_and_a_surplus_record(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50, 50, 50]), n2=log_of([50, 50, 50]))
     lacking = node.own["orders", 0, "n2"]
     lacking.batches[1] = _sealed(kept(parse_batch(memoryview(lacking.batches[1][1])), np.arange(50) < 49))
@@ -133,7 +133,7 @@ def test_a_record_that_is_not_there_and_one_too_many(access: Access, node: FakeN
     assert [(f.node, f.offset, f.kind, f.expected) for f in found] == [("n2", 99, "surplus", "nothing")]
 
 
-def test_the_same_records_in_another_epoch_or_in_other_batches(access: Access, node: FakeNode) -> None:
+def test_audit_finds_other_epochs_and_batch_borders(access: Access, node: FakeNode) -> None:
     serve(node, log_of([10, 20, 30]), n2=log_of([10, 20, 30], epoch=2))
     assert {(f.node, f.kind) for f in look(access).findings} == {("n2", "differs")}
     assert [f.offset for f in look(access).findings] == list(range(10)), "of each piece that is compared the first ten"
@@ -164,7 +164,7 @@ def test_large_blocks_are_halved_until_records_are_compared(
     assert node.asked["n2"] > 30
 
 
-def test_every_difference_is_told_once_and_the_first_one_first(access: Access, node: FakeNode) -> None:
+def test_audit_reports_every_difference_once_in_order(access: Access, node: FakeNode) -> None:
     both = log_of(SIZES, lambda first, values: at(20_001, b"y")(first, at(60, b"x")(first, values)))
     stream = serve(node, log_of(SIZES), n2=both)
     stream.partitions.append(log_of([40]))
@@ -188,7 +188,7 @@ def flipped(log: FakePartition, number: int, position: int) -> FakePartition:
     return log
 
 
-def test_a_bit_that_a_node_sends_wrong(access: Access, node: FakeNode) -> None:
+def test_audit_reports_a_corrupted_answer_as_damage(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50, 50, 50]), n2=flipped(log_of([50, 50, 50]), 1, 90))
     first = look(access).first
     assert first is not None
@@ -197,7 +197,7 @@ def test_a_bit_that_a_node_sends_wrong(access: Access, node: FakeNode) -> None:
     assert "CRC-32C" in first.detail
 
 
-def test_damage_that_a_node_has_met_itself(access: Access, node: FakeNode) -> None:
+def test_audit_reports_damage_the_node_has_found(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES))
     node.damaged["orders", 0, "n3"] = "CORRUPTION: 00000000000000000000.log: the CRC-32C of the batch at 0 does not match"
     report = look(access)
@@ -211,14 +211,14 @@ def test_damage_that_a_node_has_met_itself(access: Access, node: FakeNode) -> No
     assert look(access).first is None, "it has repaired itself"
 
 
-def test_damage_does_not_hide_what_else_differs(access: Access, node: FakeNode) -> None:
+def test_audit_reports_differences_beside_damage(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n2=log_of(SIZES, at(60, b"x")))
     node.damaged["orders", 0, "n3"] = "CORRUPTION: x"
     assert [(f.node, f.kind, f.offset) for f in look(access).findings] == [("n2", "differs", 60), ("n3", "damaged", 0)][::-1]
 
 
 # ---- what is compared -------------------------------------------------------------------------------------------------------
-def test_up_to_the_smallest_hw_of_those_in_sync_and_from_the_largest_log_start(
+def test_audit_compares_from_the_highest_log_start_to_the_lowest_high_watermark(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "_SETTLE_S", 0.05)
@@ -231,7 +231,7 @@ def test_up_to_the_smallest_hw_of_those_in_sync_and_from_the_largest_log_start(
     assert (one.replicas["n1"].log_start_offset, one.replicas["n2"].high_watermark) == (50, 449)
 
 
-def test_one_replica_alone_proves_nothing(access: Access, node: FakeNode) -> None:
+def test_audit_with_one_replica_proves_nothing(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50]))
     node.silent = {"n2", "n3"}
     report = look(access, patience_s=0.2)
@@ -241,13 +241,13 @@ def test_one_replica_alone_proves_nothing(access: Access, node: FakeNode) -> Non
     assert not look(access, patience_s=0.2).is_proven
 
 
-def test_an_empty_stream_agrees(access: Access, node: FakeNode) -> None:
+def test_audit_of_an_empty_stream_finds_nothing(access: Access, node: FakeNode) -> None:
     serve(node, FakePartition())
     report = look(access)
     assert (report.first, report.is_proven) == (None, True)
 
 
-def test_which_streams(access: Access, node: FakeNode) -> None:
+def test_audit_selects_the_named_streams(access: Access, node: FakeNode) -> None:
     serve(node, log_of([5]))
     node.add_stream("_groups")
     node.add_stream("refunds")
@@ -279,7 +279,7 @@ def keyed(count: int = 20, change: Change = lambda first, values: values) -> Fak
     return log_of([10] * count, change, keyed=7)
 
 
-def test_replicas_that_compacted_at_other_moments_agree(access: Access, node: FakeNode) -> None:
+def test_audit_of_replicas_compacted_at_different_times_finds_nothing(access: Access, node: FakeNode) -> None:
     whole = replace(keyed(), compacted=True)
     serve(node, whole, n2=compacted(keyed(), lambda o: o < 150), n3=compacted(keyed(), lambda o: 30 < o < 100 and o % 3 == 0))
     report = look(access)
@@ -287,13 +287,13 @@ def test_replicas_that_compacted_at_other_moments_agree(access: Access, node: Fa
     assert report.partitions[0].dropped == 150 + 23
 
 
-def test_a_record_that_differs_on_a_compacted_log(access: Access, node: FakeNode) -> None:
+def test_audit_finds_a_different_record_in_a_compacted_log(access: Access, node: FakeNode) -> None:
     other = compacted(keyed(change=at(120, b"x")), lambda o: o < 50)
     serve(node, replace(keyed(), compacted=True), n3=other)
     assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n3", 120, "differs")]
 
 
-def test_a_record_that_nothing_supersedes_is_missed_on_a_compacted_log(access: Access, node: FakeNode) -> None:
+def test_audit_finds_a_missing_record_that_no_later_one_supersedes(access: Access, node: FakeNode) -> None:
     serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o in (3, 195)))
     assert [(f.node, f.offset, f.kind, f.detail) for f in look(access).findings] == [("n2", 195, "lost", "its key is b'k6'")]
     keyless = replace(log_of([10] * 20), compacted=True)
@@ -306,7 +306,7 @@ def deleted_on(log: FakePartition, *, deletes_end: int) -> FakePartition:
     return replace(log, compacted=True, compacted_end=log.log_end_offset, deletes_end=deletes_end)
 
 
-def test_audit_of_a_deleted_key_that_came_back_names_the_replica_that_has_it(access: Access, node: FakeNode) -> None:
+def test_audit_of_a_deleted_key_that_reappeared_names_the_replica(access: Access, node: FakeNode) -> None:
     without = deleted_on(compacted(keyed(), lambda o: o == 195), deletes_end=200)
     serve(node, without, n3=replace(keyed(), compacted=True))
     (found,) = look(access).findings
@@ -321,14 +321,14 @@ def test_audit_of_a_record_that_one_replica_lost_names_that_replica(access: Acce
         assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n3", 195, "lost")]
 
 
-def test_audit_of_a_record_superseded_behind_what_a_replica_has_heard_of_finds_nothing(access: Access, node: FakeNode) -> None:
+def test_audit_ignores_a_missing_record_superseded_beyond_the_compared_range(access: Access, node: FakeNode) -> None:
     serve(node, replace(keyed(21), compacted=True), n3=deleted_on(compacted(keyed(21), lambda o: o == 195), deletes_end=0))
     node.lagging = {"n1": 199, "n2": 199}
     one = look(access, patience_s=0.5).partitions[0]
     assert (one.end_offset, one.dropped, one.dropped_checked, one.findings) == (200, 1, False, [])
 
 
-def test_a_tombstone_may_go(access: Access, node: FakeNode) -> None:
+def test_audit_allows_a_replica_to_have_deleted_a_tombstone(access: Access, node: FakeNode) -> None:
     def log() -> FakePartition:
         made = FakePartition(compacted=True)
         made.append(build_batch([b"a", None, b"c"], keys=[b"k", b"k", b"l"], base_offset=0, leader_epoch=1))
@@ -340,7 +340,9 @@ def test_a_tombstone_may_go(access: Access, node: FakeNode) -> None:
         assert (report.findings, report.partitions[0].dropped) == ([], 2)
 
 
-def test_what_goes_by_other_rules_is_only_counted(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_only_counts_dropped_records_beyond_its_key_limit(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o == 195))
     monkeypatch.setattr(dropping, "MAX_KEYS_DROPPED", 0)
     report = look(access)
@@ -357,11 +359,13 @@ def test_what_goes_by_other_rules_is_only_counted(access: Access, node: FakeNode
         ({"a": "1", "b": "1", "c": "2", "d": "3"}, "c", ("1", False, ["c", "d"])),
     ],
 )
-def test_who_differs(digests: dict[str, str], reference: str, found: tuple[str, bool, list[str]]) -> None:
+def test_audit_finds_the_replicas_that_deviate_from_the_reference(
+    digests: dict[str, str], reference: str, found: tuple[str, bool, list[str]]
+) -> None:
     assert deviants(digests, reference) == found
 
 
-def test_findings_are_in_the_order_of_the_log() -> None:
+def test_audit_findings_are_in_log_order() -> None:
     made = [
         AuditFinding(stream=s, partition=p, offset=o, node="n", kind="differs")
         for s, p, o in (("b", 0, 1), ("a", 1, 9), ("a", 1, 10))

@@ -39,7 +39,9 @@ def run(access: Access, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_replicas_that_agree(access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_with_equal_replicas_exits_with_zero(
+    access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(access, "audit") == 0
     shown = capsys.readouterr().out
     assert "replicas agree" in shown
@@ -49,7 +51,7 @@ def test_replicas_that_agree(access: Access, orders: FakeNode, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out)["agrees"] is True
 
 
-def test_a_difference_is_exit_code_1_and_says_where(
+def test_audit_command_with_a_difference_exits_with_one_and_its_position(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orders.own["orders", 0, "n2"] = log_of([b"x" if n in (7, 9) else b"%d" % n for n in range(30)])
@@ -68,7 +70,9 @@ def test_a_difference_is_exit_code_1_and_says_where(
     )
 
 
-def test_too_few_replicas_are_exit_code_3(access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_with_too_few_replicas_exits_with_three(
+    access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     orders.silent = {"n2", "n3"}
     assert run(access, "audit", "orders", "--timeout", "0.2") == 3
     shown = capsys.readouterr().out
@@ -76,7 +80,7 @@ def test_too_few_replicas_are_exit_code_3(access: Access, orders: FakeNode, caps
     assert "n2 is away: " in shown
 
 
-def test_records_that_only_some_have_dropped_are_said(
+def test_audit_command_mentions_records_dropped_on_some_replicas(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     partition = orders.streams["orders"].partitions[0]
@@ -88,7 +92,9 @@ def test_records_that_only_some_have_dropped_are_said(
     assert "1 records were dropped on some replicas only: later ones supersede them" in capsys.readouterr().out
 
 
-def test_no_stream_and_wrong_words(access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_command_without_streams_or_with_invalid_options_fails(
+    access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(access, "audit") == 0
     assert "There are no streams" in capsys.readouterr().out
     assert run(access, "audit", "none") == 1
@@ -96,7 +102,7 @@ def test_no_stream_and_wrong_words(access: Access, node: FakeNode, capsys: pytes
     assert run(access, "audit", "--master", "local[1]", "--conf", "a") == 2
 
 
-def test_stats_are_shown_by_partition_and_over_time(
+def test_stats_command_shows_partitions_and_time_buckets(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -113,7 +119,7 @@ def test_stats_are_shown_by_partition_and_over_time(
     assert "--bucket: 'soon'" in capsys.readouterr().err
 
 
-def test_stats_are_drawn(access: Access, orders: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_command_draws_a_plot(access: Access, orders: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     assert run(access, "stats", "orders", "--plot", str(tmp_path / "a.png")) == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -43,12 +43,12 @@ def piece(base: int, count: int, epoch: int, deltas: list[int] | None = None) ->
         ({A: 1}, {}, {A: 1}),
     ],
 )
-def test_an_end_is_behind_no_start_and_a_new_partition_keeps_its_own(end: Any, start: Any, found: Any) -> None:
+def test_range_end_is_never_before_its_start_and_a_new_partition_keeps_its_own(end: Any, start: Any, found: Any) -> None:
     assert never_back(end, start) == found
 
 
 @pytest.mark.parametrize(("ending_at", "end"), [(None, None), (3, 3), (20, 20), (21, 20), (99, 20)])
-def test_a_time_ends_a_range_at_what_is_committed_at_the_latest(ending_at: int | None, end: int | None) -> None:
+def test_range_end_by_time_is_limited_to_committed_records(ending_at: int | None, end: int | None) -> None:
     stream: Any = SimpleNamespace(name="s")
     partition: Any = SimpleNamespace(partition=4, replicas=("n1", "n2"))
     view = _view_of(stream, partition, Bounds("u1", "n1", "n2", 7, 5, 19), 6, ending_at)
@@ -56,7 +56,7 @@ def test_a_time_ends_a_range_at_what_is_committed_at_the_latest(ending_at: int |
     assert (view.stream, view.uid, view.partition, view.replicas, view.leader_epoch) == ("s", "u1", 4, ("n1", "n2"), 7)
 
 
-def test_a_batch_with_all_its_records_is_whole_and_one_with_a_hole_is_not() -> None:
+def test_fetched_batch_with_missing_records_is_rejected() -> None:
     assert check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
     with pytest.raises(ProtocolError, match="the batch at offset 4 lacks records"):
         check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
@@ -67,7 +67,7 @@ def test_a_batch_with_all_its_records_is_whole_and_one_with_a_hole_is_not() -> N
     ("epochs", "before", "error"),
     [((3,), 0, None), ((4,), 0, DataLossError), ((2, 1), 0, ProtocolError), ((2,), 3, ProtocolError), ((2, 2), 2, None)],
 )
-def test_epochs_never_fall_and_none_is_later_than_the_plan(epochs: tuple[int, ...], before: int, error: Any) -> None:
+def test_fetched_epochs_must_not_decrease_or_exceed_the_plan(epochs: tuple[int, ...], before: int, error: Any) -> None:
     pieces = [piece(at, 1, epoch) for at, epoch in enumerate(epochs)]
     if error is None:
         assert check_pieces(planned(), pieces, before) == epochs[-1]
@@ -78,7 +78,7 @@ def test_epochs_never_fall_and_none_is_later_than_the_plan(epochs: tuple[int, ..
 
 @pytest.mark.parametrize("fail", [True, False])
 @pytest.mark.parametrize(("log_start", "goes_on"), [(21, 21), (30, 30), (60, 50)])
-def test_what_is_gone_is_an_error_or_skipped_as_was_asked(fail: bool, log_start: int, goes_on: int) -> None:
+def test_deleted_records_raise_or_are_skipped_by_option(fail: bool, log_start: int, goes_on: int) -> None:
     async def bounds(uid: str) -> tuple[Bounds, None]:
         assert uid == "u1"
         return Bounds("u1", "n9", "n2", 7, log_start, 99), None
@@ -95,7 +95,7 @@ def test_what_is_gone_is_an_error_or_skipped_as_was_asked(fail: bool, log_start:
         assert progress.next_offset == goes_on
 
 
-def test_a_replica_that_refuses_what_its_leader_has_is_passed_over_for_a_while() -> None:
+def test_replica_that_rejects_records_of_its_leader_is_skipped_a_bounded_number_of_times() -> None:
     async def bounds(uid: str) -> tuple[Bounds, None]:
         return Bounds("u1", "n9", "n9", 7, 20, 99), None
 
@@ -110,7 +110,7 @@ def test_a_replica_that_refuses_what_its_leader_has_is_passed_over_for_a_while()
         asyncio.run(_after_loss(reader, progress, span, retrying_fetch._MOST_REFUSALS + 1))
 
 
-def test_headers_are_asked_for_in_one_way() -> None:
+def test_include_headers_option_decides_the_requested_columns() -> None:
     assert _columns({"columns": "value, headers", "includeHeaders": "true"}) == ("value", "headers")
     assert _columns({"columns": "value"}) == ("value",)
     assert "headers" in _columns({"includeHeaders": "true"})

@@ -51,57 +51,57 @@ def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any
     return found
 
 
-def test_exactly_the_planned_records_in_order(link: Link, node: FakeNode) -> None:
+def test_fetch_returns_exactly_the_planned_records_in_order(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1, 7, 300, 5000, 5000, 5000, 3])
     for start, end in ((0, 15311), (4, 5), (9, 400), (15310, 15311), (307, 12345)):
         assert offsets(link, planned(start, end)) == list(range(start, end))
 
 
-def test_many_spans_in_flight_and_regular_batches_are_sent_once(link: Link, node: FakeNode) -> None:
+def test_fetch_requests_regular_batches_once_with_many_spans_in_flight(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
     assert offsets(link, planned(0, 60_000)) == list(range(60_000))
     spans = -(-60 * 306 // 1000)  # 306 KB a batch, three of them to an answer
     assert sum(node.asked.values()) <= spans + 5
 
 
-def test_records_committed_later_are_not_part_of_the_range(link: Link, node: FakeNode) -> None:
+def test_fetch_excludes_records_committed_after_planning(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [100, 100])
     stream.partitions[0].append(build_batch([b"x"] * 50, base_offset=200, leader_epoch=1), commit=False)
     assert offsets(link, planned(0, 150)) == list(range(150))
 
 
-def test_a_silent_node_is_passed_over(link: Link, node: FakeNode) -> None:
+def test_fetch_skips_a_silent_node(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     node.silent = {"n1"}
     assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
     assert node.asked["n1"] < 4, "who does not answer is not asked for every span"
 
 
-def test_replicas_behind_the_range_do_not_cut_it_short(link: Link, node: FakeNode) -> None:
+def test_fetch_does_not_end_early_at_lagging_replicas(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.lagging = {"n1": 49, "n2": -1}
     assert offsets(link, planned(0, 100), FetchRules(patience_s=10.0)) == list(range(100))
 
 
-def test_no_replica_that_covers_the_range_is_an_error(link: Link, node: FakeNode) -> None:
+def test_fetch_without_a_replica_covering_the_range_is_unavailable(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50])
     with pytest.raises(UnavailableError, match="NOT_READY"):
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_nobody_at_all_is_an_error(link: Link) -> None:
+def test_fetch_without_any_responders_is_unavailable(link: Link) -> None:
     with pytest.raises(UnavailableError):
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_another_stream_of_the_same_name_is_refused(link: Link, node: FakeNode) -> None:
+def test_fetch_of_another_stream_with_the_same_name_is_rejected(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders", uid="second"), [50])
     with pytest.raises(NotFoundError, match="deleted and created again"):
         offsets(link, planned(0, 50, uid="first"))
 
 
-def test_retention_after_planning_is_an_error_that_names_the_loss(link: Link, node: FakeNode) -> None:
+def test_fetch_of_records_deleted_after_planning_raises_data_loss(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50, 50])
     stream.partitions[0].log_start_offset = 50
@@ -109,7 +109,9 @@ def test_retention_after_planning_is_an_error_that_names_the_loss(link: Link, no
         offsets(link, planned(10, 100))
 
 
-def test_retention_is_a_warning_when_asked_for(link: Link, node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_fetch_of_deleted_records_logs_a_warning_by_option(
+    link: Link, node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50, 50])
     stream.partitions[0].log_start_offset = 50
@@ -119,7 +121,7 @@ def test_retention_is_a_warning_when_asked_for(link: Link, node: FakeNode, caplo
     assert offsets(link, planned(10, 40), tolerant) == []
 
 
-def test_records_rewritten_after_planning_are_refused(link: Link, node: FakeNode) -> None:
+def test_fetch_of_records_rewritten_after_planning_is_rejected(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50], epoch=1)
     fill(stream, [50], epoch=3)
@@ -128,7 +130,7 @@ def test_records_rewritten_after_planning_are_refused(link: Link, node: FakeNode
     assert offsets(link, planned(0, 100, epoch=3)) == list(range(100))
 
 
-def test_a_hole_inside_a_batch_is_refused_unless_the_stream_is_compacted(link: Link, node: FakeNode) -> None:
+def test_fetch_rejects_a_hole_in_a_batch_unless_compacted(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     stream.partitions[0].append(build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, offset_deltas=[0, 4]))
     with pytest.raises(ProtocolError, match="lacks records"):
@@ -137,7 +139,7 @@ def test_a_hole_inside_a_batch_is_refused_unless_the_stream_is_compacted(link: L
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
 
 
-def test_what_was_planned_as_compacted_needs_no_second_answer(link: Link, node: FakeNode) -> None:
+def test_fetch_of_a_range_planned_as_compacted_needs_one_answer(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in (0, 10):
         stream.partitions[0].append(build_batch([b"a"], base_offset=base, leader_epoch=1))
@@ -148,13 +150,13 @@ def test_what_was_planned_as_compacted_needs_no_second_answer(link: Link, node: 
     assert sum(node.asked.values()) > 2, "the plan did not say so: another answer had to"
 
 
-def test_only_the_leaders_word_counts_for_what_is_gone(link: Link, node: FakeNode) -> None:
+def test_fetch_accepts_deletions_only_from_the_leader(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.trimmed = {"n2": 50, "n3": 100}
     assert offsets(link, replace(planned(0, 100), leader="n1", replicas=("n3", "n2"))) == list(range(100))
 
 
-async def test_a_leader_that_contradicts_its_replicas_is_believed_eight_times() -> None:
+async def test_fetch_retries_eight_times_when_leader_and_replica_disagree() -> None:
     asked: list[str] = []
 
     async def bounds(uid: str) -> tuple[Any, str]:
@@ -176,7 +178,7 @@ async def test_a_leader_that_contradicts_its_replicas_is_believed_eight_times() 
     assert asked == ["uid-orders"] * 9
 
 
-def test_epochs_that_fall_between_two_answers_are_refused(link: Link, node: FakeNode) -> None:
+def test_fetch_rejects_epochs_that_decrease_between_answers(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [1000] * 6, epoch=2, value_bytes=300)
     fill(stream, [1000] * 6, epoch=1, value_bytes=300)
@@ -184,7 +186,7 @@ def test_epochs_that_fall_between_two_answers_are_refused(link: Link, node: Fake
         offsets(link, planned(0, 12_000, epoch=2), FetchRules(patience_s=0.3))
 
 
-def test_who_is_asked(link: Link, node: FakeNode) -> None:
+def test_fetch_spreads_ranges_over_the_replicas_or_asks_the_leader(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     offsets(link, planned(0, 12_000), replace(QUICK, leader_first=True))
     assert set(node.asked) == {"n1"}
@@ -196,7 +198,7 @@ def test_who_is_asked(link: Link, node: FakeNode) -> None:
     assert sum(node.asked.values()) == len(starts)
 
 
-def test_a_reader_that_stops_early_leaves_nothing_in_flight(link: Link, node: FakeNode) -> None:
+def test_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 40, value_bytes=300)
     reading = fetch_range(link, planned(0, 40_000), FetchRules(patience_s=60.0))
     assert next(reading)
@@ -214,12 +216,12 @@ async def _tasks() -> list[str]:
     return [str(t) for t in asyncio.all_tasks() if "_fetch_span" in str(t)]
 
 
-def test_one_link_per_process_and_access(access: Access, node: FakeNode) -> None:
+def test_link_is_shared_per_process_and_access(access: Access, node: FakeNode) -> None:
     assert link_to(access) is link_to(replace(access))
     assert link_to(access) is not link_to(replace(access, namespace="other"))
 
 
-def test_links_are_bounded_and_the_one_used_last_stays(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_cache_is_bounded_and_keeps_the_last_used(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     assert link_module.MAX_LINKS == 32
     monkeypatch.setattr(link_module, "MAX_LINKS", 2)
     oldest, used = (link_to(replace(access, namespace=name)) for name in ("one", "two"))
@@ -234,7 +236,7 @@ def test_links_are_bounded_and_the_one_used_last_stays(access: Access, node: Fak
     assert link_to(replace(access, namespace="two")) is used, "the other was used before it"
 
 
-def test_a_link_that_is_closed_ends_what_runs_on_its_loop(access: Access) -> None:
+def test_link_close_cancels_its_running_tasks(access: Access) -> None:
     link = link_module.Link(access)
     waiting = link.submit(asyncio.Event().wait())
     link.close()
@@ -242,7 +244,7 @@ def test_a_link_that_is_closed_ends_what_runs_on_its_loop(access: Access) -> Non
         waiting.result(5)
 
 
-def test_span_guess_follows_the_bytes_and_the_batches() -> None:
+def test_span_guess_follows_bytes_per_record_and_batch_size() -> None:
     guess = SpanGuess()
     assert guess.span_records() > 0
     guess.bytes_per_record, guess.batch_records = 100.0, 4000
@@ -252,7 +254,7 @@ def test_span_guess_follows_the_bytes_and_the_batches() -> None:
     assert guess.span_records() == 1
 
 
-def test_an_answer_holds_what_its_span_should_take_and_a_batch_more() -> None:
+def test_span_guess_sizes_an_answer_for_its_span_plus_one_batch() -> None:
     guess = SpanGuess()
     assert guess.answer_bytes(1) == retrying_fetch.SPAN_BYTES, "nothing is known yet"
     guess.bytes_per_record, guess.batch_records = 100.0, 4000
@@ -262,7 +264,7 @@ def test_an_answer_holds_what_its_span_should_take_and_a_batch_more() -> None:
     assert guess.answer_bytes(10) == 64 * 1024
 
 
-def test_a_short_rest_of_a_range_asks_for_no_more_than_it_holds(
+def test_fetch_of_the_rest_of_a_range_requests_only_its_size(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
@@ -282,7 +284,7 @@ def test_a_short_rest_of_a_range_asks_for_no_more_than_it_holds(
         assert 1000 * records < span.answer_bytes < 1100 * records
 
 
-def test_credentials_are_those_of_the_access_and_secrets_are_read_from_files(tmp_path: Path) -> None:
+def test_access_credentials_read_secrets_from_files(tmp_path: Path) -> None:
     for name, secret in (("password", "open sesame\n"), ("token", " t0ken \n")):
         (tmp_path / name).write_text(secret)
     always = {name: f"some_{name}" for name in ("tls_ca_file", "tls_cert_file", "tls_key_file", "inbox_prefix")}
@@ -296,7 +298,7 @@ def test_credentials_are_those_of_the_access_and_secrets_are_read_from_files(tmp
         assert credentials_of(Access(**always, **given)) == Credentials(**always, **made)
 
 
-def test_a_nats_server_that_restarts_in_the_middle_costs_time_only() -> None:
+def test_fetch_survives_a_nats_restart_without_loss() -> None:
     with NatsServer() as server, fake_node_in_thread(server.url) as node:
         fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
         reading = fetch_range(link_to(Access(servers=server.url)), planned(0, 30_000), FetchRules(patience_s=20.0))
@@ -306,7 +308,7 @@ def test_a_nats_server_that_restarts_in_the_middle_costs_time_only() -> None:
     assert found == list(range(30_000))
 
 
-def test_a_span_may_take_several_patiences_and_a_task_never_hangs(
+def test_fetch_span_may_take_several_patiences_and_never_hangs(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node.add_stream("orders"), [10])
@@ -336,7 +338,7 @@ def test_a_span_may_take_several_patiences_and_a_task_never_hangs(
     assert 5.0 + 4 * CONNECT_TIMEOUT_S < waited[0] <= 60.0, "longer than all that is tried meanwhile"
 
 
-def test_the_loop_of_a_link_ends_with_it() -> None:
+def test_link_close_ends_its_loop_and_thread() -> None:
     made = Link(Access(servers="nats://127.0.0.1:1"))
     (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == made._run]
     made.close()
@@ -345,7 +347,7 @@ def test_the_loop_of_a_link_ends_with_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_worker_begins_without_its_parents_links(link: Link) -> None:
+def test_link_cache_of_a_forked_worker_is_empty(link: Link) -> None:
     assert link in link_module._links.values()
     with link_module._lock:  # as a thread of the parent may hold it
         child = os.fork()

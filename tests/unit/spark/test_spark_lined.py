@@ -49,7 +49,7 @@ def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_each_batch_is_sent_once_wherever_the_borders_lie(
+def test_fast_fetch_requests_each_batch_once_wherever_spans_end(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
 ) -> None:
     sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
@@ -60,7 +60,7 @@ def test_each_batch_is_sent_once_wherever_the_borders_lie(
     assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
 
 
-def test_records_that_grow_are_all_there(link: Link, node: FakeNode) -> None:
+def test_fast_fetch_returns_records_of_growing_size(link: Link, node: FakeNode) -> None:
     stream, source = node.add_stream("orders"), random.Random(1)
     for _ in range(150):
         fill(stream, [source.randint(1, 40)], value_bytes=source.choice([20, 500, 20_000]))
@@ -68,14 +68,16 @@ def test_records_that_grow_are_all_there(link: Link, node: FakeNode) -> None:
     assert offsets(link, planned(0, end)) == list(range(end))
 
 
-def test_batches_larger_than_an_answer_go_the_sure_way(link: Link, node: FakeNode, surely: list[tuple[int, int]]) -> None:
+def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(
+    link: Link, node: FakeNode, surely: list[tuple[int, int]]
+) -> None:
     stream = node.add_stream("orders")
     fill(stream, [10, 10, 10], value_bytes=20)
     fill(stream, [3] * 5, value_bytes=340_000)  # each alone is nearly an answer
     assert offsets(link, planned(0, 45)) == list(range(45))
 
 
-def test_a_line_that_ends_is_not_missed(
+def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
 ) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
@@ -94,7 +96,7 @@ def test_a_line_that_ends_is_not_missed(
     assert link.line() is not None
 
 
-def test_an_answer_that_does_not_come_is_asked_for_the_sure_way(
+def test_fast_fetch_without_an_answer_continues_on_the_slow_path(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(fast_fetch, "ANSWER_S", 0.05)
@@ -105,7 +107,7 @@ def test_an_answer_that_does_not_come_is_asked_for_the_sure_way(
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
 
 
-def test_the_guess_of_one_task_serves_the_next(link: Link, node: FakeNode) -> None:
+def test_fast_fetch_size_guess_serves_the_next_task(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     for _ in range(2):
         node.asked.clear()
@@ -115,7 +117,7 @@ def test_the_guess_of_one_task_serves_the_next(link: Link, node: FakeNode) -> No
     assert 300 < guess.bytes_per_record < 310
 
 
-def test_who_closes_early_leaves_nothing_behind(link: Link, node: FakeNode) -> None:
+def test_fast_fetch_closed_early_leaves_no_requests(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     assert offsets(link, planned(0, 3000)) == list(range(3000))  # now several are asked for at once
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -126,7 +128,7 @@ def test_who_closes_early_leaves_nothing_behind(link: Link, node: FakeNode) -> N
     assert line.waiting_count == 0
 
 
-def test_columns_that_are_not_wanted_are_not_sent(link: Link, node: FakeNode) -> None:
+def test_fast_fetch_requests_only_wanted_columns(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in range(0, 2000, 100):
         stream.partitions[0].append(build_batch([b"x" * 1000] * 100, keys=[b"k"] * 100, base_offset=base, leader_epoch=1))
@@ -138,7 +140,9 @@ def test_columns_that_are_not_wanted_are_not_sent(link: Link, node: FakeNode) ->
     assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
 
 
-async def test_a_line_answers_by_number_and_says_why_it_ended(access: Any, node: FakeNode, link: Link) -> None:
+async def test_fast_fetch_connection_matches_answers_by_number_and_tells_why_it_ended(
+    access: Any, node: FakeNode, link: Link
+) -> None:
     line = await line_module.open_line(access.servers)
     assert line is not None
     nobody = line.ask("liftpy.nobody.listens", b"")

@@ -64,7 +64,7 @@ def offsets(course: FileRange) -> list[int]:
     return [int(offset) for pieces in course.pieces() for piece in pieces for offset in piece.offsets()]
 
 
-def test_where_a_range_lies(log: Log) -> None:
+def test_file_spans_of_a_range_name_files_and_positions(log: Log) -> None:
     one = len(a_batch(0))
     assert spans_of(log, 0, 5) == spans_of(log, 3, 10) == [FileSpan(0, 0, one)]
     assert spans_of(log, 10, 20) == [FileSpan(0, one, 2 * one)]
@@ -73,7 +73,7 @@ def test_where_a_range_lies(log: Log) -> None:
     assert spans_of(log, 5, 5) == []
 
 
-def test_of_too_many_files_nothing_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_spans_over_too_many_files_are_empty(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_FILES >= 256
     monkeypatch.setattr("liftpy.core.log.range_reads.MAX_FILES", 2)
     assert len(spans_of(log, 0, 40)) == 2
@@ -81,7 +81,9 @@ def test_of_too_many_files_nothing_is_told(log: Log, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("block_bytes", [200, 4000, 1 << 20])
-def test_exactly_the_range_is_read(log: Log, folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_file_read_returns_exactly_the_range(
+    log: Log, folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_files, "BLOCK_BYTES", block_bytes)
     for start, end in ((0, 100), (3, 57), (10, 20), (99, 100), (19, 21)):
         course = FileRange(planned(start, end), files(log, folder, start, end))
@@ -89,7 +91,7 @@ def test_exactly_the_range_is_read(log: Log, folder: Path, block_bytes: int, mon
         assert course.position == end
 
 
-def test_what_retention_removes_meanwhile_is_read_to_its_end(log: Log, folder: Path) -> None:
+def test_local_file_read_survives_retention_during_the_read(log: Log, folder: Path) -> None:
     course = FileRange(planned(), files(log, folder))
     pieces = course.pieces()
     found = [int(offset) for piece in next(pieces) for offset in piece.offsets()]
@@ -117,9 +119,7 @@ def spoil(folder: Path, name: str, at: int) -> None:
     (folder / name).write_bytes(bytes(data))
 
 
-def test_reading_of_files_ends_where_they_are_not_as_they_should_be(
-    log: Log, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_local_file_read_stops_at_foreign_or_damaged_files(log: Log, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     own, one = files(log, folder), len(a_batch(0))
     shutil.copytree(folder, folder.parent.parent / "orders-u2" / "0")
     wrong = {
@@ -141,7 +141,7 @@ def test_reading_of_files_ends_where_they_are_not_as_they_should_be(
     assert offsets(FileRange(planned(), own)) == list(range(30)), "a log that was cut"
 
 
-def test_a_record_that_was_written_since_ends_it_too(log: Log, folder: Path) -> None:
+def test_local_file_read_stops_at_records_written_after_planning(log: Log, folder: Path) -> None:
     log.cut_to(60)
     log.append(a_batch(60, epoch=4))
     course = FileRange(planned(0, 70), files(log, folder, 0, 70))
@@ -169,7 +169,7 @@ def read(link: Link, rules: FetchRules = RULES, what: PlannedRange | None = None
     return found, counts[FILES] - before.get(FILES, 0), counts[NATS] - before.get(NATS, 0)
 
 
-def test_a_task_reads_the_files_of_the_replica_on_its_host(
+def test_local_file_read_uses_the_replica_on_the_same_host(
     link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -180,7 +180,7 @@ def test_a_task_reads_the_files_of_the_replica_on_its_host(
     assert there.asked == {"n2": 1}, "others are known to be elsewhere"
 
 
-def test_what_files_do_not_give_comes_over_nats(
+def test_local_file_read_gets_missing_records_over_nats(
     link: Link, there: FakeNode, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / log_name(40)).rename(folder / "away")
@@ -192,12 +192,12 @@ def test_what_files_do_not_give_comes_over_nats(
     assert [record.levelname for record in caplog.records if "over NATS" in record.message] == ["WARNING"]
 
 
-def test_who_wants_the_leader_or_a_compacted_log_reads_no_files(link: Link, there: FakeNode) -> None:
+def test_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Link, there: FakeNode) -> None:
     assert read(link, FetchRules(patience_s=3)) == (list(range(RECORDS)), 0, RECORDS)
     assert read(link, what=replace(planned(), compacted=True)) == (list(range(RECORDS)), 0, RECORDS)
 
 
-def test_a_replica_that_does_not_know_the_range_as_committed_offers_nothing(link: Link, there: FakeNode) -> None:
+def test_local_file_read_needs_a_replica_with_the_committed_range(link: Link, there: FakeNode) -> None:
     there.lagging["n2"] = 50
     assert offered(link, planned()) is None
     assert set(link.elsewhere) == {"n1", "n2", "n3"}
@@ -206,7 +206,7 @@ def test_a_replica_that_does_not_know_the_range_as_committed_offers_nothing(link
     assert offered(link, replace(planned(0, 51), uid="u2")) is None, "another stream of that name"
 
 
-def test_what_retention_took_before_is_a_loss_and_never_short(link: Link, there: FakeNode, log: Log) -> None:
+def test_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: FakeNode, log: Log) -> None:
     log.drop_prefix(40)
     there.streams["orders"].partitions[0].log_start_offset = 40
     with pytest.raises(DataLossError, match=r"offsets \[0, 40\) were deleted"):
@@ -215,7 +215,7 @@ def test_what_retention_took_before_is_a_loss_and_never_short(link: Link, there:
         read(link, FetchRules(patience_s=3))
 
 
-def test_retention_between_the_answer_of_a_node_and_the_opening_is_a_loss_and_never_short(
+def test_local_file_read_with_retention_before_opening_raises_data_loss(
     link: Link, there: FakeNode, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def then_retention(*asked: object) -> RangeFiles | None:

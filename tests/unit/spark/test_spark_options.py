@@ -17,14 +17,14 @@ def parse(**options: str) -> SourceOptions:
     return SourceOptions.parse({"stream": "orders", **options})
 
 
-def test_defaults() -> None:
+def test_source_options_have_defaults() -> None:
     options = SourceOptions.parse({"stream": "orders"})
     assert options == SourceOptions(access=Access(), wanted=Selection(("orders",)))
     assert options.columns == ("key", "value", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch")
     assert options.fail_on_data_loss
 
 
-def test_names_are_case_insensitive_as_spark_lowers_them() -> None:
+def test_source_option_names_are_case_insensitive() -> None:
     lowered = SourceOptions.parse(
         {"stream": "orders", "startingoffsets": "earliest", "maxoffsetspertrigger": "7", "failondataloss": "FALSE"}
     )
@@ -34,7 +34,7 @@ def test_names_are_case_insensitive_as_spark_lowers_them() -> None:
     assert not lowered.fail_on_data_loss
 
 
-def test_every_known_option_is_accepted() -> None:
+def test_source_accepts_every_known_option() -> None:
     values = {
         "minPartitions": "4", "maxOffsetsPerTrigger": "10", "failOnDataLoss": "true", "includeHeaders": "true",
         "readFrom": "leader", "patience": "2.5", "startingTimestamp": "1", "endingTimestamp": "2", "namespace": "ns",
@@ -58,7 +58,7 @@ def test_every_known_option_is_accepted() -> None:
         ("colums", "columns"),
     ],
 )
-def test_an_unknown_option_names_the_nearest(given: str, meant: str) -> None:
+def test_unknown_source_option_names_the_nearest(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match="Unknown option") as caught:
         parse(**{given: "x"})
     assert f"did you mean {meant!r}" in str(caught.value)
@@ -74,20 +74,20 @@ def test_an_unknown_option_names_the_nearest(given: str, meant: str) -> None:
         ("topic", "Use stream."),
     ],
 )
-def test_an_option_of_kafka_names_ours(given: str, ours: str) -> None:
+def test_kafka_option_names_the_liftpy_option(given: str, ours: str) -> None:
     with pytest.raises(ConfigError, match="of Kafka's") as caught:
         parse(**{given: "x"})
     assert ours in str(caught.value)
 
 
-def test_what_load_is_given_is_the_stream() -> None:
+def test_load_path_names_the_stream() -> None:
     assert SourceOptions.parse({"path": "orders"}) == SourceOptions.parse({"stream": "orders"}) == parse(path="orders")
     for more in ({"stream": "b"}, {"subscribe": "b"}):
         with pytest.raises(ConfigError):
             SourceOptions.parse({"path": "orders", **more})
 
 
-def test_relative_starts() -> None:
+def test_relative_starting_offsets_are_parsed() -> None:
     def starting(text: str) -> OffsetSpec | None:
         return parse(startingOffsets=text).starting
 
@@ -104,7 +104,7 @@ def test_relative_starts() -> None:
         parse(endingOffsets="-2")
 
 
-def test_times_of_partitions() -> None:
+def test_partition_timestamps_are_parsed() -> None:
     by_time = {"startingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 7}}'}
     assert parse(**by_time).starting == OffsetSpec(times=((("orders", 0), 5_000_000), (("orders", 1), 7_000_000)))
     strict = parse(**by_time, startingOffsetsByTimestampStrategy="error").starting
@@ -118,7 +118,7 @@ def test_times_of_partitions() -> None:
             parse(startingOffsetsByTimestamp=wrong)
 
 
-def test_limits_of_triggers() -> None:
+def test_trigger_limits_are_parsed() -> None:
     options = parse(minOffsetsPerTrigger="5", maxTriggerDelay="30s")
     assert (options.min_records_per_trigger, options.max_trigger_delay_s) == (5, 30.0)
     assert parse().max_trigger_delay_s == 900.0
@@ -131,13 +131,13 @@ def test_limits_of_triggers() -> None:
         parse(minOffsetsPerTrigger="5").check_batch()
 
 
-def test_who_takes_a_stream_that_was_made_again() -> None:
+def test_on_recreated_option_decides_about_a_recreated_stream() -> None:
     assert not parse().take_recreated
     assert parse(onRecreated="earliest").take_recreated
     assert parse(failOnDataLoss="false").take_recreated
 
 
-def test_a_column_for_code_of_kafka() -> None:
+def test_topic_column_is_available_for_kafka_code() -> None:
     assert "topic" not in parse(includeHeaders="true").columns
     assert "topic" in parse(topicColumn="true").columns
     assert parse(columns="topic,value").columns == ("topic", "value")
@@ -158,7 +158,7 @@ def test_a_column_for_code_of_kafka() -> None:
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
 )  # fmt: skip
-def test_what_is_refused(given: dict[str, str]) -> None:
+def test_invalid_source_options_are_rejected(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parse(**given)
 
@@ -176,7 +176,7 @@ FILES = {"nats.creds", "nats.nkeySeed", "nats.tokenFile", "nats.tlsCa", "nats.tl
 """What is looked at when a connection is made."""
 
 
-def test_each_option_that_is_wrong_is_named_by_its_error() -> None:
+def test_invalid_source_option_is_named_in_its_error() -> None:
     assert WRONG.keys() | FILES == OPTIONS.keys()
     for name, value in WRONG.items():
         ways = {"stream": "orders"} if name not in ("subscribe", "subscribePattern", "assign") else {}
@@ -192,12 +192,12 @@ def test_each_option_that_is_wrong_is_named_by_its_error() -> None:
         {"assign": '{"a.b": [0]}'}, {"assign": '{"a": [[0]]}'},
     ],
 )  # fmt: skip
-def test_exactly_one_way_to_name_streams(given: dict[str, str]) -> None:
+def test_source_needs_exactly_one_stream_selection(given: dict[str, str]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):
         SourceOptions.parse(given)
 
 
-def test_ways_to_say_what_to_read() -> None:
+def test_source_selects_streams_by_list_pattern_or_assignment() -> None:
     present = ["a", "ab", "b"]
 
     def selected(**given: str) -> list[str]:
@@ -212,19 +212,19 @@ def test_ways_to_say_what_to_read() -> None:
 
 
 @pytest.mark.parametrize("url", ["nats://me:secret@host:4222", "token@host", "nats://h1,nats://t@h2"])
-def test_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> None:
+def test_url_with_a_secret_is_rejected_without_repeating_the_secret(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(nats=url)
     assert "secret" not in str(caught.value)
 
 
-def test_options_travel_in_plans_without_secrets() -> None:
+def test_planned_options_contain_no_secrets() -> None:
     options = parse(**{"nats.creds": "/etc/nats/reader.creds"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert options.access.creds_file == "/etc/nats/reader.creds"
 
 
-def test_checks_per_kind_of_query() -> None:
+def test_source_options_are_checked_per_kind_of_query() -> None:
     parse(startingOffsets="latest").check_streaming()
     for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
         with pytest.raises(ConfigError):
@@ -234,18 +234,18 @@ def test_checks_per_kind_of_query() -> None:
             parse(**wrong).check_streaming()
 
 
-def test_timestamps_win_over_offsets_and_are_milliseconds() -> None:
+def test_starting_timestamps_override_offsets_and_are_milliseconds() -> None:
     options = parse(startingTimestamp="1700000000123", startingOffsets="earliest")
     assert options.starting is not None
     assert options.starting.timestamp_ns == 1_700_000_000_123_000_000
 
 
-def test_a_missing_stream_names_the_nearest() -> None:
+def test_missing_stream_names_the_nearest() -> None:
     with pytest.raises(NotFoundError, match="did you mean 'orders'"):
         Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
-def test_the_schema_is_what_spark_makes_of_it() -> None:
+def test_source_arrow_schema_equals_that_of_spark() -> None:
     types = pytest.importorskip("pyspark.sql.pandas.types")
     columns = parse(includeHeaders="true").columns
     assert "headers" in columns
@@ -257,23 +257,23 @@ def test_the_schema_is_what_spark_makes_of_it() -> None:
     ("text", "size_bytes"),
     [("1", 1), ("268435456", 1 << 28), ("256m", 256 << 20), ("3K", 3 << 10), ("2gb", 2 << 30), (" 5m ", 5 << 20)],
 )
-def test_sizes_are_bytes_or_as_spark_writes_them(text: str, size_bytes: int) -> None:
+def test_byte_sizes_accept_spark_units(text: str, size_bytes: int) -> None:
     assert parse(maxBytesPerTrigger=text).max_bytes_per_trigger == size_bytes
 
 
 @pytest.mark.parametrize("text", ["0", "", "-5", "5t", "1.5m", "m", "1e9", "٣", "9" * 20, f"{1 << 61}"])
-def test_what_is_no_size_is_an_error_that_says_what_is(text: str) -> None:
+def test_invalid_byte_size_names_the_accepted_form(text: str) -> None:
     with pytest.raises(ConfigError, match="Use bytes such as 268435456"):
         parse(maxBytesPerTrigger=text)
 
 
-def test_limits_of_micro_batches_mean_nothing_to_a_batch_query() -> None:
+def test_trigger_limits_are_ignored_by_batch_queries() -> None:
     for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
         with pytest.raises(ConfigError, match="are for streaming queries"):
             parse(**{option: "5"}).check_batch()
 
 
-def test_only_committed_records_are_read() -> None:
+def test_source_rejects_uncommitted_reads() -> None:
     assert parse(isolation="COMMITTED") == parse()
     with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not"):
         parse(isolation="uncommitted")
@@ -281,7 +281,7 @@ def test_only_committed_records_are_read() -> None:
         parse(isolation="dirty")
 
 
-def test_epochs_in_given_offsets_belong_to_offsets() -> None:
+def test_epochs_in_starting_offsets_need_their_offsets() -> None:
     given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
     assert given is not None
     assert given.known is not None
@@ -292,7 +292,7 @@ def test_epochs_in_given_offsets_belong_to_offsets() -> None:
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
 
 
-def test_a_cursor_is_named_and_follows_a_streaming_query() -> None:
+def test_cursor_option_is_accepted_only_by_streaming_queries() -> None:
     assert parse(cursor="nightly").cursor == "nightly"
     parse(cursor="nightly").check_streaming()
     with pytest.raises(ConfigError, match="cursor is for streaming queries"):
@@ -305,7 +305,7 @@ def test_a_cursor_is_named_and_follows_a_streaming_query() -> None:
     ("name", "meant"),
     [("startingOffset", "startingOffsets"), ("STREAMS", "stream"), ("xyz", ""), ("delimiter", ""), ("x" * 10_000, "")],
 )
-def test_unknown_option_is_only_taken_for_one_whose_name_is_close(name: str, meant: str) -> None:
+def test_unknown_source_option_suggests_only_a_close_name(name: str, meant: str) -> None:
     with pytest.raises(ConfigError, match="Unknown option") as refused:
         SourceOptions.parse({"stream": "orders", name: "1"})
     assert (f"did you mean '{meant}'?" in str(refused.value)) == bool(meant)
@@ -313,7 +313,7 @@ def test_unknown_option_is_only_taken_for_one_whose_name_is_close(name: str, mea
     assert len(str(refused.value)) < 2000
 
 
-def test_source_of_a_catalog_table_names_what_works_instead() -> None:
+def test_source_of_a_catalog_table_names_the_alternative() -> None:
     # as Spark 4.3 gives them for CREATE TABLE t USING liftpy OPTIONS (nats ..., stream ...), and without OPTIONS
     for given in ({"provider": "liftpy", "option.stream": "a", "stream": "a"}, {"owner": "root", "provider": "liftpy"}):
         for parse in (SourceOptions.parse, SinkOptions.parse):
@@ -321,7 +321,7 @@ def test_source_of_a_catalog_table_names_what_works_instead() -> None:
                 parse(given)
 
 
-def test_source_without_a_stream_names_what_works_instead_of_a_catalog_table() -> None:
+def test_source_without_a_stream_names_the_alternative_to_a_catalog_table() -> None:
     with pytest.raises(
         ConfigError,
         match=r"exactly one of the options stream.*CREATE TABLE .* USING liftpy, saveAsTable.*CREATE TEMPORARY VIEW",

@@ -52,7 +52,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     return made
 
 
-def test_a_local_session_is_small_and_of_this_interpreter(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_session_is_small_and_uses_this_interpreter(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"spark.sql.session.timeZone": "CET", "mine": "1"}
     found: Any = session.local_session("app", settings=given)
     assert found is builder
@@ -76,7 +76,7 @@ def test_a_local_session_is_small_and_of_this_interpreter(builder: Builder, monk
     ("master", "home", "origin"),
     [("spark://host:7077", "", sys.prefix), ("local[2]", "/opt/spark", sys.prefix), ("local[2]", "", "/usr/share")],
 )
-def test_workers_elsewhere_or_of_another_spark_are_started_as_spark_does(
+def test_session_workers_of_another_spark_start_as_usual(
     builder: Builder, monkeypatch: pytest.MonkeyPatch, master: str, home: str, origin: str
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")
@@ -87,7 +87,7 @@ def test_workers_elsewhere_or_of_another_spark_are_started_as_spark_does(
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
-def test_a_worker_imports_the_spark_that_is_installed_and_keeps_other_places() -> None:
+def test_session_worker_imports_the_installed_spark_and_keeps_the_path() -> None:
     zips = ["/x/pyspark/python/lib/pyspark.zip", "/x/pyspark/python/lib/py4j-0.10.9.9-src.zip"]
     surroundings = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": ":".join([zips[0], "/a b/py4j.zip", zips[1], "/c*"])}
     command = [str(session._WORKER), "-c", "import os, sys; print(os.environ['PYTHONPATH'], *sys.argv[1:], sep='|')", "one two"]
@@ -95,7 +95,7 @@ def test_a_worker_imports_the_spark_that_is_installed_and_keeps_other_places() -
     assert done.stdout == "/a b/py4j.zip:/c*|one two\n"
 
 
-def test_a_java_that_does_not_run_or_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_names_a_java_that_fails_or_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
 
     answer: list[Any] = []
@@ -123,7 +123,7 @@ def test_a_java_that_does_not_run_or_is_too_old_is_named(monkeypatch: pytest.Mon
     assert {tuple(command) for command, _ in said} == {("/opt/java/bin/java", "-version")}
 
 
-def test_an_error_gets_its_code_once() -> None:
+def test_spark_error_gets_its_code_once() -> None:
     def fail(error: Exception) -> None:
         with coded():
             raise error
@@ -139,7 +139,7 @@ def test_an_error_gets_its_code_once() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_read_follows_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def fetch(link: Any, planned: Any, rules: Any) -> Any:

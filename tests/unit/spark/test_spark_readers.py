@@ -62,7 +62,7 @@ def without_start(end: dict[str, Any]) -> dict[str, Any]:
     return {stream: {key: value for key, value in entries.items() if key != "began"} for stream, entries in end.items()}
 
 
-def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, node: FakeNode) -> None:
+def test_batch_query_reads_its_planned_records_only(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = batch(source(minPartitions="3"))
@@ -140,7 +140,7 @@ def test_batch_of_a_compacted_stream_up_to_a_named_end_is_exact(source: Open, no
     assert offsets(reader, plan) == []
 
 
-def test_a_range_between_an_offset_and_an_earlier_time_is_empty(source: Open, node: FakeNode) -> None:
+def test_batch_query_with_an_end_time_before_its_start_is_empty(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for offset in range(10):
         log.append(build_batch([b"v"], base_offset=offset, leader_epoch=1, timestamp_ns=(1 + offset) * 10**9))
@@ -155,7 +155,7 @@ def test_a_range_between_an_offset_and_an_earlier_time_is_empty(source: Open, no
         assert ranges(batch(source(**options)).partitions()) == plan
 
 
-def test_offsets_of_a_streaming_query(source: Open, node: FakeNode) -> None:
+def test_streaming_query_offsets_are_initial_latest_and_planned(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 100)
     reader = streaming(source(startingOffsets="earliest"))
@@ -196,7 +196,7 @@ def cut_query(source: Open, node: FakeNode) -> tuple[FakePartition, Callable[...
     return log, restarted, start, first.latestOffset(start, ALL)
 
 
-def test_epochs_are_in_the_offsets_and_what_did_not_move_is_equal_text(source: Open, node: FakeNode) -> None:
+def test_streaming_offsets_contain_epochs_and_stay_equal_without_news(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 10)
     stream.partitions[0].leader_epoch = 5
@@ -217,7 +217,7 @@ def test_epochs_are_in_the_offsets_and_what_did_not_move_is_equal_text(source: O
 
 
 @pytest.mark.parametrize("count", [0, 5, 40])
-def test_an_unclean_election_between_checkpoint_and_restart_is_an_error(cut_query: Any, count: int) -> None:
+def test_unclean_election_between_checkpoint_and_restart_raises_data_loss(cut_query: Any, count: int) -> None:
     log, restarted, start, end = cut_query
     rewrite(log, 10, 4, count)
     for ask in (lambda reader: reader.latestOffset(start, ALL), lambda reader: reader.partitions(start, end)):
@@ -227,7 +227,7 @@ def test_an_unclean_election_between_checkpoint_and_restart_is_an_error(cut_quer
             ask(restarted())
 
 
-def test_an_unclean_election_that_took_only_what_was_planned(cut_query: Any) -> None:
+def test_unclean_election_that_lost_only_planned_records_raises_data_loss(cut_query: Any) -> None:
     log, restarted, start, end = cut_query
     rewrite(log, 20, 4, 40)
     assert restarted().latestOffset(start, ALL)["orders"]["0"] == 60
@@ -235,7 +235,7 @@ def test_an_unclean_election_that_took_only_what_was_planned(cut_query: Any) -> 
         restarted().partitions(start, end)
 
 
-def test_with_available_now_what_was_read_is_looked_at_too(cut_query: Any) -> None:
+def test_available_now_query_after_an_unclean_election_raises_data_loss(cut_query: Any) -> None:
     log, restarted, start, _ = cut_query
     rewrite(log, 10, 4, 40)
     reader = restarted()
@@ -245,7 +245,7 @@ def test_with_available_now_what_was_read_is_looked_at_too(cut_query: Any) -> No
         reader.partitions(start, end)
 
 
-def test_a_query_that_may_lose_data_reads_all_of_the_new_log(cut_query: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_with_fail_on_data_loss_false_reads_the_whole_new_log(cut_query: Any, caplog: pytest.LogCaptureFixture) -> None:
     log, restarted, start, end = cut_query
     rewrite(log, 10, 4, 5)
     reader = restarted(failOnDataLoss="false")
@@ -259,7 +259,7 @@ def test_a_query_that_may_lose_data_reads_all_of_the_new_log(cut_query: Any, cap
     assert later.partitions(start, end) == [], "of the micro-batch that was planned nothing is there"
 
 
-def test_records_that_are_lost_after_planning_are_no_matter_of_patience(cut_query: Any, source: Open) -> None:
+def test_records_lost_after_planning_raise_without_waiting(cut_query: Any, source: Open) -> None:
     log, restarted, start, end = cut_query
     plan = restarted().partitions(start, end)
     rewrite(log, 10, 4, 5)
@@ -272,7 +272,7 @@ def test_records_that_are_lost_after_planning_are_no_matter_of_patience(cut_quer
         offsets(restarted(), plan)
 
 
-def test_a_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode) -> None:
+def test_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for epoch in (1, 2, 7):
         log.leader_epoch = epoch
@@ -283,7 +283,7 @@ def test_a_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode
     assert two.last == one.last
 
 
-def test_a_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> None:
+def test_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     assert streaming(source()).initialOffset() == {"orders": {"0": 100, "epochs": {"0": 1}, "uid": "uid-orders"}}
 
@@ -299,7 +299,7 @@ def test_a_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -
         {"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 4_000_000_000_000}})},
     ],
 )
-def test_streaming_query_begins_where_it_was_told_first_on_a_growing_stream(
+def test_streaming_query_keeps_its_first_start_on_a_growing_stream(
     source: Open, node: FakeNode, options: dict[str, str]
 ) -> None:
     log = node.add_stream("orders").partitions[0]
@@ -350,7 +350,7 @@ def test_streaming_query_without_news_after_its_first_batch_has_nothing_to_read(
     assert "began" not in after["orders"]
 
 
-def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> None:
+def test_streaming_query_obeys_the_read_limit_of_spark(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     reader = streaming(source(startingOffsets="earliest", maxOffsetsPerTrigger="10"))
     assert reader.getDefaultReadLimit() == ReadMaxRows(10)
@@ -359,7 +359,7 @@ def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> 
     assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
 
 
-def test_tasks_begin_where_batches_begin(source: Open, node: FakeNode) -> None:
+def test_task_ranges_begin_at_batch_borders(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(10):
         append(log, 10)
@@ -371,7 +371,7 @@ def test_tasks_begin_where_batches_begin(source: Open, node: FakeNode) -> None:
     assert ranges(batch(source(minPartitions="3")).partitions()) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
 
 
-def test_a_limit_of_bytes_alone_and_with_one_of_records(source: Open, node: FakeNode) -> None:
+def test_byte_limit_works_alone_and_with_a_record_limit(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(10):
         append(log, 10)
@@ -390,9 +390,7 @@ def test_a_limit_of_bytes_alone_and_with_one_of_records(source: Open, node: Fake
         reader.latestOffset(start, ReadMaxBytes(5))
 
 
-def test_a_query_that_runs_reads_partitions_that_are_added_from_their_beginning_within_its_limit(
-    source: Open, node: FakeNode, link: Link
-) -> None:
+def test_running_query_reads_added_partitions_from_their_beginning(source: Open, node: FakeNode, link: Link) -> None:
     stream = node.add_stream("orders")
     append(stream.partitions[0], 100)
     reader = streaming(source())
@@ -413,7 +411,7 @@ def test_a_query_that_runs_reads_partitions_that_are_added_from_their_beginning_
     assert reader.latestOffset(start, ALL) == start
 
 
-def test_offsets_never_go_back_when_a_new_leader_knows_less_for_a_moment(source: Open, node: FakeNode) -> None:
+def test_streaming_offsets_never_decrease_with_a_new_leader(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source())
@@ -422,7 +420,7 @@ def test_offsets_never_go_back_when_a_new_leader_knows_less_for_a_moment(source:
     assert streaming(source()).latestOffset(start, ALL) == start
 
 
-def test_available_now_reads_what_was_there_when_it_began(source: Open, node: FakeNode, link: Link) -> None:
+def test_available_now_query_reads_what_existed_at_its_start(source: Open, node: FakeNode, link: Link) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(startingOffsets="earliest"))
@@ -438,7 +436,7 @@ def test_available_now_reads_what_was_there_when_it_began(source: Open, node: Fa
     assert reader.latestOffset(last, ReadMaxRows(80)) == last
 
 
-def test_idle_polling_does_not_ask_each_time(source: Open, node: FakeNode, link: Link) -> None:
+def test_idle_streaming_query_does_not_ask_for_each_micro_batch(source: Open, node: FakeNode, link: Link) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     reader, now = streaming(source()), [1000.0]
     reader._catalog = Catalog(link, reader.options, clock=lambda: now[0])
@@ -454,7 +452,7 @@ def test_idle_polling_does_not_ask_each_time(source: Open, node: FakeNode, link:
     assert sum(node.asked.values()) > asked
 
 
-def test_a_replayed_micro_batch_waits_for_a_new_leader_to_know_it(source: Open, node: FakeNode, link: Link) -> None:
+def test_repeated_micro_batch_waits_for_a_new_leader(source: Open, node: FakeNode, link: Link) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     log.high_watermark = 60
@@ -471,14 +469,14 @@ def test_a_replayed_micro_batch_waits_for_a_new_leader_to_know_it(source: Open, 
     assert waits
 
 
-def test_a_committed_end_that_does_not_come_back_is_data_loss(source: Open, node: FakeNode) -> None:
+def test_committed_end_that_does_not_return_raises_data_loss(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 50)
     start, end = ({"orders": {"0": offset, "uid": "uid-orders"}} for offset in (40, 100))
     with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] .*offsets \[50, 100\) were committed"):
         streaming(source(patience="0.3")).partitions(start, end)
 
 
-def test_a_stream_made_again_is_refused_everywhere(source: Open, node: FakeNode) -> None:
+def test_recreated_stream_is_rejected_at_every_step(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders", uid="first").partitions[0], 50)
     reader = streaming(source(startingOffsets="earliest"))
     start = reader.initialOffset()
@@ -498,7 +496,7 @@ def test_a_stream_made_again_is_refused_everywhere(source: Open, node: FakeNode)
         batch(source(startingOffsets=json.dumps(start))).partitions()
 
 
-def test_a_stream_made_again_is_taken_from_its_beginning_where_that_is_wanted(
+def test_recreated_stream_is_read_from_its_beginning_by_option(
     source: Open, access: Access, node: FakeNode, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 50)
@@ -531,7 +529,7 @@ def test_a_stream_made_again_is_taken_from_its_beginning_where_that_is_wanted(
         }
 
 
-def test_a_micro_batch_waits_for_enough_records_and_not_for_ever(source: Open, node: FakeNode, link: Link) -> None:
+def test_micro_batch_waits_for_min_records_up_to_a_delay(source: Open, node: FakeNode, link: Link) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     now = [1000.0]
@@ -563,7 +561,7 @@ def test_a_micro_batch_waits_for_enough_records_and_not_for_ever(source: Open, n
     assert reader.latestOffset(third, ALL)["orders"]["0"] == 63  # a run that ends with what is there waits for nothing
 
 
-def test_a_relative_start_and_tasks_of_so_many_records(source: Open, node: FakeNode) -> None:
+def test_relative_start_and_records_per_partition_shape_the_plan(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     plan = batch(source(startingOffsets="-30", maxRecordsPerPartition="10")).partitions()
@@ -573,7 +571,7 @@ def test_a_relative_start_and_tasks_of_so_many_records(source: Open, node: FakeN
     assert ranges(batch(timed).partitions()) == []
 
 
-def test_a_plan_is_spoken_of_when_it_is_old(source: Open, node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_old_plan_is_mentioned_in_the_log(source: Open, node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
     append(node.add_stream("orders").partitions[0], 10)
     reader = batch(source())
     plan = reader.partitions()
@@ -584,7 +582,7 @@ def test_a_plan_is_spoken_of_when_it_is_old(source: Open, node: FakeNode, caplog
     assert "was planned 400 s ago, when its DataFrame first ran" in caplog.text
 
 
-def test_a_stream_that_is_deleted_after_planning_has_its_own_error(source: Open, node: FakeNode) -> None:
+def test_stream_deleted_after_planning_raises_not_found(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 10)
     reader = batch(source(patience="0.3"))
     plan = reader.partitions()
@@ -593,13 +591,13 @@ def test_a_stream_that_is_deleted_after_planning_has_its_own_error(source: Open,
         offsets(reader, plan)
 
 
-def test_a_namespace_without_nodes_has_its_own_error(access: Access, spark_nats: str) -> None:
+def test_namespace_without_nodes_raises_its_own_error(access: Access, spark_nats: str) -> None:
     given = {"nats": spark_nats, "namespace": "elsewhere", "stream": "orders", "patience": "0.3"}
     with pytest.raises(SourceError, match=r"^\[NO_RESPONDERS\] NATS answers at .*, but no node of namespace 'elsewhere'"):
         batch(LiftDataSource(given)).partitions()
 
 
-def test_patience_bounds_the_connection_as_well() -> None:
+def test_patience_option_bounds_the_connection_time() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         given = {"nats": f"nats://127.0.0.1:{nobody.getsockname()[1]}", "stream": "orders", "patience": "0.3"}
@@ -609,7 +607,7 @@ def test_patience_bounds_the_connection_as_well() -> None:
         assert time.monotonic() - begun < 8  # 10 s for the connection alone without it
 
 
-def test_a_deleted_stream_is_an_error(source: Open, node: FakeNode) -> None:
+def test_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 50)
     reader = streaming(source())
     start = reader.initialOffset()
@@ -618,7 +616,7 @@ def test_a_deleted_stream_is_an_error(source: Open, node: FakeNode) -> None:
         reader.partitions(start, start)
 
 
-def test_a_start_below_the_log_is_refused_before_the_query_runs(source: Open, node: FakeNode) -> None:
+def test_start_below_the_log_start_is_rejected_before_the_query_runs(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     log.log_start_offset = 20
@@ -626,7 +624,7 @@ def test_a_start_below_the_log_is_refused_before_the_query_runs(source: Open, no
         streaming(source(startingOffsets='{"orders": {"0": 5}}')).initialOffset()
 
 
-def test_a_schema_of_the_users_own_narrows_the_columns(source: Open, node: FakeNode) -> None:
+def test_user_schema_selects_the_columns(source: Open, node: FakeNode) -> None:
     types = pytest.importorskip("pyspark.sql.types")
     append(node.add_stream("orders").partitions[0], 3)
     own = types.StructType().add("offset", "long").add("value", "binary")
@@ -636,7 +634,7 @@ def test_a_schema_of_the_users_own_narrows_the_columns(source: Open, node: FakeN
         source().reader(types.StructType().add("offset", "string"))
 
 
-def test_several_streams_at_once(source: Open, access: Access, node: FakeNode) -> None:
+def test_source_reads_several_streams(source: Open, access: Access, node: FakeNode) -> None:
     for name in ("a", "b"):
         append(node.add_stream(name).partitions[0], 10)
     given = {"nats": access.servers, "namespace": access.namespace, "subscribe": "b,a"}
@@ -644,7 +642,7 @@ def test_several_streams_at_once(source: Open, access: Access, node: FakeNode) -
     assert [(p.value.stream, p.value.end_offset) for p in reader.partitions()] == [("a", 10), ("b", 10)]
 
 
-def test_assigned_partitions_only(access: Access, node: FakeNode) -> None:
+def test_source_reads_only_assigned_partitions(access: Access, node: FakeNode) -> None:
     for log in node.add_stream("a", partitions=3).partitions:
         append(log, 10)
     given = {"nats": access.servers, "namespace": access.namespace, "assign": '{"a": [0, 2]}'}
@@ -653,7 +651,7 @@ def test_assigned_partitions_only(access: Access, node: FakeNode) -> None:
         batch(LiftDataSource({**given, "assign": '{"a": [0, 3]}'})).partitions()
 
 
-def test_streams_made_later_join_a_pattern_from_their_first_record(access: Access, node: FakeNode, link: Link) -> None:
+def test_streams_created_later_join_a_pattern_from_their_first_record(access: Access, node: FakeNode, link: Link) -> None:
     append(node.add_stream("a1").partitions[0], 10)
     given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}
     reader = streaming(LiftDataSource(given))
@@ -674,7 +672,7 @@ def test_default_source_is_found_by_its_module() -> None:
     assert not hasattr(pyspark_liftpy, "Nothing")
 
 
-def test_epochs_that_a_user_gives_with_offsets_are_looked_at(cut_query: Any, source: Open) -> None:
+def test_epochs_in_user_offsets_are_checked(cut_query: Any, source: Open) -> None:
     log, _, start, _ = cut_query
     given = json.dumps(start)
     assert ranges(batch(source(startingOffsets=given)).partitions()) == [(0, 20, 30)]

@@ -19,7 +19,7 @@ def reads(client: Client, uid: str, node: str, patience_s: float = 10.0) -> Repl
     return ReplicaReads(client.transport, client._subjects, address)
 
 
-async def test_a_batch_of_several_messages_is_put_together_from_one_replica() -> None:
+async def test_replica_read_joins_a_batch_of_several_messages() -> None:
     async with memory_cluster(max_payload=65_536) as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         values = [b"%d" % number + bytes(61_400) for number in range(20)]
@@ -39,7 +39,7 @@ async def test_a_batch_of_several_messages_is_put_together_from_one_replica() ->
         assert all((block.records, block.end_offset, block.is_whole) == (20, 20, True) for block in found.values())
 
 
-async def test_blocks_hold_each_batch_once_wherever_they_end() -> None:
+async def test_replica_blocks_hold_each_batch_once_wherever_they_end() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         for number in range(20):
@@ -60,7 +60,7 @@ async def test_blocks_hold_each_batch_once_wherever_they_end() -> None:
             assert block.records == records, "a batch is of the block in which it begins"
 
 
-async def test_a_replica_that_is_gone_is_away_and_a_stream_made_again_is_another() -> None:
+async def test_replica_read_of_a_removed_replica_or_recreated_stream_raises() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         await client.publish("orders", b"a")

@@ -24,7 +24,7 @@ from liftpy.spark import session
         ("bash: no such thing", None),
     ],
 )
-def test_java_versions(text: str, major: int | None) -> None:
+def test_java_version_output_is_parsed(text: str, major: int | None) -> None:
     assert session.java_major_version(text) == major
 
 
@@ -35,7 +35,7 @@ def fake_java(folder: Path, version: str) -> None:
     java.chmod(0o755)
 
 
-def test_java_home_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_decides_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     fake_java(tmp_path, "17.0.1")
     assert session.java_available()
@@ -45,7 +45,7 @@ def test_java_home_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         session.local_session("test")
 
 
-def test_a_java_that_does_not_answer_in_20_s_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_that_hangs_is_reported_after_20_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], *, timeout: float, **_: object) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -54,20 +54,20 @@ def test_a_java_that_does_not_answer_in_20_s_is_none(tmp_path: Path, monkeypatch
     assert session.spark_problem().endswith("timed out after 20.0 seconds")
 
 
-def test_no_java_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not session.java_available()
     assert "openjdk-17" in session.spark_problem()
 
 
-def test_no_pyspark_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyspark_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
         session.local_session("test")
 
 
-def test_workers_take_the_installed_spark_only_where_it_is_the_one_that_starts_them(
+def test_session_workers_use_the_installed_spark_only_if_it_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
@@ -79,7 +79,7 @@ def test_workers_take_the_installed_spark_only_where_it_is_the_one_that_starts_t
     assert session._worker_python() == sys.executable
 
 
-def test_the_modules_that_plan_do_not_need_spark() -> None:
+def test_spark_planning_modules_import_without_pyspark() -> None:
     code = (
         "import sys, liftpy.spark.session, liftpy.spark.options, liftpy.spark.planning, liftpy.spark.catalog, pyspark_liftpy;"
         "print([m for m in ('pyspark', 'sidecar') if m in sys.modules])"

@@ -26,7 +26,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 # ---- options ----------------------------------------------------------------------------------------------------------------
-def test_options_of_a_sink() -> None:
+def test_sink_options_are_parsed() -> None:
     found = SinkOptions.parse(
         {"path": "out", "checkpointLocation": "/c", "queryName": "q", "nats": "nats://h:1", "patience": "5"}
     )
@@ -59,12 +59,12 @@ def test_options_of_a_sink() -> None:
         ({"nats": "nats://u:p@h"}, "user or password"),
     ],
 )
-def test_options_that_are_refused(given: dict[str, str], text: str) -> None:
+def test_invalid_sink_options_are_rejected(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         SinkOptions.parse(given)
 
 
-def test_a_streaming_query_has_an_id_of_its_own() -> None:
+def test_sink_streaming_query_has_its_own_producer_id() -> None:
     with pytest.raises(ConfigError, match="writeId is for batch writes"):
         SinkOptions.parse({"writeId": "x"}).check_streaming()
     SinkOptions.parse({}).check_streaming()
@@ -89,12 +89,12 @@ def test_a_streaming_query_has_an_id_of_its_own() -> None:
         ([("value", pa.binary())], "", "The target stream is missing"),
     ],
 )
-def test_schemas_that_are_refused(fields: list[tuple[str, pa.DataType]], stream: str, text: str) -> None:
+def test_sink_rejects_invalid_schemas(fields: list[tuple[str, pa.DataType]], stream: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check_schema(pa.schema(fields), stream=stream)
 
 
-def test_schemas_that_are_taken() -> None:
+def test_sink_accepts_valid_schemas() -> None:
     check_schema(pa.schema([("value", pa.string())]), stream="s")
     columns = [("key", pa.binary()), ("value", pa.large_binary()), ("headers", HEADERS), ("partition", pa.int32())]
     check_schema(pa.schema([*columns, ("topic", pa.string())]), stream="")
@@ -105,7 +105,7 @@ def rows_of(**columns: Any) -> pa.Table:
     return as_binary(pa.record_batch({name: pa.array(own, kinds[name]) for name, own in columns.items()}))
 
 
-def test_nulls_that_are_refused() -> None:
+def test_sink_rejects_nulls_in_required_columns() -> None:
     with pytest.raises(ConfigError, match=r"1 rows have a null value.* is a tombstone.*nullValues = tombstone"):
         check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=False)
     check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=True)
@@ -118,7 +118,7 @@ def test_nulls_that_are_refused() -> None:
     check_rows(rows_of(value=[b"a", b"b"], headers=[None, [{"key": "k", "value": b""}]]), stream="s", tombstones=False)
 
 
-def test_a_column_of_strings_is_its_bytes_and_topic_is_stream() -> None:
+def test_sink_string_column_is_encoded_and_topic_means_stream() -> None:
     found = as_binary(pa.record_batch({"value": pa.array(["ä"]), "topic": pa.array(["s"])}))
     assert found.column_names == ["stream", "value"]
     assert found["value"].to_pylist() == ["ä".encode()]
@@ -126,7 +126,7 @@ def test_a_column_of_strings_is_its_bytes_and_topic_is_stream() -> None:
 
 # ---- order ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(5))
-def test_the_order_is_by_content_whatever_it_was(seed: int) -> None:
+def test_sink_row_order_depends_only_on_the_content(seed: int) -> None:
     rng = random.Random(seed)
     pool = [
         (
@@ -152,7 +152,7 @@ def test_the_order_is_by_content_whatever_it_was(seed: int) -> None:
     assert keys == sorted(key for key in keys if key is not None) + [None] * keys.count(None)
 
 
-def test_rows_are_placed_by_column_then_key_then_in_turn() -> None:
+def test_sink_places_rows_by_partition_column_then_key_then_in_turn() -> None:
     keys = [b"a", b"bb", None, b"", None, b"ccc", None]
     rows = rows_of(key=keys, value=[b"v"] * 7, partition=[2, None, None, None, 1, None, None])
     assert places_of(rows, 3).tolist() == [2, partition_of(b"bb", 3), 0, partition_of(b"", 3), 1, partition_of(b"ccc", 3), 1]
@@ -162,7 +162,7 @@ def test_rows_are_placed_by_column_then_key_then_in_turn() -> None:
             places_of(rows_of(value=[b"v", b"w"], partition=[wrong, 0]), 3)
 
 
-def test_what_a_null_covers_and_what_lies_before_a_slice_is_not_sent() -> None:
+def test_sink_does_not_send_bytes_behind_a_null_or_before_a_slice() -> None:
     offsets = pa.array([0, 3, 5], pa.int32()).buffers()[1]
     hidden = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x02"), offsets, pa.py_buffer(b"abcde")])
     column = bytes_of(hidden)
@@ -171,7 +171,7 @@ def test_what_a_null_covers_and_what_lies_before_a_slice_is_not_sent() -> None:
     assert bytes_of(pa.array([b"a", b"bb", b"ccc"]).slice(1)).column(0, 2).to_list() == [b"bb", b"ccc"]
 
 
-def test_shares_hold_each_row_once_in_order() -> None:
+def test_sink_shares_hold_each_row_once_in_order() -> None:
     rows = rows_of(key=[b"%d" % n for n in range(50)], value=[b"v%d" % n for n in range(50)])
     found = {place: own.cut(0, len(own)).values.to_list() for place, own in shares_of(rows, places_of(rows, 4))}
     assert found == {place: [b"v%d" % n for n in range(50) if partition_of(b"%d" % n, 4) == place] for place in range(4)}
@@ -208,7 +208,7 @@ def table_of(rows: list[tuple[bytes, bytes]]) -> pa.Table:
     return rows_of(key=[key for key, _ in rows], value=[value for _, value in rows])
 
 
-async def test_a_micro_batch_that_is_run_again_in_another_order_is_there_once(client: Client) -> None:
+async def test_sink_micro_batch_repeated_in_another_order_is_stored_once(client: Client) -> None:
     rng = random.Random(1)
     for number in range(4):
         for attempt in range(3):
@@ -223,7 +223,7 @@ async def test_a_micro_batch_that_is_run_again_in_another_order_is_there_once(cl
     assert first == sorted(first)
 
 
-async def test_an_attempt_that_died_in_the_middle_is_gone_on_with(client: Client) -> None:
+async def test_sink_attempt_that_died_is_continued_by_the_next(client: Client) -> None:
     rows = in_order(table_of(some(0)))
     first = asyncio.create_task(write(client, rows.slice(0, 15), Round("q", 0, 0)))
     await first
@@ -233,7 +233,7 @@ async def test_an_attempt_that_died_in_the_middle_is_gone_on_with(client: Client
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_attempts_that_run_at_once_write_nothing_twice(client: Client, seed: int) -> None:
+async def test_sink_attempts_running_at_once_store_each_row_once(client: Client, seed: int) -> None:
     """As speculation has it, and an executor that was given up and lives."""
     rng, wanted = random.Random(seed), Counter[tuple[bytes, bytes]]()
     for number in range(4):
@@ -254,14 +254,14 @@ async def test_attempts_that_run_at_once_write_nothing_twice(client: Client, see
         assert Counter((key, value) for _, key, value in await held(client)) == wanted
 
 
-async def test_tasks_and_queries_do_not_meet(client: Client) -> None:
+async def test_sink_tasks_and_queries_are_independent(client: Client) -> None:
     rounds = [Round(run, part, number) for run in ("q", "r") for part in range(2) for number in (0, 1)]
     for round in rounds:
         await write(client, table_of(some(0)), round)
     assert len(await held(client)) == 40 * len(rounds)
 
 
-async def test_a_plan_that_makes_other_rows_the_second_time_is_told_so(client: Client) -> None:
+async def test_sink_task_repeated_with_other_rows_raises_diverged(client: Client) -> None:
     await write(client, table_of(some(0)), Round("q", 0, 0))
     before = await held(client)
     for other in (table_of([*some(0, 39), (b"k1", b"another")]), table_of(some(0, 39)), None):
@@ -270,20 +270,20 @@ async def test_a_plan_that_makes_other_rows_the_second_time_is_told_so(client: C
     assert await held(client) == before
 
 
-async def test_a_micro_batch_before_the_last_one_is_refused(client: Client) -> None:
+async def test_sink_micro_batch_before_the_last_one_is_fenced(client: Client) -> None:
     await write(client, table_of(some(5)), Round("q", 0, 5))
     with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
         await write(client, table_of(some(4)), Round("q", 0, 4))
     assert len(await held(client)) == 40
 
 
-async def test_the_order_of_the_plan_is_kept_where_that_is_asked_for(client: Client) -> None:
+async def test_sink_order_plan_option_keeps_the_row_order(client: Client) -> None:
     rows = [(b"k", b"%d" % n) for n in (3, 1, 2)]
     await write(client, table_of(rows), Round("q", 0, 0), SinkOptions.parse({"stream": "out", "order": "plan"}))
     assert [value for _, _, value in await held(client)] == [b"3", b"1", b"2"]
 
 
-async def test_partitions_that_are_added_in_the_middle_wait_for_the_next_micro_batch(client: Client) -> None:
+async def test_sink_uses_added_partitions_from_the_next_micro_batch(client: Client) -> None:
     await write(client, in_order(table_of(some(0))).slice(0, 15), Round("q", 0, 0))
     await client.add_partitions("out", 5)
     await write(client, table_of(some(0)), Round("q", 0, 0))
@@ -294,7 +294,7 @@ async def test_partitions_that_are_added_in_the_middle_wait_for_the_next_micro_b
     assert len(found) == 80
 
 
-async def test_rows_go_to_the_streams_that_they_name(client: Client) -> None:
+async def test_sink_writes_rows_to_the_streams_they_name(client: Client) -> None:
     await client.create_stream("more", "data.more")
     rows = rows_of(value=[b"a", b"b", b"c"], stream=["out", "more", "out"])
     options = SinkOptions.parse({})
@@ -308,7 +308,7 @@ async def test_rows_go_to_the_streams_that_they_name(client: Client) -> None:
         await write(client, rows_of(value=[b"a"], stream=["other"]), Round("q", 0, 1), options)
 
 
-async def test_headers_and_nulls_arrive_as_they_are(client: Client) -> None:
+async def test_sink_stores_headers_and_nulls(client: Client) -> None:
     pairs = [[{"key": "a", "value": b"1"}, {"key": "a", "value": b""}], None]
     rows = rows_of(key=[b"x", None], value=[None, b"v"], headers=pairs, partition=[0, 0])
     await write(client, rows, Round("q", 0, 0))
@@ -319,13 +319,13 @@ async def test_headers_and_nulls_arrive_as_they_are(client: Client) -> None:
     ]
 
 
-async def test_a_stream_that_never_answers_is_refused(client: Client) -> None:
+async def test_sink_rejects_a_stream_without_acks(client: Client) -> None:
     await client.create_stream("silent", "data.silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
     with pytest.raises(ConfigError, match="ack policy none"):
         await write(client, table_of(some(0)), Round("q", 0, 0), SinkOptions.parse({"stream": "silent"}))
 
 
-async def test_without_a_round_rows_are_there_as_often_as_they_are_sent(client: Client) -> None:
+async def test_sink_without_a_round_stores_rows_each_time(client: Client) -> None:
     for _ in range(2):
         appending = Appending(client.transport, Admin(client.transport, client._subjects, 5.0), OPTIONS)
         for rows in (some(0), [], some(1)):
@@ -338,7 +338,7 @@ async def test_without_a_round_rows_are_there_as_often_as_they_are_sent(client: 
     assert len(await held(client)) == 160
 
 
-def test_a_task_has_a_bound_in_bytes() -> None:
+def test_sink_task_buffer_is_bounded_in_bytes() -> None:
     batch = pa.record_batch({"value": pa.array([b"x" * 100] * 10)})
     assert gathered([], OPTIONS) is None
     assert gathered([batch.slice(0, 0)], OPTIONS) is None

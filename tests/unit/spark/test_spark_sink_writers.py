@@ -113,7 +113,7 @@ async def held(client: Client) -> list[bytes | None]:
     return [record.value async for record in client.consume("out", until="end")]
 
 
-async def test_a_streaming_query_writes_each_row_once(client: Client, task: TASKS, caplog: pytest.LogCaptureFixture) -> None:
+async def test_sink_streaming_query_stores_each_row_once(client: Client, task: TASKS, caplog: pytest.LogCaptureFixture) -> None:
     writer = source().streamWriter(SCHEMA, False)
     assert isinstance(writer, LiftStreamWriter)
     task(part=3, attempt=1)
@@ -132,7 +132,7 @@ async def test_a_streaming_query_writes_each_row_once(client: Client, task: TASK
     assert len(await held(client)) == 3
 
 
-async def test_a_task_without_rows_is_asked_what_it_had_before(client: Client, task: TASKS) -> None:
+async def test_sink_task_repeated_without_rows_raises_diverged(client: Client, task: TASKS) -> None:
     writer = source().streamWriter(SCHEMA, False)
     task()
     assert (await write(writer)).sent == Sent()
@@ -141,7 +141,7 @@ async def test_a_task_without_rows_is_asked_what_it_had_before(client: Client, t
         await write(writer)
 
 
-async def test_a_plan_that_is_not_deterministic_fails_and_says_so(client: Client, task: TASKS) -> None:
+async def test_sink_plan_that_is_not_deterministic_raises_diverged(client: Client, task: TASKS) -> None:
     writer = source().streamWriter(SCHEMA, False)
     task(batch=7, part=2)
     await write(writer, b"a", b"b")
@@ -155,7 +155,7 @@ async def test_a_plan_that_is_not_deterministic_fails_and_says_so(client: Client
     assert await held(client) == [b"a", b"b"]
 
 
-async def test_batch_writes_are_at_least_once_and_once_under_an_id(client: Client, task: TASKS) -> None:
+async def test_sink_batch_write_is_at_least_once_and_exactly_once_with_a_write_id(client: Client, task: TASKS) -> None:
     task(query=None, batch=None)
     writer = source().writer(SCHEMA, False)
     assert isinstance(writer, LiftWriter)
@@ -169,7 +169,7 @@ async def test_batch_writes_are_at_least_once_and_once_under_an_id(client: Clien
     writer.abort([None])
 
 
-async def test_what_is_refused_before_anything_is_written(client: Client, task: TASKS) -> None:
+async def test_sink_rejects_invalid_writes_before_storing_rows(client: Client, task: TASKS) -> None:
     for overwrite, schema, options, text in (
         (True, SCHEMA, {}, r"\[CONFIG\] A stream cannot be overwritten"),
         (
@@ -204,7 +204,7 @@ async def test_what_is_refused_before_anything_is_written(client: Client, task: 
 
 
 @pytest.mark.parametrize("end", [None, b"", END_OF_STREAM[:3], b"\xff\xff\xff\xff"])
-async def test_task_whose_input_fails_stores_nothing_of_its_share(client: Client, task: TASKS, end: bytes | None) -> None:
+async def test_sink_task_whose_input_fails_stores_none_of_its_rows(client: Client, task: TASKS, end: bytes | None) -> None:
     task(part=1)
     named = source(writeId="load-1").writer(SCHEMA, False)
     streaming = source().streamWriter(SCHEMA, False)
@@ -221,7 +221,7 @@ async def test_task_whose_input_fails_stores_nothing_of_its_share(client: Client
 
 
 @pytest.mark.parametrize("beyond", range(5))
-async def test_task_sees_the_end_of_its_input_across_the_workers_buffer(client: Client, task: TASKS, beyond: int) -> None:
+async def test_sink_task_sees_the_end_of_its_input_through_the_worker_buffer(client: Client, task: TASKS, beyond: int) -> None:
     task()
     whole = io.BytesIO()
     with pa.ipc.new_stream(whole, SCHEMA_OF_BATCHES) as stream:
@@ -233,7 +233,7 @@ async def test_task_sees_the_end_of_its_input_across_the_workers_buffer(client: 
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_batch_that_is_run_again_with_fewer_tasks_is_an_error(client: Client, task: TASKS, streaming: bool) -> None:
+async def test_sink_batch_repeated_with_fewer_tasks_raises_tasks_changed(client: Client, task: TASKS, streaming: bool) -> None:
     """[A17]: the lost tasks' records are there twice."""
     batch = 0
     writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
@@ -273,7 +273,7 @@ async def test_batch_that_is_run_again_with_fewer_tasks_is_an_error(client: Clie
         ({"spark_executor_instances": "2"}, {"spark_executor_instances": "3"}),
     ],
 )
-async def test_batch_that_is_run_again_under_settings_that_count_tasks_stores_nothing(
+async def test_sink_batch_repeated_under_other_task_settings_stores_nothing(
     client: Client, task: TASKS, streaming: bool, begun: dict[str, str], now: dict[str, str]
 ) -> None:
     writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
@@ -294,7 +294,7 @@ async def test_batch_that_is_run_again_under_settings_that_count_tasks_stores_no
         await write(writer, b"the next batch")
 
 
-async def test_settings_that_do_not_count_tasks_may_change(client: Client, task: TASKS) -> None:
+async def test_sink_batch_repeated_under_unrelated_settings_is_accepted(client: Client, task: TASKS) -> None:
     writer, fixed = source().streamWriter(SCHEMA, False), {"spark_sql_adaptive_streaming_stateless_enabled": "false"}
     task(part=1, spark_master="local[4]", **fixed)
     await write(writer, b"row 1")
@@ -303,12 +303,12 @@ async def test_settings_that_do_not_count_tasks_may_change(client: Client, task:
     assert sorted(await held(client)) == [b"row 0", b"row 1"]
 
 
-async def test_task_outside_of_sparks_worker_is_refused(client: Client, task: TASKS) -> None:
+async def test_sink_task_outside_a_spark_worker_is_rejected(client: Client, task: TASKS) -> None:
     task()
     with pytest.raises(SourceError, match="not show where the input"):
         await asyncio.to_thread(source().streamWriter(SCHEMA, False).write, iter(batches(b"a")))
     assert await held(client) == []
 
 
-def test_a_summary_of_nothing() -> None:
+def test_sink_summary_of_no_tasks_is_empty() -> None:
     assert summary([]) == "0 tasks (no id), 0 rows, 0 of them stored before; nothing new"

@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_leaders_tell_a_streaming_query_of_what_is_new(source: Open, node: FakeNode) -> None:
+def test_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 10)
     reader = streaming(source(startingOffsets="earliest"))
@@ -64,7 +64,7 @@ def test_leaders_tell_a_streaming_query_of_what_is_new(source: Open, node: FakeN
     assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
 
 
-def test_a_watched_stream_that_is_made_again_or_cut_is_noticed(source: Open, node: FakeNode) -> None:
+def test_watched_stream_that_is_recreated_or_truncated_is_noticed(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(3):
         append(log, 10)
@@ -88,7 +88,7 @@ def test_a_watched_stream_that_is_made_again_or_cut_is_noticed(source: Open, nod
     wait_for(lambda: refused() == "NOT_FOUND")
 
 
-def test_nodes_that_do_not_wait_are_watched_too(source: Open, node: FakeNode) -> None:
+def test_watch_polls_nodes_that_cannot_wait(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     reader = streaming(source(startingOffsets="earliest"))
@@ -98,7 +98,7 @@ def test_nodes_that_do_not_wait_are_watched_too(source: Open, node: FakeNode) ->
     wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
 
 
-def test_what_is_known_of_a_log_that_was_cut_is_asked_again(source: Open, node: FakeNode) -> None:
+def test_watch_asks_again_after_a_log_was_truncated(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
@@ -111,7 +111,7 @@ def test_what_is_known_of_a_log_that_was_cut_is_asked_again(source: Open, node: 
     assert restarted._asked()._watched([]) is None
 
 
-def test_what_the_watch_has_not_heard_of_yet_is_asked_for(source: Open, node: FakeNode) -> None:
+def test_watch_asks_for_offsets_not_yet_reported(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
@@ -122,7 +122,7 @@ def test_what_the_watch_has_not_heard_of_yet_is_asked_for(source: Open, node: Fa
     assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
 
 
-def test_a_stream_made_again_is_found_though_the_streams_were_listed_a_moment_ago(link: Link, node: FakeNode) -> None:
+def test_catalog_finds_a_recreated_stream_right_after_a_listing(link: Link, node: FakeNode) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 10)
     catalog = Catalog(link, SourceOptions.parse({"subscribePattern": "a.*"}), clock=itertools.count(step=0.001).__next__)
     assert {view.uid for view in catalog.views().values()} == {"first"}
@@ -130,7 +130,7 @@ def test_a_stream_made_again_is_found_though_the_streams_were_listed_a_moment_ag
     assert [(view.uid, view.end_offset) for view in catalog.views().values()] == [("second", 5)]
 
 
-def test_the_epoch_of_an_offset_between_is_asked_for_where_the_ends_have_others(source: Open, node: FakeNode) -> None:
+def test_epoch_of_an_offset_between_two_epochs_is_requested(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     start = {"orders": {"0": 10, "epochs": {"0": 1}, "uid": "uid-orders"}}

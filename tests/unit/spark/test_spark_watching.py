@@ -60,7 +60,7 @@ def end_of(watch: Watch) -> int:
     return -1 if views is None else views[VIEW.key].end_offset
 
 
-def test_what_is_new_is_known_when_it_is_told_and_never_goes_back() -> None:
+def test_watch_reports_new_ends_and_never_decreases() -> None:
     async def body(watch: Watch, leader: Leader) -> None:
         assert end_of(watch) == 10
         await until(lambda: leader.asked)
@@ -85,7 +85,7 @@ def test_what_is_new_is_known_when_it_is_told_and_never_goes_back() -> None:
     ],
     ids=["error", "epoch", "leader", "uid"],
 )
-def test_what_is_not_as_it_was_ends_all_of_it(answer: PartitionView | Exception) -> None:
+def test_watch_ends_completely_on_an_unexpected_answer(answer: PartitionView | Exception) -> None:
     async def body(watch: Watch, leader: Leader) -> None:
         other = replace(VIEW, partition=1)
         watch.follow({VIEW.key: VIEW, other.key: other})
@@ -99,7 +99,7 @@ def test_what_is_not_as_it_was_ends_all_of_it(answer: PartitionView | Exception)
     run(body)
 
 
-def test_nodes_that_do_not_wait_are_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_polls_nodes_that_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     async def body(watch: Watch, leader: Leader) -> None:
@@ -118,7 +118,7 @@ def test_nodes_that_do_not_wait_are_asked_now_and_then(monkeypatch: pytest.Monke
     run(body)
 
 
-def test_nobody_is_asked_for_a_query_that_has_ended() -> None:
+def test_watch_of_an_ended_query_asks_no_node() -> None:
     now = [0.0]
 
     async def body(watch: Watch, leader: Leader) -> None:

@@ -40,7 +40,7 @@ def _columns(draw: st.DrawFn) -> dict:
 
 
 @given(_columns())
-def test_every_column_comes_back(given_: dict) -> None:
+def test_batch_codec_keeps_every_column(given_: dict) -> None:
     columns = dict(given_)
     values = columns.pop("values")
     batch = parse_batch(build_batch(values, **columns))
@@ -57,7 +57,7 @@ def test_every_column_comes_back(given_: dict) -> None:
 
 
 @given(_columns(), st.integers(0, 1 << 30))
-def test_one_flipped_bit_is_never_silent(given_: dict, bit: int) -> None:
+def test_batch_with_a_flipped_bit_is_always_detected(given_: dict, bit: int) -> None:
     columns = dict(given_)
     damaged = bytearray(build_batch(columns.pop("values"), **columns))
     bit %= len(damaged) * 8
@@ -68,7 +68,7 @@ def test_one_flipped_bit_is_never_silent(given_: dict, bit: int) -> None:
 
 @settings(max_examples=200)
 @given(st.binary(max_size=300), st.booleans(), st.binary(min_size=1, max_size=40))
-def test_no_bytes_raise_anything_but_a_storage_error(noise: bytes, splice: bool, value: bytes) -> None:
+def test_batch_parser_of_any_bytes_raises_only_storage_errors(noise: bytes, splice: bool, value: bytes) -> None:
     good = build_batch([value], base_offset=3)
     buffer = good[: len(noise) % len(good)] + noise if splice else noise
     for verify in (True, False):
@@ -80,18 +80,18 @@ def test_no_bytes_raise_anything_but_a_storage_error(noise: bytes, splice: bool,
             pass
 
 
-def test_damage_under_a_right_crc_is_refused_or_harmless() -> None:
+def test_batch_damaged_under_a_valid_crc_is_rejected_or_harmless() -> None:
     assert 0 < fuzz(4000, seed=7) < 4000  # more of it: python -m tests.unit.wire.batch_fuzz
 
 
 @pytest.mark.parametrize("end", range(0, 120, 7))
-def test_a_cut_batch_is_refused(end: int) -> None:
+def test_batch_that_is_truncated_is_rejected(end: int) -> None:
     batch = build_batch([b"x" * 60])
     with pytest.raises(CorruptionError):
         parse_batch(batch[: min(end, len(batch) - 1)])
 
 
-def test_an_unknown_version_is_refused_and_says_so() -> None:
+def test_batch_of_an_unknown_version_is_rejected_with_the_version() -> None:
     batch = bytearray(build_batch([b"x"]))
     batch[6] = 2
     with pytest.raises(CorruptionError, match="Damaged batch"):  # a flipped bit, as the CRC shows
@@ -101,39 +101,39 @@ def test_an_unknown_version_is_refused_and_says_so() -> None:
         parse_batch(bytes(batch))
 
 
-def test_batches_lie_back_to_back() -> None:
+def test_batches_are_split_back_to_back() -> None:
     first, second = build_batch([b"a", b"b"], base_offset=0), build_batch([b"c"], base_offset=2)
     assert [(b.base_offset, b.last_offset) for b in split_batches(first + second)] == [(0, 1), (2, 2)]
     with pytest.raises(CorruptionError):
         split_batches(first + second[:-1])
 
 
-def test_offset_deltas_leave_holes() -> None:
+def test_batch_offset_deltas_leave_holes() -> None:
     batch = parse_batch(build_batch([b"a", b"b"], base_offset=10, offset_deltas=[1, 5]))
     assert batch.offsets().tolist() == [11, 15]
     assert (batch.last_offset, batch.next_offset) == (15, 16)
 
 
-def test_a_filler_covers_offsets_and_holds_no_record() -> None:
+def test_filler_batch_covers_offsets_without_records() -> None:
     first, second = build_filler(5, 9, 3, 77), build_batch([b"x"], base_offset=9, leader_epoch=3)
     filler = split_batches(first + second)[0]
     assert (filler.base_offset, filler.next_offset, filler.leader_epoch, filler.timestamp_ns) == (5, 9, 3, 77)
     assert (list(filler.records()), filler.offsets().tolist(), filler.values(), filler.keys()) == ([], [], [], [])
 
 
-def test_values_are_not_copied() -> None:
+def test_batch_values_are_not_copied() -> None:
     buffer = build_batch([b"abc", b"def"])
     data = np.frombuffer(parse_batch(buffer).columns.values.data, dtype=np.uint8)
     assert np.shares_memory(data, np.frombuffer(buffer, dtype=np.uint8))
 
 
 @pytest.mark.parametrize("values", [[], ["ab"]], ids=["no records", "text instead of bytes"])
-def test_what_is_no_batch_is_refused_when_built(values: list) -> None:
+def test_batch_of_no_or_invalid_values_cannot_be_built(values: list) -> None:
     with pytest.raises((ValueError, TypeError)):
         build_batch(values)
 
 
-def test_a_decompression_bomb_is_refused_unread() -> None:
+def test_batch_that_is_a_decompression_bomb_is_rejected_unread() -> None:
     batch = bytearray(build_batch([b"x" * 1000], codec=Codec.ZSTD))
     batch[56:60] = (1 << 31).to_bytes(4, "little")
     with pytest.raises(CorruptionError, match="has an invalid header"):

@@ -65,11 +65,11 @@ BOMB = bytes(256 * MIB)
         (Codec.ZSTD, b"\xff" * 100, 1000),
     ],
 )
-def test_no_more_is_allocated_than_the_header_says(codec: Codec, body: bytes, says: int) -> None:
+def test_decompression_allocates_no_more_than_the_header_declares(codec: Codec, body: bytes, says: int) -> None:
     batch = forged(body, codec, says)
     assert peak_bytes(lambda: refused(batch)) < 2 * MIB
 
 
 @pytest.mark.parametrize("body", [zstandard.ZstdCompressor().compress(bytes(1000)), without_size(bytes(1000))])
-def test_a_frame_with_or_without_its_size_is_read(body: bytes) -> None:
+def test_zstd_frame_with_or_without_its_size_is_decompressed(body: bytes) -> None:
     assert forged(body, Codec.ZSTD, 1000).body() == bytes(1000)

@@ -37,12 +37,12 @@ def _encode(vector: dict) -> bytes:
 
 
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: f"{v['what']}-{v['hex'][-6:]}")
-def test_published_bytes_are_written(vector: dict) -> None:
+def test_wire_encoding_matches_the_published_vectors(vector: dict) -> None:
     assert _encode(vector).hex() == vector["hex"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: f"{v['what']}-{v['hex'][-6:]}")
-def test_published_bytes_are_read(vector: dict) -> None:
+def test_wire_decoding_matches_the_published_vectors(vector: dict) -> None:
     frame = bytes.fromhex(vector["hex"])
     if vector["what"].startswith("ReplicationResponse"):
         response = frames.decode_replication_response(frame)
@@ -61,28 +61,28 @@ def test_published_bytes_are_read(vector: dict) -> None:
             assert getattr(message, name) == value
 
 
-def test_message_types_are_the_published_ones() -> None:
+def test_message_type_numbers_match_the_published_ones() -> None:
     by_name = {t.name.replace("_", "").lower(): t.value for t in MessageType}
     for name, number in VECTORS["types"].items():
         assert by_name[name.lower()] == number
 
 
 @pytest.mark.parametrize("vector", VECTORS["bad"], ids=lambda v: v["why"])
-def test_bad_frames_are_refused(vector: dict) -> None:
+def test_invalid_frames_are_rejected(vector: dict) -> None:
     frame = bytes.fromhex(vector["hex"])
     parse = frames.decode_replication_response if vector["why"].startswith("response") else envelope.decode
     with pytest.raises(ProtocolError):
         parse(frame)
 
 
-def test_a_frame_of_another_type_is_refused() -> None:
+def test_frame_of_another_type_is_rejected() -> None:
     frame = frames.encode(replication_pb2.PartitionNotification(stream="s"))
     with pytest.raises(ProtocolError, match="PARTITION_NOTIFICATION, but REPLICATION_REQUEST"):
         frames.decode(frame, replication_pb2.ReplicationRequest)
 
 
 @given(st.binary(max_size=64), st.sampled_from(["", "b90e43b40008", "b90e43b4000800", "b90e43b400080002", "b90e43b400080012"]))
-def test_no_bytes_raise_anything_but_a_protocol_error(tail: bytes, head: str) -> None:
+def test_frame_decoder_of_any_bytes_raises_only_protocol_errors(tail: bytes, head: str) -> None:
     frame = bytes.fromhex(head) + tail
     for parse in (
         envelope.decode,
@@ -98,13 +98,13 @@ def test_no_bytes_raise_anything_but_a_protocol_error(tail: bytes, head: str) ->
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_an_envelope_gives_back_its_payload(payload: bytes, crc: bool) -> None:
+def test_envelope_returns_its_payload(payload: bytes, crc: bool) -> None:
     message_type, body = envelope.decode(envelope.encode(MessageType.PUBLISH, payload, crc=crc), MessageType.PUBLISH)
     assert (message_type, bytes(body)) == (MessageType.PUBLISH, payload)
 
 
 @given(st.binary(min_size=1, max_size=50), st.integers(0, 10_000))
-def test_one_flipped_bit_under_a_crc_is_seen(payload: bytes, position: int) -> None:
+def test_envelope_with_a_crc_detects_a_flipped_bit(payload: bytes, position: int) -> None:
     frame = bytearray(envelope.encode(MessageType.PUBLISH, payload, crc=True))
     bit = position % ((len(frame) - 8) * 8)  # CRC and payload; the header's own fields are checked one by one
     frame[8 + bit // 8] ^= 1 << (bit % 8)
@@ -112,13 +112,13 @@ def test_one_flipped_bit_under_a_crc_is_seen(payload: bytes, position: int) -> N
         envelope.decode(bytes(frame))
 
 
-def test_a_read_response_carries_its_batches() -> None:
+def test_read_response_carries_its_batches() -> None:
     head = client_pb2.ReadResponse(node="a", highWatermark=-1, nextOffset=5)
     parsed, batches = frames.decode_read_response(frames.read_response_header(head) + b"batches")
     assert (parsed.highWatermark, parsed.nextOffset, bytes(batches)) == (-1, 5, b"batches")
 
 
-def test_whatever_changes_in_a_sealed_frame_is_found() -> None:
+def test_sealed_frame_detects_any_change() -> None:
     """All but the message type, which is that of another frame then, and what says that there is a CRC."""
     frame = frames.sealed(client_pb2.ReadRequest(offset=5, streamUid="u"))
     for at in (*range(5), *range(8, len(frame))):

@@ -40,7 +40,7 @@ from sidecar.runtime.settings import NodeSettings
         (b"_INBOX\xc3\xa9.x", False),
     ],
 )
-def test_the_default_is_every_users_own_inbox(subject: bytes, allowed: bool) -> None:
+def test_inbox_rule_by_default_allows_the_inbox_of_every_user(subject: bytes, allowed: bool) -> None:
     assert InboxRule(DEFAULT_INBOX_PREFIXES).allows(subject) is allowed
 
 
@@ -55,7 +55,7 @@ BAD = (
 @given(
     st.lists(st.sampled_from(GOOD + BAD) | st.binary(max_size=12).map(lambda tail: b"_INBOX." + tail), min_size=1, max_size=6)
 )
-def test_many_at_once_are_allowed_only_if_each_is(subjects: list[bytes]) -> None:
+def test_inbox_rule_allows_many_only_if_each_is_allowed(subjects: list[bytes]) -> None:
     rule = InboxRule(DEFAULT_INBOX_PREFIXES)
     each = [rule.allows(subject) for subject in subjects]
     if rule.allows_all(subjects):
@@ -65,7 +65,7 @@ def test_many_at_once_are_allowed_only_if_each_is(subjects: list[bytes]) -> None
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_one_that_is_not_allowed_is_found_among_many(bad: bytes) -> None:
+def test_inbox_rule_finds_one_forbidden_subject_among_many(bad: bytes) -> None:
     rule = InboxRule(DEFAULT_INBOX_PREFIXES)
     assert rule.allows_all(GOOD * 50)
     for place in (0, 75, 150):
@@ -74,7 +74,7 @@ def test_one_that_is_not_allowed_is_found_among_many(bad: bytes) -> None:
         assert not rule.allows_all(subjects)
 
 
-def test_a_prefix_without_a_star_is_that_one() -> None:
+def test_inbox_rule_prefix_without_a_star_is_exact() -> None:
     rule = InboxRule(("_INBOX.", "acme.box."))
     assert [rule.allows(s) for s in (b"_INBOX.x", b"_INBOX_a.x", b"acme.box.x", b"acme.boxes.x", b"acmexbox.x")] == [
         True, False, True, False, False,
@@ -84,7 +84,7 @@ def test_a_prefix_without_a_star_is_that_one() -> None:
 @pytest.mark.parametrize(
     "prefix", ["", ".", "_INBOX", "*.", "a.*.", "a*b.", ">.", "a.>.", "a b.", "a..b.", "a\x00.", "_INBOX**."]
 )
-def test_what_is_no_prefix_is_refused(prefix: str) -> None:
+def test_inbox_prefix_that_is_invalid_is_rejected(prefix: str) -> None:
     with pytest.raises(ConfigError, match="must end with a dot"):
         check_inbox_prefixes((prefix,))
     with pytest.raises(ConfigError, match="must end with a dot"):
@@ -92,7 +92,7 @@ def test_what_is_no_prefix_is_refused(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["liftpy.", "liftpy.inbox.", "liftpy.inbox.n1.", "lift*.", "liftpy.x."])
-def test_a_node_answers_applications_nowhere_in_its_own_namespace(prefix: str) -> None:
+def test_inbox_rule_allows_no_reply_in_the_own_namespace(prefix: str) -> None:
     with pytest.raises(ConfigError, match="must not contain"):
         NodeSettings("n1", Path("x"), inbox_prefixes=(prefix,))
     NodeSettings("n1", Path("x"), namespace="other", inbox_prefixes=(prefix,))
@@ -106,7 +106,7 @@ def test_inbox_rule_with_a_star_behind_a_separator_takes_any_suffix(prefix: str)
     assert not rule.allows(stem[:-1] + b".x")
 
 
-def test_no_stream_listens_under_a_prefix_with_a_star() -> None:
+def test_inbox_prefix_with_a_star_excludes_streams_below() -> None:
     assert begins_under("acme-box7.x", 1, "acme*.")
     assert begins_under("*.x", 1, "acme*.")
     assert not begins_under("other.x", 1, "acme*.")
@@ -114,7 +114,7 @@ def test_no_stream_listens_under_a_prefix_with_a_star() -> None:
     assert not begins_under("acme7.x", 1, "acme*."), "answers never go there"
 
 
-def test_a_principal_is_one_token() -> None:
+def test_principal_must_be_one_subject_token() -> None:
     assert Subjects("ns", principal="alice").control_admin() == "ns.control.admin.alice"
     assert Subjects("ns").control_admin() == "ns.control.admin"
     for wrong in ("a.b", "*", ">", "a b"):

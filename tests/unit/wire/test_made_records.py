@@ -17,7 +17,7 @@ def made(**columns: Any) -> Record:
     return next(parse_batch(build_batch([b"value"], base_offset=7, leader_epoch=3, timestamp_ns=5, **columns)).records())
 
 
-def test_a_record_of_a_batch_is_a_record() -> None:
+def test_batch_record_behaves_like_a_record() -> None:
     record = made(keys=[b"k"], headers=[[("h", b"1"), ("h", b"2")]], subjects=["s.1"], replies=["r"])
     plain = Record(7, 5, b"k", b"value", (("h", b"1"), ("h", b"2")), "s.1", "r", 3)
     assert isinstance(record, Record)
@@ -33,13 +33,13 @@ def test_a_record_of_a_batch_is_a_record() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_it_can_be_pickled_and_copied(protocol: int) -> None:
+def test_batch_record_can_be_pickled_and_copied(protocol: int) -> None:
     record = made(keys=[b"k"])
     for other in (pickle.loads(pickle.dumps(record, protocol)), copy.copy(record), copy.deepcopy(record)):
         assert (type(other), other) == (Record, record)
 
 
-def test_it_holds_no_dictionary_and_its_fields_are_fixed() -> None:
+def test_batch_record_is_immutable_without_a_dictionary() -> None:
     record: Any = made()
     with pytest.raises(AttributeError):
         record.offset = 8
@@ -48,7 +48,7 @@ def test_it_holds_no_dictionary_and_its_fields_are_fixed() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 70), st.data())
-def test_values_of_one_size_come_back_as_those_of_many(size_bytes: int, count: int, data: st.DataObject) -> None:
+def test_batch_values_of_one_or_many_sizes_survive_encoding(size_bytes: int, count: int, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.binary(min_size=size_bytes, max_size=size_bytes), min_size=count, max_size=count))
     odd = data.draw(st.integers(-1, count - 1))
     if odd >= 0:

@@ -9,20 +9,20 @@ from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2
 from liftpy.core.wire.envelope import MessageType
 
 
-def test_why_a_fetch_is_refused() -> None:
+def test_fetch_rejection_numbers_match_the_protocol() -> None:
     assert {reason.name: reason.value for reason in RefusalReason} == dict(replication_pb2.ReplicationRefusal.Reason.items())
 
 
-def test_why_a_publish_is_refused() -> None:
+def test_publish_rejection_numbers_match_the_protocol() -> None:
     known = dict(client_pb2.Ack.Error.items())
     assert {reason.name: reason.value for reason in RejectReason}.items() <= known.items()
 
 
-def test_how_a_partition_is() -> None:
+def test_partition_status_numbers_match_the_protocol() -> None:
     assert {status.name: status.value for status in PartitionStatus} == dict(cluster_pb2.PartitionStatus.items())
 
 
-def test_what_an_envelope_holds() -> None:
+def test_envelope_type_numbers_never_change() -> None:
     """Types may come, none may change: other nodes and clients of another version are told by them."""
     known = {
         "PUBLISH": 0, "ACK": 1, "REPLICATION_REQUEST": 2, "REPLICATION_RESPONSE": 3, "LEADER_EPOCH_OFFSET_REQUEST": 6,

@@ -49,7 +49,7 @@ def build(name: str) -> list[str]:
     return [made] if isinstance(made, str) else list(made)
 
 
-def test_every_subject_that_is_built_has_a_row() -> None:
+def test_permission_table_has_a_row_for_every_subject() -> None:
     functions = {name for name, _ in inspect.getmembers(Subjects, inspect.isfunction) if not name.startswith("_")}
     rows = {use.built_by for use in USES} - {"", "data_subject"}
     assert functions - set(LISTENERS_ONLY) == rows
@@ -61,7 +61,7 @@ def test_every_subject_that_is_built_has_a_row() -> None:
             assert matches(pattern, subject if name != "inbox" else f"{subject}.x"), (pattern, subject)
 
 
-def test_subjects_are_built_in_one_place() -> None:
+def test_subjects_are_built_only_by_the_subjects_class() -> None:
     """No other module puts a namespace in front of something."""
     found = []
     for path in [*(ROOT / "liftpy").rglob("*.py"), *(ROOT / "sidecar").rglob("*.py")]:
@@ -79,7 +79,7 @@ def test_subjects_are_built_in_one_place() -> None:
     assert [line for line in found if line not in fake and "raise" not in line and "startswith" not in line] == []
 
 
-def test_who_may_do_what_on_the_wire() -> None:
+def test_permissions_of_each_role_are_exact() -> None:
     scope = Scope("ns", ("orders",), ("shop.orders",), "_INBOX_me", "me")
     assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in AccessRole} == {
         "publisher": ("shop.orders", "|", "_INBOX_me.>"),
@@ -128,7 +128,7 @@ def test_who_may_do_what_on_the_wire() -> None:
         assert isinstance(CliRunner().invoke(liftpy, ["permissions", *wrong]).exception, ConfigError), wrong
 
 
-def test_where_a_pattern_reaches_further_than_its_row() -> None:
+def test_permission_patterns_reach_no_other_rows_except_through_reserved_words() -> None:
     """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
     words = ["x", *PARTITION_WORDS]
     for role in set(AccessRole) - {AccessRole.NODE}:
@@ -144,7 +144,7 @@ def test_where_a_pattern_reaches_further_than_its_row() -> None:
 
 
 @pytest.mark.parametrize("word", sorted(PARTITION_WORDS))
-def test_nobody_is_called_like_the_end_of_a_subject(word: str) -> None:
+def test_principal_or_node_named_like_a_protocol_word_is_rejected(word: str) -> None:
     for request in (pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")), pb.ControlRequest(describeStream={"name": "s"})):
         assert refusal(RequestAcl.ADMIN, word, request)
         assert refusal(RequestAcl.ADMIN, "alice", request) == ""
@@ -154,7 +154,7 @@ def test_nobody_is_called_like_the_end_of_a_subject(word: str) -> None:
         check_speaker(word, "node")
 
 
-def test_partitions_have_subjects_of_their_own() -> None:
+def test_partitions_have_their_own_subjects() -> None:
     assert partition_subjects("a.b", 3) == ("a.b", "a.b.1", "a.b.2")
     assert partition_subjects("a.b", 1000) == ("a.b", "a.b.*")
 
@@ -165,7 +165,7 @@ def run(*arguments: str) -> str:
     return done.output.strip()
 
 
-def test_the_command_prints_them() -> None:
+def test_permissions_command_prints_the_permissions() -> None:
     assert run("--role", "status", "--namespace", "ns") == (
         'permissions: {\n  publish: { allow: ["ns.info", "ns.status.*"] }\n  subscribe: { allow: ["_INBOX.>"] }\n}'
     )
@@ -180,7 +180,7 @@ def test_the_command_prints_them() -> None:
 
 
 @pytest.mark.parametrize("subject", ['a"b', "a b", "a..b", "", "a\\", "'", "a.>.b"])
-def test_what_is_no_subject_is_refused(subject: str) -> None:
+def test_permissions_command_rejects_an_invalid_subject(subject: str) -> None:
     done = CliRunner().invoke(liftpy, ["permissions", "--role", "publisher", "--subject", subject])
     assert isinstance(done.exception, ConfigError)
 
@@ -215,7 +215,7 @@ def nsc_rights(command: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("role", list(AccessRole))
 @pytest.mark.parametrize("data_subject", ["shop.orders", "a,secret.>", "$(id).`id`.;&|.*", "#.~!{x,y}"])
-def test_nsc_is_told_what_the_rights_say_and_nothing_else(role: AccessRole, data_subject: str) -> None:
+def test_permissions_command_for_nsc_prints_exactly_the_permissions(role: AccessRole, data_subject: str) -> None:
     rights = rights_of(role, Scope("ns", ("orders",), (check_publisher_subject(data_subject),), "_INBOX_me", "me"))
     given = nsc_rights(as_nsc(rights, "me"))
     assert given.pop("--name") == ["me"]
@@ -229,7 +229,9 @@ def test_nsc_is_told_what_the_rights_say_and_nothing_else(role: AccessRole, data
 
 @pytest.mark.parametrize("form", ["nsc", "nats-conf"])
 @pytest.mark.parametrize("subject", ["a'$(id)'", 'a"]}}.b', "a\\b"])
-def test_a_stream_chooses_no_command_and_no_configuration(subject: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permissions_output_cannot_be_injected_by_a_stream_name(
+    subject: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream's subject may hold what a shell or a configuration would not take as a name: whoever made it wrote it."""
     monkeypatch.setattr(rights_command, "with_client", lambda target, work, **_: (check_data_subject(subject, "ns"),))
     done = CliRunner().invoke(liftpy, ["permissions", "--role", "publisher", "--stream", "orders", "--format", form])

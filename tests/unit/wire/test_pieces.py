@@ -33,7 +33,7 @@ def pieces_of(batch: bytes, size: int) -> list[Piece]:
     return [Piece(crc, len(batch), at, memoryview(batch)[at : at + size]) for at in range(0, len(batch), size)]
 
 
-def test_pieces_in_order_make_the_batch_and_any_other_order_makes_nothing_wrong() -> None:
+def test_batch_fragments_in_order_make_the_batch() -> None:
     batch = build_batch([b"x" * 300])
     for order in permutations(pieces_of(batch, 100)):
         assembly = Assembly()
@@ -45,7 +45,7 @@ def test_pieces_in_order_make_the_batch_and_any_other_order_makes_nothing_wrong(
     assert [bytes(whole) for whole in found if whole is not None] == [batch]
 
 
-def test_pieces_of_another_batch_are_left_out_and_its_first_one_starts_over() -> None:
+def test_batch_fragments_of_another_batch_are_dropped_and_a_first_one_restarts() -> None:
     mine, other = pieces_of(build_batch([b"x" * 300]), 100), pieces_of(build_batch([b"y" * 300]), 100)
     assembly = Assembly()
     assembly.take(mine[0])
@@ -58,7 +58,7 @@ def test_pieces_of_another_batch_are_left_out_and_its_first_one_starts_over() ->
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_whatever_comes_only_whole_batches_come_out(arrivals: list[tuple[int, int]]) -> None:
+def test_batch_fragments_in_any_order_give_only_whole_batches(arrivals: list[tuple[int, int]]) -> None:
     batches = [build_batch([b"x" * 300]), build_batch([b"y" * 350])]
     pieces = [pieces_of(batch, 100) for batch in batches]
     assembly = Assembly()
@@ -72,12 +72,12 @@ def test_whatever_comes_only_whole_batches_come_out(arrivals: list[tuple[int, in
     ("crc", "total", "position", "data"),
     [(0, MAX_BATCH_BYTES + 1, 0, b"x"), (0, 10, 8, b"xyz"), (0, 10, 10, b""), (0, 10, 0, b""), (1 << 32, 10, 0, b"x")],
 )
-def test_what_is_no_piece_is_refused(crc: int, total: int, position: int, data: bytes) -> None:
+def test_invalid_batch_fragment_is_rejected(crc: int, total: int, position: int, data: bytes) -> None:
     with pytest.raises(ProtocolError, match="of a"):
         Piece(crc, total, position, memoryview(data))
 
 
-def test_a_batch_whose_crc_is_wrong_is_noticed_over_the_whole() -> None:
+def test_batch_fragments_with_a_wrong_crc_are_detected() -> None:
     batch = build_batch([b"x" * 300])
     assembly = Assembly()
     *first, last = pieces_of(batch, 100)
@@ -89,7 +89,7 @@ def test_a_batch_whose_crc_is_wrong_is_noticed_over_the_whole() -> None:
         parse_batch(whole)
 
 
-def test_a_log_goes_on_with_the_batch_that_is_held_and_with_no_other() -> None:
+def test_batch_fragment_reads_continue_only_the_held_batch() -> None:
     log = log_of(b"a" * 500, b"b" * 500)
     first = read_portion(log, 1, 100, 100)
     assert first.piece is not None
@@ -106,7 +106,7 @@ def test_a_log_goes_on_with_the_batch_that_is_held_and_with_no_other() -> None:
     assert read_portion(log, 1, 100, 1000, held=NOTHING).piece is None
 
 
-def test_nothing_past_the_end_that_a_reader_may_see() -> None:
+def test_batch_fragment_reads_stop_at_the_visible_end() -> None:
     log = log_of(b"a" * 500)
     log.append(build_batch([b"b" * 500], base_offset=1, leader_epoch=1))
     crc = parse_header(log.read(1, 1, end_offset=2).chunks[0]).crc
@@ -114,13 +114,13 @@ def test_nothing_past_the_end_that_a_reader_may_see() -> None:
     assert portion.chunks == ()
 
 
-def test_the_room_of_a_message() -> None:
+def test_message_room_is_max_payload_without_the_overhead() -> None:
     assert room_bytes(1 << 20, 36, 1 << 20) == (1 << 20) - 36
     assert room_bytes(64 << 20, 36, 4096) == PIECE_BYTES
     assert room_bytes(16, 36, 4096) == 64
 
 
-def test_a_follower_starts_over_in_another_epoch_at_another_offset_and_after_a_complaint() -> None:
+def test_follower_restarts_a_fragmented_batch_in_another_epoch_or_offset_or_after_damage() -> None:
     def fetch(request_id: int, offset: int, epoch: int, bad_offset: int | None = None) -> SendFetch:
         return SendFetch(
             request_id=request_id,

@@ -9,13 +9,13 @@ import pytest
 from liftpy.core.wire.envelope import answered_by, counted, run_end
 
 
-def test_a_run_ends_where_the_numbers_do_not_follow() -> None:
+def test_ack_run_ends_where_the_numbers_do_not_follow() -> None:
     replies = [b"_INBOX.x.7", b"_INBOX.x.8", b"_INBOX.y.9", b"_INBOX.x.10", b"_INBOX.x.12", b"", b"_INBOX.x.13"]
     assert [run_end(replies, start, len(replies)) for start in (0, 1, 2, 3, 4, 6)] == [2, 2, 3, 4, 5, 7]
     assert run_end(replies, 0, 1) == 1
 
 
-def test_a_long_run_is_found_whole_wherever_it_ends() -> None:
+def test_ack_run_of_any_length_is_found_completely() -> None:
     """Looked at in steps that grow: none of their ends may be taken for the run's."""
     replies = [b"a%%d.%d" % number for number in range(95, 400)]
     for end in (*range(1, 24), 84, 85, 86, 305):
@@ -27,13 +27,13 @@ def test_a_long_run_is_found_whole_wherever_it_ends() -> None:
 @pytest.mark.parametrize(
     "reply", [b"", b"_INBOX", b"_INBOX.", b".7", b"_INBOX.x", b"_INBOX.07", b"_INBOX.+7", b"_INBOX." + b"1" * 19]
 )
-def test_what_does_not_count_is_no_run(reply: bytes) -> None:
+def test_ack_run_excludes_replies_without_a_number(reply: bytes) -> None:
     assert counted(reply) == (b"", -1)
     assert run_end([reply, reply], 0, 2) == 1
     assert answered_by(reply, 5) == [reply]
 
 
-def test_both_sides_mean_the_same() -> None:
+def test_ack_run_has_the_same_meaning_on_both_sides() -> None:
     """Whatever the node takes for a run is what the publisher takes it for."""
     rng = random.Random(7)
     for _ in range(300):
@@ -48,7 +48,7 @@ def test_both_sides_mean_the_same() -> None:
         assert told == replies
 
 
-def test_one_record_is_no_run() -> None:
+def test_ack_run_of_one_record_is_no_run() -> None:
     assert [answered_by(b"_INBOX.x.7", count) for count in (0, 1, 2)] == [
         [b"_INBOX.x.7"],
         [b"_INBOX.x.7"],

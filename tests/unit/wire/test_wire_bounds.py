@@ -70,13 +70,13 @@ HOLES = build_batch([b"a", b"b"], base_offset=5, leader_epoch=3, offset_deltas=[
         (BATCH, {"body": 64 << 20}, {"body": (64 << 20) + 1}),
     ],
 )
-def test_a_header_is_possible_or_refused(data: bytes, right: dict[str, int], wrong: dict[str, int]) -> None:
+def test_batch_header_with_impossible_values_is_rejected(data: bytes, right: dict[str, int], wrong: dict[str, int]) -> None:
     parse_header(memoryview(forged(data, **right)))
     with pytest.raises(CorruptionError):
         parse_header(memoryview(forged(data, **wrong)))
 
 
-def test_a_record_past_the_end_of_its_batch_is_told_and_refused() -> None:
+def test_batch_record_past_the_end_is_reported_and_rejected() -> None:
     batch, told = parse_batch(forged(HOLES, delta=3)), []
     batch.on_damage = told.append
     with pytest.raises(CorruptionError) as error:
@@ -88,7 +88,7 @@ def test_a_record_past_the_end_of_its_batch_is_told_and_refused() -> None:
 
 
 @pytest.mark.parametrize("behind", [1, 63, 64])
-def test_bytes_behind_the_last_batch_are_refused(behind: int) -> None:
+def test_bytes_behind_the_last_batch_are_rejected(behind: int) -> None:
     assert [b.base_offset for b in split_batches(BATCH + forged(BATCH, base=8))] == [5, 8]
     with pytest.raises(CorruptionError):
         split_batches(BATCH + bytes(behind))
@@ -96,7 +96,7 @@ def test_bytes_behind_the_last_batch_are_refused(behind: int) -> None:
         split_batches(BATCH + forged(BATCH, base=8)[:behind])
 
 
-def test_what_the_leader_stamps_and_nothing_else() -> None:
+def test_batch_seal_changes_only_the_leader_fields() -> None:
     body = encode_body([b"a", None], keys=[b"k", None])
     before, after = (
         parse_batch(seal(body)).header,
@@ -107,7 +107,7 @@ def test_what_the_leader_stamps_and_nothing_else() -> None:
     assert parse_batch(BATCH).header.size_bytes == len(BATCH)
 
 
-def test_every_field_of_a_header_lies_where_it_is_documented_and_comes_back_under_its_name() -> None:
+def test_batch_header_fields_lie_at_their_documented_positions() -> None:
     stamps = {
         "base_offset": 101, "leader_epoch": 102, "timestamp_ns": -103, "producer_id": 104, "base_sequence": 105, "producer_epoch": 106,
     }  # fmt: skip
@@ -125,7 +125,7 @@ def test_every_field_of_a_header_lies_where_it_is_documented_and_comes_back_unde
     assert header.body_size_bytes == build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6]).__len__() - 64
 
 
-def test_compaction_stretches_a_batch_up_to_the_next_one() -> None:
+def test_compacted_batch_extends_to_the_next_batch() -> None:
     stretched = parse_batch(reach(HOLES, 20))
     assert (stretched.base_offset, stretched.next_offset, stretched.values()) == (5, 20, [b"a", b"b"])
     filler = parse_batch(build_filler(20, 25, 3, 7))
@@ -135,7 +135,7 @@ def test_compaction_stretches_a_batch_up_to_the_next_one() -> None:
     assert not parse_batch(BATCH).header.is_compacted
 
 
-def test_a_batch_of_the_bound_is_built_and_one_byte_more_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_at_the_size_limit_is_built_and_above_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     size = encode_body([b"x" * 100]).size_bytes
     monkeypatch.setattr(batches, "MAX_BATCH_BYTES", size)
     assert parse_batch(build_batch([b"x" * 100])).values() == [b"x" * 100]
@@ -155,7 +155,7 @@ def column_body(*numbers: int, data: bytes = b"") -> memoryview:
 
 
 @pytest.mark.parametrize("ends", [(3, 2), (1, 3, 2), (2, 1, 3), (5, 4, 9)])
-def test_ends_that_fall_anywhere_are_refused(ends: tuple[int, ...]) -> None:
+def test_batch_column_with_decreasing_ends_is_rejected(ends: tuple[int, ...]) -> None:
     with pytest.raises(CorruptionError):
         batch_columns.decode_columns(column_body(*ends, data=b"abcdefghi"), len(ends), batch_columns.Columns.NONE)
     rising = tuple(sorted(ends))
@@ -164,7 +164,7 @@ def test_ends_that_fall_anywhere_are_refused(ends: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("deltas", "fits"), [((0, 1, 2), True), ((0, 1, 1), False), ((0, 2, 1), False), ((1, 1, 2), False)])
-def test_deltas_grow(deltas: tuple[int, ...], fits: bool) -> None:
+def test_batch_offset_deltas_must_increase(deltas: tuple[int, ...], fits: bool) -> None:
     body = bytes(column_body(1, 2, 3, data=b"abc")) + struct.pack("<3I", *deltas)
     if fits:
         assert batch_columns.decode_columns(memoryview(body), 3, batch_columns.Columns.DELTAS).deltas is not None
@@ -174,7 +174,7 @@ def test_deltas_grow(deltas: tuple[int, ...], fits: bool) -> None:
 
 
 @pytest.mark.parametrize(("index", "fits"), [((0, 1, 0), True), ((0, 1, 2), False), ((9, 0, 1), False)])
-def test_an_index_names_an_entry(index: tuple[int, ...], fits: bool) -> None:
+def test_batch_dictionary_index_must_name_an_entry(index: tuple[int, ...], fits: bool) -> None:
     entries = struct.pack("<II", 2, 0) + bytes(column_body(1, 2, data=b"xy"))
     body = memoryview(bytes(column_body(1, 2, 3, data=b"abc")) + entries + struct.pack("<3I", *index))
     if fits:
@@ -187,7 +187,7 @@ def test_an_index_names_an_entry(index: tuple[int, ...], fits: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 25, 64, 65])
-def test_columns_of_any_length_come_back(count: int) -> None:
+def test_batch_columns_of_any_length_survive_encoding(count: int) -> None:
     """Around a byte of the bitmap, and where numpy takes over."""
     values = [None if i % 3 == 2 else bytes([i]) * (i % 5) for i in range(count)]
     headers = [((f"h{i}", b"v"),) * (i % 3) for i in range(count)]
@@ -210,7 +210,7 @@ class Long:
 
 
 @pytest.mark.parametrize("count", [4, 40])
-def test_a_column_of_two_gibibytes_is_refused_before_it_wraps(count: int) -> None:
+def test_batch_column_of_two_gibibytes_is_rejected(count: int) -> None:
     share = (1 << 31) // count
     with pytest.raises(ValueError, match="2 GiB"):
         batch_columns._ends([Long(share), *(Long(share) for _ in range(count - 1)), Long((1 << 31) % count)])
@@ -219,7 +219,7 @@ def test_a_column_of_two_gibibytes_is_refused_before_it_wraps(count: int) -> Non
 
 @pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
 @pytest.mark.parametrize("off_by", [-1, 1, 1 << 30])
-def test_a_body_is_as_long_as_its_header_says(codec: Codec, off_by: int) -> None:
+def test_batch_body_must_have_the_declared_size(codec: Codec, off_by: int) -> None:
     body = b"many of the same " * 40
     stored = memoryview(codecs.compress(body, codec))
     assert codecs.decompress(stored, codec, len(body)) == body
@@ -227,7 +227,7 @@ def test_a_body_is_as_long_as_its_header_says(codec: Codec, off_by: int) -> None
         codecs.decompress(stored, codec, len(body) + off_by)
 
 
-def test_zstd_that_does_not_name_its_size_is_not_cut() -> None:
+def test_zstd_frame_without_a_size_is_decompressed_completely() -> None:
     import zstandard
 
     body = b"abcdefgh" * 100
@@ -238,7 +238,7 @@ def test_zstd_that_does_not_name_its_size_is_not_cut() -> None:
             codecs.decompress(stored, Codec.ZSTD, size)
 
 
-def test_lz4_can_not_stand_for_more_than_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lz4_size_above_its_maximum_ratio_is_rejected_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
         codecs.lz4.block, "decompress", lambda stored, uncompressed_size: asked.append(uncompressed_size) or b""
@@ -251,7 +251,7 @@ def test_lz4_can_not_stand_for_more_than_it_can(monkeypatch: pytest.MonkeyPatch)
 
 
 # ---- envelopes and frames ----------------------------------------------------------------------------------------------------
-def test_an_envelope_is_sealed_by_its_crc_alone() -> None:
+def test_sealed_envelope_is_protected_by_its_crc() -> None:
     sealed = envelope.encode(MessageType.RAFT_FRAME, b"payload", crc=True)
     assert bytes(envelope.sealed_payload(sealed, MessageType.RAFT_FRAME)) == b"payload"
     head = struct.pack(">4sBBBB", envelope.MAGIC, 0, 12, 0, MessageType.RAFT_FRAME)
@@ -270,7 +270,7 @@ def test_an_envelope_is_sealed_by_its_crc_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", list(MessageType))
-def test_only_the_expected_type_passes(kind: MessageType) -> None:
+def test_envelope_of_another_type_is_rejected(kind: MessageType) -> None:
     frame = envelope.encode(kind, b"")
     assert envelope.decode(frame, kind)[0] is kind
     for other in MessageType:
@@ -279,7 +279,7 @@ def test_only_the_expected_type_passes(kind: MessageType) -> None:
                 envelope.decode(frame, other)
 
 
-def test_the_header_of_a_read_response_is_within_it() -> None:
+def test_read_response_header_must_fit_its_frame() -> None:
     head = client_pb2.ReadResponse(node="n1", nextOffset=4)
     body = head.SerializeToString()
     for claimed, fits in ((len(body), True), (len(body) + 1, False), (len(body) + 9, False)):
@@ -291,7 +291,7 @@ def test_the_header_of_a_read_response_is_within_it() -> None:
                 frames.decode_read_response(frame)
 
 
-def test_a_piece_comes_back_as_it_was_sent() -> None:
+def test_replication_fragment_survives_encoding() -> None:
     piece = Piece(crc=7, total_bytes=100, position=40, data=memoryview(b"x" * 10))
     head = frames.replication_piece_header(3, -1, piece)
     assert len(head) == frames.PIECE_OVERHEAD_BYTES - envelope.ADDRESS_SIZE_BYTES
@@ -299,7 +299,7 @@ def test_a_piece_comes_back_as_it_was_sent() -> None:
     assert (found.leader_epoch, found.high_watermark, found.piece) == (3, -1, piece)
 
 
-def test_pieces_of_another_size_do_not_go_on_and_what_was_given_away_stays() -> None:
+def test_batch_fragments_of_another_size_are_dropped_and_delivered_bytes_kept() -> None:
     assembly = Assembly()
     first = Piece(1, 6, 0, memoryview(b"abc"))
     assert assembly.take(first) is None
@@ -315,7 +315,7 @@ def test_pieces_of_another_size_do_not_go_on_and_what_was_given_away_stays() -> 
 
 # ---- names, subjects, headers ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 64, 65])
-def test_names_have_a_length(length: int) -> None:
+def test_names_are_bounded_in_length(length: int) -> None:
     if length <= 64:
         assert check_name("n" * length, "x") == "n" * length
     else:
@@ -324,7 +324,7 @@ def test_names_have_a_length(length: int) -> None:
 
 
 @pytest.mark.parametrize("check", [lambda s: check_data_subject(s, "liftpy"), check_publisher_subject])
-def test_subjects_have_a_length_and_tokens(check: Any) -> None:
+def test_subjects_are_bounded_in_length_and_tokens(check: Any) -> None:
     assert check("a" * 255) == "a" * 255
     assert check("a.*.>") == "a.*.>"
     for wrong in ("a" * 256, "", ".", "a.", ".a", "a..b", "a.>.b", "a b", "a\tb", "a\x7f", "a*", "a.b>"):
@@ -333,20 +333,20 @@ def test_subjects_have_a_length_and_tokens(check: Any) -> None:
 
 
 @pytest.mark.parametrize("first", ["liftpy", "*", ">", "$SYS", "$JS", "_INBOX", "_INBOX_alice", "_INBOXES"])
-def test_no_stream_listens_to_the_clusters_own_traffic(first: str) -> None:
+def test_stream_subject_in_the_namespace_of_the_cluster_is_rejected(first: str) -> None:
     for subject in (first,) if first == ">" else (first, f"{first}.x"):
         with pytest.raises(InvalidNameError):
             check_data_subject(subject, "liftpy")
     assert check_data_subject("liftpyx.a", "liftpy") == "liftpyx.a"
 
 
-def test_each_partition_has_a_subject_of_its_own() -> None:
+def test_each_partition_has_its_own_subject() -> None:
     assert [data_subject("orders", n) for n in (0, 1, 2)] == ["orders", "orders.1", "orders.2"]
     assert partition_subjects("orders", 64) == tuple(data_subject("orders", n) for n in range(64))
     assert partition_subjects("orders", 65) == ("orders", "orders.*")
 
 
-def test_what_looks_like_the_protocol_of_any_cluster() -> None:
+def test_protocol_subjects_of_any_cluster_are_recognized() -> None:
     subjects = Subjects("other")
     ours = [subjects.replicate("s", 0), subjects.offset("s", 1), subjects.read("s", 2), subjects.read_from("s", 2, "n1"),
             subjects.notify("n"), subjects.info(), subjects.feed(), subjects.raft("a", "b"), subjects.status("n")]  # fmt: skip
@@ -356,7 +356,7 @@ def test_what_looks_like_the_protocol_of_any_cluster() -> None:
 
 
 @pytest.mark.parametrize("name", ["Lift-Key", "lift-key", "LIFT-ANY", "lIfT-x", ""])
-def test_reserved_names_in_any_case(name: str) -> None:
+def test_reserved_header_names_are_case_insensitive(name: str) -> None:
     assert is_reserved(name)
     assert not may_be_enveloped(name)
     with pytest.raises(ConfigError):
@@ -366,20 +366,20 @@ def test_reserved_names_in_any_case(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["text", b"text", bytearray(b"text"), memoryview(b"text")])
-def test_values_of_headers_are_any_bytes(value: Any) -> None:
+def test_header_values_may_be_any_bytes(value: Any) -> None:
     assert pairs_of([("a", value), ("a", value)]) == (("a", b"text"), ("a", b"text"))
     for wrong in (7, None, [b"x"]):
         with pytest.raises(ConfigError):
             pairs_of({"a": wrong})  # type: ignore[dict-item]
 
 
-def test_a_records_headers_in_their_order() -> None:
+def test_record_headers_keep_their_order() -> None:
     record = Record(0, 0, None, None, (("a", b"1"), ("b", b"2"), ("a", b"3")), "", None, 1)
     assert record.header_values("a") == [b"1", b"3"]
     assert (record.header("a"), record.header("A"), record.header("c", b"no")) == (b"1", None, b"no")
 
 
-def test_a_header_block_gives_what_was_meant() -> None:
+def test_header_block_is_parsed_like_nats_does() -> None:
     block = b"NATS/1.0\r\nA: one \t\r\nB:\t two\r\nA:three\r\nno colon\r\n: no name\r\n\r\n"
     assert parse_headers(block) == [("A", b"one \t"), ("B", b"two"), ("A", b"three")]
     assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
@@ -387,7 +387,7 @@ def test_a_header_block_gives_what_was_meant() -> None:
     assert not is_status(b"NATS/1.0 503\r\n\r\n", b"payload")
 
 
-def test_a_reply_subject_is_as_long_as_it_may_be() -> None:
+def test_reply_subject_is_bounded_in_length() -> None:
     rule = InboxRule(("_INBOX.",))
     for extra, fits in ((0, True), (1, False)):
         subject = b"_INBOX." + b"x" * (MAX_REPLY_BYTES - 7 + extra)
@@ -397,7 +397,7 @@ def test_a_reply_subject_is_as_long_as_it_may_be() -> None:
     assert not rule.allows_all([b"_INBOX.a\n_INBOX.b", b"_INBOX.c"])
 
 
-def test_a_role_has_what_its_rows_give_and_nothing_else() -> None:
+def test_role_permissions_are_exactly_those_of_its_rows() -> None:
     scope = Scope("ns", ("s",), ("orders", "orders.*"), "_INBOX_me", "me")
     publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
     assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
@@ -419,7 +419,7 @@ def test_a_role_has_what_its_rows_give_and_nothing_else() -> None:
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------------------
-def test_numbers_of_json() -> None:
+def test_json_numbers_are_parsed_strictly() -> None:
     assert [whole_number(n, 0, 3) for n in (0, 3)] == [0, 3]
     for wrong in (-1, 4, True, False, 1.0, "1", None):
         with pytest.raises(ValueError, match="not a whole number"):
@@ -430,12 +430,12 @@ def test_numbers_of_json() -> None:
     assert load_json("[1.5, 1e300, 10000000000000000000000]") == [1.5, 1e300, 10**22]
 
 
-def test_the_header_size_is_what_is_written() -> None:
+def test_batch_header_size_is_the_written_size() -> None:
     assert len(build_filler(0, 1, 1, 0)) == HEADER_SIZE_BYTES
 
 
 @pytest.mark.parametrize(("entry_count", "right"), [(0, False), (1, True), (3, True), (4, False)])
-def test_a_dictionary_has_entries_and_no_more_than_records(entry_count: int, right: bool) -> None:
+def test_batch_dictionary_has_entries_and_no_more_than_records(entry_count: int, right: bool) -> None:
     entries = struct.pack("<II", entry_count, 0) + struct.pack(f"<{entry_count}I", *range(1, entry_count + 1))
     index = struct.pack("<III", 0, 0, 0)
     body = entries + bytes(-len(entries) % 8) + bytes(8) + index + bytes(8)

@@ -29,7 +29,7 @@ def frame(flags: int, body: bytes, *, size: int | None = None, crc: bytes | None
     return head + ((crc32c.crc32c(body).to_bytes(4, "big") if crc is None else crc) if with_crc else b"") + body
 
 
-def test_an_envelope_with_each_flag() -> None:
+def test_envelope_with_each_flag_is_decoded() -> None:
     assert envelope.decode_addressed(frame(0, b"body")) == (MessageType.ACK, b"", b"body")
     assert envelope.decode_addressed(frame(1, b"body")) == (MessageType.ACK, b"", b"body")
     assert envelope.decode_addressed(frame(3, ADDRESS + b"body")) == (MessageType.ACK, ADDRESS, b"body")
@@ -110,13 +110,13 @@ def test_an_envelope_with_each_flag() -> None:
         ),
     ],
 )
-def test_what_is_no_envelope_says_why(wrong: bytes, error: type[EnvelopeError], reason: str, text: str) -> None:
+def test_invalid_envelope_is_rejected_with_the_reason(wrong: bytes, error: type[EnvelopeError], reason: str, text: str) -> None:
     with pytest.raises(EnvelopeError) as raised:
         envelope.decode_addressed(wrong)
     assert (type(raised.value), raised.value.reason, str(raised.value)) == (error, reason, text)
 
 
-def test_a_payload_that_has_to_be_sealed() -> None:
+def test_payload_that_must_be_sealed_is_rejected_without_a_valid_crc() -> None:
     assert envelope.sealed_payload(frame(1, b"body"), MessageType.ACK) == b"body"
     for wrong, text in (
         (frame(0, b"body"), "The envelope has no CRC-32C, but this message needs one."),
@@ -130,7 +130,7 @@ def test_a_payload_that_has_to_be_sealed() -> None:
 
 
 # ---- addresses -----------------------------------------------------------------------------------------------------------------
-def test_an_address_is_a_request_of_a_partition_of_a_stream() -> None:
+def test_envelope_address_names_the_partition_and_the_request() -> None:
     assert address("u1", 3, 5) == (5).to_bytes(8, "big") + (3).to_bytes(4, "big") + crc32c.crc32c(b"u1").to_bytes(4, "big")
     assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
     must_be_at(b"", lambda: pytest.fail("it says none"))
@@ -139,7 +139,7 @@ def test_an_address_is_a_request_of_a_partition_of_a_stream() -> None:
         must_be_at(ADDRESS, lambda: address("u1", 3, 5))
 
 
-def test_a_message_is_for_what_it_names() -> None:
+def test_message_for_another_partition_stream_or_request_is_rejected() -> None:
     request = replication_pb2.ReplicationRefusal(partition=3, streamUid="u1", requestId=5)
     must_be_for(request, 3, streamUid="u1", requestId=5)
     for partition, said, text in (
@@ -156,7 +156,7 @@ def test_a_message_is_for_what_it_names() -> None:
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------------------
-def test_a_piece_in_an_answer_to_a_reader() -> None:
+def test_read_response_fragment_survives_encoding() -> None:
     data = memoryview(b"some bytes")
     head = client_pb2.ReadResponse(pieceCrc=71, pieceTotal=72, piecePosition=3)
     assert frames.piece_in(head, data) == Piece(71, 72, 3, data)
@@ -165,7 +165,7 @@ def test_a_piece_in_an_answer_to_a_reader() -> None:
         frames.piece_in(client_pb2.ReadResponse(pieceCrc=71, pieceTotal=12, piecePosition=3), data)
 
 
-def test_what_is_held_is_named_and_forgotten() -> None:
+def test_batch_assembly_names_the_held_fragment_until_forgotten() -> None:
     assembly = Assembly()
     assert assembly.held == Held(0, 0)
     assert assembly.take(Piece(5, 6, 0, memoryview(b"abc"))) is None
@@ -182,37 +182,37 @@ def test_what_is_held_is_named_and_forgotten() -> None:
     ("payload", "overhead", "asked", "room"),
     [(1 << 20, 100, 1, (1 << 20) - 100), (8 << 20, 100, 1, 1 << 20), (8 << 20, 100, 2 << 20, 2 << 20), (120, 100, 5000, 64)],
 )
-def test_the_room_of_an_answer(payload: int, overhead: int, asked: int, room: int) -> None:
+def test_answer_room_is_limited_by_payload_and_request(payload: int, overhead: int, asked: int, room: int) -> None:
     assert room_bytes(payload, overhead, asked) == room
 
 
 # ---- names, subjects, rights -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [[(7, b"x")], [(None, b"x")], [(b"name", b"x")], [("a",)], ["ab", "c"], 7])
-def test_a_header_has_a_name_of_text(given: Any) -> None:
+def test_header_name_must_be_text(given: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(given)
 
 
-def test_headers_may_be_left_out_and_keep_their_order() -> None:
+def test_message_headers_are_optional_and_keep_their_order() -> None:
     assert pairs_of(None) == pairs_of({}) == pairs_of([]) == ()
     assert pairs_of({"b": "é", "a": b"\xff"}) == (("b", "é".encode()), ("a", b"\xff"))
 
 
 @pytest.mark.parametrize("word", [*sorted(PARTITION_WORDS), "two.tokens", "*", "a b"])
-def test_a_principal_is_called_like_no_word_of_the_protocol(word: str) -> None:
+def test_principal_named_like_a_protocol_word_is_rejected(word: str) -> None:
     with pytest.raises(InvalidNameError):
         Subjects(principal=word)
     assert Subjects(principal="ops").control_admin() == "liftpy.control.admin.ops"
     assert Subjects().control_admin() == "liftpy.control.admin"
 
 
-def test_each_row_of_rights_has_a_builder_of_that_name_and_a_pattern() -> None:
+def test_permission_rows_have_a_builder_and_a_pattern() -> None:
     for use in USES:
         assert not use.built_by or use.built_by == "data_subject" or hasattr(Subjects, use.built_by), use
         assert "." in use.pattern or use.pattern in ("{data}", "{ns}-groups", "{ns}-events"), use
 
 
-def test_a_services_own_user_and_a_node() -> None:
+def test_service_and_node_permissions_are_exact() -> None:
     rights = rights_of(AccessRole.SERVICE, Scope("ns", ("s",), ("out",), "_INBOX_svc", "", ("sums",), ("_INBOX_app",)))
     assert rights.publish == (
         "ns.s.*.read", "ns.s.*.read.*", "ns.info", "ns.status.*", "ns.service.*.session.s.sums",
@@ -230,13 +230,13 @@ def test_a_services_own_user_and_a_node() -> None:
     assert rights_of(AccessRole.READER, Scope("ns")).responses is None
 
 
-def test_a_publisher_has_a_subject_for_each_partition_up_to_a_bound() -> None:
+def test_publisher_has_a_subject_per_partition_up_to_a_bound() -> None:
     assert partition_subjects("orders", 3) == ("orders", "orders.1", "orders.2")
     assert len(partition_subjects("orders", 64)) == 64
     assert partition_subjects("orders", 65) == ("orders", "orders.*")
 
 
-def test_refusals_are_counted_by_reason() -> None:
+def test_rejected_frames_are_counted_by_reason() -> None:
     assert refused(ChecksumError("x")) == "refused: checksum"
     assert refused(MisdirectedError("x")) == "refused: addressee"
     assert refused(ConfigError("x")) == f"refused: {ProtocolError.reason}"

@@ -13,19 +13,19 @@ BYTES = b"".join(encode(*frame) for frame in FRAMES)
 
 
 @pytest.mark.parametrize("piece", [1, 7, HEAD_BYTES, len(BYTES)])
-def test_frames_come_as_they_left_in_whatever_pieces(piece: int) -> None:
+def test_worker_frames_are_read_however_the_bytes_are_split(piece: int) -> None:
     reader, found = FrameReader(), []
     for start in range(0, len(BYTES), piece):
         found += list(reader.feed(BYTES[start : start + piece]))
     assert found == FRAMES
 
 
-def test_a_frame_that_is_cut_is_none_yet() -> None:
+def test_worker_frame_that_is_truncated_is_not_delivered() -> None:
     for end in range(len(encode(*FRAMES[2]))):
         assert list(FrameReader().feed(encode(*FRAMES[2])[:end])) == []
 
 
-def test_any_other_byte_is_noticed() -> None:
+def test_worker_frame_with_any_changed_byte_is_detected() -> None:
     """A length that has grown waits for more, and what comes is then no frame."""
     whole = encode(*FRAMES[2])
     for place in range(len(whole)):
@@ -45,7 +45,7 @@ def _is_noticed(damaged: bytes) -> bool:
     return False
 
 
-def test_the_bounds_hold_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_frame_size_is_bounded_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_frames, "MOST_BODY_BYTES", 100)
     monkeypatch.setattr(worker_frames, "MOST_IMAGE_BYTES", 200)
     assert list(FrameReader().feed(encode(FrameKind.IMAGE, 0, bytes(200))))
@@ -60,6 +60,6 @@ def test_the_bounds_hold_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> 
         list(FrameReader().feed(bytes(small[:HEAD_BYTES])))
 
 
-def test_a_kind_that_nobody_knows_is_refused() -> None:
+def test_worker_frame_of_an_unknown_kind_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="kind 99"):
         list(FrameReader().feed(encode(99)))  # type: ignore[arg-type]
