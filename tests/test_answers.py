@@ -81,10 +81,9 @@ def test_source_publish_exceptions_are_all_needed() -> None:
 def test_source_node_subscriptions_are_guarded_against_handler_errors() -> None:
     """A handler of requests is wrapped by a RequestGuard [A15]; what only hears answers and data is named here."""
     only_hear = {
-        "sidecar/transport/server_pending.py": "answers of the NATS server",
-        "sidecar/transport/ingest_connection.py": "the way that all listeners take",
+        "sidecar/transport/ingest_connection.py": "the way that all listeners take, and answers of the NATS server",
         "sidecar/transport/credentials.py": "nothing",
-        "sidecar/transport/standby_connection.py": "data",
+        "sidecar/transport/connections.py": "data, of the standby connection",
         "sidecar/metadata/feed.py": "records of the feed, beside the guarded questions",
         "sidecar/partition/replication.py": "answers to this node, beside the guarded requests",
         "liftpy/core/publish/ingest.py": "data",

@@ -43,7 +43,7 @@ UNREFERENCED = {
     "liftpy.core.metadata.checks.LeadershipHistory.see": _CHECKS,
     "liftpy.core.metadata.checks.check_image": _CHECKS,
     "liftpy.core.metadata.checks.check_step": _CHECKS,
-    "liftpy.core.log.memory_storage.MemoryStorage.fail_after": "for tests",
+    "liftpy.core.log.storage.MemoryStorage.fail_after": "for tests",
     "sidecar.tracing.exporting._Collected.on_end": "OpenTelemetry's SDK calls it",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",

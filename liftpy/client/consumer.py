@@ -40,7 +40,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.core.wire.routing_check import MisdirectedError, must_be_for
+from liftpy.core.wire.frames import MisdirectedError, must_be_for
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     ConfigError,

@@ -28,7 +28,7 @@ from liftpy.client.positions import Position, Start
 from liftpy.client.service_commands import CommandAnswer
 from liftpy.client.stream_copy import CopyHome, Copying, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_answer, encode_command, partition_of
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
@@ -82,7 +82,7 @@ class GroupOptions:
         group = await client.group("billing", ["orders"], options=options)
     """
 
-    session_s: float = limits.SESSION_MS / 1000
+    session_s: float = commands.SESSION_MS / 1000
     start: Literal["earliest", "new"] = "earliest"
     auto_commit_s: float = 5.0
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -90,7 +90,7 @@ class GroupOptions:
     keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
-        low, high = limits.MIN_SESSION_MS / 1000, limits.MAX_SESSION_MS / 1000
+        low, high = commands.MIN_SESSION_MS / 1000, commands.MAX_SESSION_MS / 1000
         if not low <= self.session_s <= high:
             raise ConfigError(f"session_s = {self.session_s} is outside {low:g}..{high:g}. Choose a value in this range.")
         if not 0 <= self.auto_commit_s <= 3600:
@@ -232,7 +232,7 @@ class Group:
         self._at_open = {stream.name: stream for stream in known}
         self._machine = MemberMachine(
             self.name, known, lambda: secrets.token_hex(16), instance=self._instance,
-            client=socket.gethostname()[: limits.MAX_CLIENT_LENGTH], session_ms=round(self._options.session_s * 1000),
+            client=socket.gethostname()[: commands.MAX_CLIENT_LENGTH], session_ms=round(self._options.session_s * 1000),
         )  # fmt: skip
         self._tasks = [
             asyncio.create_task(self._beat_on(self._machine), name=f"heartbeats of a member of {self.name}"),
@@ -529,8 +529,8 @@ class Group:
         refused: list[PartitionKey] = []
         async with self._committing:
             news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)
-            for first in range(0, len(news), limits.MAX_POSITIONS):
-                some = dict(news[first : first + limits.MAX_POSITIONS])
+            for first in range(0, len(news), commands.MAX_POSITIONS):
+                some = dict(news[first : first + commands.MAX_POSITIONS])
                 command = machine.commit(some)
                 if command is None:
                     refused += some

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError
@@ -100,7 +100,7 @@ class Settlements(Generic[J]):
         while self._told:
             more = _size(self._told[0])
             ranges, count = ranges + more[0], count + more[1]
-            if ranges > MAX_RANGES or count > limits.MAX_SETTLEMENTS:
+            if ranges > MAX_RANGES or count > commands.MAX_SETTLEMENTS:
                 break
             some.append(self._told.popleft())
         return some
@@ -108,8 +108,8 @@ class Settlements(Generic[J]):
     async def _tell_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         lost: list[pb.LostRange] = []
         alike = joined(settlements)
-        for at in range(0, len(alike), limits.MAX_SETTLEMENTS):
-            lost += await self._say(alike[at : at + limits.MAX_SETTLEMENTS])
+        for at in range(0, len(alike), commands.MAX_SETTLEMENTS):
+            lost += await self._say(alike[at : at + commands.MAX_SETTLEMENTS])
         return lost
 
 

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 from liftpy.core.observe.trace_context import first_marked
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.producer_state import after, distance
-from liftpy.core.wire.batch import build_batch, in_epoch, parse_batch, seal
+from liftpy.core.wire.batch import body_of, build_batch, in_epoch, parse_batch, seal
 from liftpy.core.wire.batch_columns import ColumnSet
-from liftpy.core.wire.columnar import body_of
 from liftpy.core.wire.headers import Pairs
 
 FIRST_PAUSE_S = 0.02

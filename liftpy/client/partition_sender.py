@@ -21,7 +21,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.columnar import RecordColumns
+from liftpy.core.wire.batch import RecordColumns
 from liftpy.core.wire.producer_note import Partitioning, SourcePosition
 from liftpy.errors import (
     ConfigError,

@@ -41,7 +41,7 @@ from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_published, is_utf8, shown
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.jetstream_headers import first_refused
-from liftpy.core.wire.columnar import ByteArray, RecordColumns
+from liftpy.core.wire.batch import ByteArray, RecordColumns
 from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.core.wire.partitioner import partition_of, partitions_of
 from liftpy.core.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition

@@ -21,7 +21,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, RecordBatch, split_batches
 from liftpy.core.wire.chunking import Assembly
 from liftpy.core.wire.filters import NOTHING_LEFT_OUT, Filter
-from liftpy.core.wire.routing_check import must_be_for
+from liftpy.core.wire.frames import must_be_for
 from liftpy.errors import (
     DamagedBatchError,
     LiftError,
@@ -95,7 +95,7 @@ class ReadProgress:
     wanted: Filter = NOTHING_LEFT_OUT
     """Only records that it keeps; the others are not sent, and the position goes on past them."""
     left_out: int = 0
-    """Columns that are not wanted (``liftpy.core.wire.batch_filter``); older nodes send them."""
+    """Columns that are not wanted (``liftpy.core.wire.filters``); older nodes send them."""
     looked_bytes: int = field(init=False, default=0)
     """What the batches of the last answer take in the log; 0 where they came as they lie there."""
     committed: bool = True

@@ -27,8 +27,7 @@ from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, Pu
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.ack_ranges import MAX_DIGITS
-from liftpy.core.wire.envelope import Ordinary
+from liftpy.core.wire.envelope import MAX_DIGITS, Ordinary
 from liftpy.core.wire.headers import HeadersLike
 from liftpy.errors import (
     ClientClosedError,

@@ -31,9 +31,9 @@ from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, set
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import LogHome, QueueLog
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, shown
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
-from liftpy.core.groups.key_order import NO_KEY, key_digest
+from liftpy.core.groups.queue import NO_KEY, key_digest
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -107,7 +107,7 @@ class NextKeys:
         if not self._known:
             return
         self.begin(max(self.start, bounds.log_start_offset))
-        end = min(bounds.end_offset, self.start + min(limits.MAX_KEYS, wanted + _AHEAD))
+        end = min(bounds.end_offset, self.start + min(commands.MAX_KEYS, wanted + _AHEAD))
         at = self.start + len(self.digests)
         if at >= end:
             return
@@ -197,11 +197,11 @@ class QueueOptions:
         queue = await client.queue("jobs", "workers", options=options)
     """
 
-    ack_wait_s: float = limits.ACK_WAIT_MS / 1000
-    max_deliveries: int = limits.MAX_DELIVERIES
+    ack_wait_s: float = commands.ACK_WAIT_MS / 1000
+    max_deliveries: int = commands.MAX_DELIVERIES
     dead_letters: str = ""
-    max_ack_pending: int = limits.MAX_ACK_PENDING
-    max_own_pending: int = limits.MAX_MEMBER_PENDING
+    max_ack_pending: int = commands.MAX_ACK_PENDING
+    max_own_pending: int = commands.MAX_MEMBER_PENDING
     start: Literal["earliest", "new"] = "earliest"
     ahead: int = 64
     order_by_key: bool = False
@@ -209,11 +209,11 @@ class QueueOptions:
 
     def __post_init__(self) -> None:
         bounds = {
-            "ack_wait_s": (limits.MIN_ACK_WAIT_MS / 1000, limits.MAX_ACK_WAIT_MS / 1000),
-            "max_deliveries": (1, limits.MAX_MAX_DELIVERIES),
-            "max_ack_pending": (1, limits.MAX_MAX_PENDING),
-            "max_own_pending": (1, limits.MAX_MAX_PENDING),
-            "ahead": (1, limits.MAX_TAKE),
+            "ack_wait_s": (commands.MIN_ACK_WAIT_MS / 1000, commands.MAX_ACK_WAIT_MS / 1000),
+            "max_deliveries": (1, commands.MAX_MAX_DELIVERIES),
+            "max_ack_pending": (1, commands.MAX_MAX_PENDING),
+            "max_own_pending": (1, commands.MAX_MAX_PENDING),
+            "ahead": (1, commands.MAX_TAKE),
         }
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
@@ -481,8 +481,8 @@ class Queue:
             jobs = await queue.take(100)
             await queue.ack(jobs)
         """
-        if not 1 <= max_records <= limits.MAX_TAKE:
-            raise ConfigError(f"max_records = {max_records} is outside 1..{limits.MAX_TAKE}. Choose a value in this range.")
+        if not 1 <= max_records <= commands.MAX_TAKE:
+            raise ConfigError(f"max_records = {max_records} is outside 1..{commands.MAX_TAKE}. Choose a value in this range.")
         if math.isnan(timeout_s):
             raise ConfigError(f"timeout_s = {timeout_s} is not a number of seconds. Choose a number from 0.")
         give_up_ns, tries = _now_ns() + round(min(timeout_s, _LONGEST_TAKE_S) * 1e9), 0
@@ -572,7 +572,7 @@ class Queue:
         if not place.is_due(_now_ns()):
             return False
         sent_ns = _now_ns()
-        wanted = min(wanted + self._pace.ahead(sent_ns), limits.MAX_TAKE)
+        wanted = min(wanted + self._pace.ahead(sent_ns), commands.MAX_TAKE)
         answer = await self._ask(place, wanted)
         if answer.code == pb.GROUP_STALE:
             return await self._look_anew()
@@ -648,7 +648,7 @@ class Queue:
             logStart=bounds.log_start_offset, logEnd=place.log.end_offset, begin=begin,
             partitions=sum(at.uid == key.uid for at in self._at_open) or None,
             ackWaitMs=round(options.ack_wait_s * 1000),
-            maxDeliveries=options.max_deliveries if options.dead_letters else limits.MAX_MAX_DELIVERIES,
+            maxDeliveries=options.max_deliveries if options.dead_letters else commands.MAX_MAX_DELIVERIES,
             maxAckPending=options.max_ack_pending, maxMemberPending=options.max_own_pending,
         )  # fmt: skip
 
@@ -656,11 +656,11 @@ class Queue:
         """Process the granted records."""
         place.ended = -1
         try:
-            self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * limits.NS_PER_MS))
+            self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
         except NotFoundError:  # made again, or deleted: then that is said
             await self._look_anew()
         count = sum(part.end - part.start for part in answer.granted)
-        if count < wanted and len(answer.granted) < limits.MAX_GRANTED_RANGES and not place.log.has_more:
+        if count < wanted and len(answer.granted) < commands.MAX_GRANTED_RANGES and not place.log.has_more:
             self._note_end(place, answer)
 
     async def _receive_along(
@@ -785,9 +785,9 @@ class Queue:
             LeaseLostError: The ack wait of some jobs has expired. ``jobs`` lists them.
             UnavailableError: The coordinator did not answer. Nothing changed.
         """
-        if not 0 <= delay_s <= limits.MAX_DELAY_MS / 1000:
+        if not 0 <= delay_s <= commands.MAX_DELAY_MS / 1000:
             raise ConfigError(
-                f"delay_s = {delay_s} is outside 0..{limits.MAX_DELAY_MS / 1000:g}. Choose a value in this range."
+                f"delay_s = {delay_s} is outside 0..{commands.MAX_DELAY_MS / 1000:g}. Choose a value in this range."
             )
         await self._settle(pb.SETTLE_NACK, list(jobs), delay_s=delay_s)
 
@@ -817,8 +817,8 @@ class Queue:
         """
         if not self._options.dead_letters:
             raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')
-        if not is_utf8(reason) or not 0 < len(reason.encode()) <= limits.MAX_REASON_BYTES:
-            raise ConfigError(f"Invalid reason {shown(reason)}. Use 1 to {limits.MAX_REASON_BYTES} bytes of UTF-8 text.")
+        if not is_utf8(reason) or not 0 < len(reason.encode()) <= commands.MAX_REASON_BYTES:
+            raise ConfigError(f"Invalid reason {shown(reason)}. Use 1 to {commands.MAX_REASON_BYTES} bytes of UTF-8 text.")
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
@@ -887,7 +887,7 @@ class Queue:
             place = self._places[0]
             self._places.rotate(-1)
             if place.log.has_more and place.is_due(now_ns):
-                return place, self._asked(place, min(max(ahead, self._wanted), limits.MAX_TAKE))
+                return place, self._asked(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
         return None
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:

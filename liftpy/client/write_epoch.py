@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.wire.columnar import RecordColumns
+from liftpy.core.wire.batch import RecordColumns
 from liftpy.core.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, SourcePosition
 from liftpy.errors import ConfigError, PublishRejectedError
 

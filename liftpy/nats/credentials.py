@@ -8,8 +8,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from liftpy.core.wire.inboxes import check_inbox_prefixes
-from liftpy.core.wire.subjects import check_speaker
+from liftpy.core.wire.subjects import check_inbox_prefixes, check_speaker
 from liftpy.errors import ConfigError
 
 _MAX_FILE_BYTES = 1024 * 1024

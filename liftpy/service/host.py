@@ -28,8 +28,7 @@ from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.replies import ReplyDesk
 from liftpy.core.services.rules import NO_PARAMETERS, check_outputs
 from liftpy.core.services.service import DivergedError, Role, Service
-from liftpy.core.services.snapshot import Identity, Snapshot
-from liftpy.core.services.state_comparison import BEGINNING
+from liftpy.core.services.snapshot import BEGINNING, Identity, Snapshot
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.envelope import MessageType

@@ -1,4 +1,4 @@
-"""Router: copies the leader's outputs to the streams of their routes. ``routing.py`` decides."""
+"""Router: copies the leader's outputs to the streams of their routes. ``outbox.py`` decides."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from liftpy.client import Client
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.services.outbox import OutputConflictError
-from liftpy.core.services.routing import Place, Route, headers_of, number_of, partitions_of, sort_in
+from liftpy.core.services.outbox import OutputConflictError, Place, Route, headers_of, number_of, partitions_of, sort_in
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import Transport

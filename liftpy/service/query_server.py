@@ -30,8 +30,7 @@ from liftpy.core.services.queries import (
     position_in,
 )
 from liftpy.core.services.service import ServiceFailedError
-from liftpy.core.wire.inboxes import InboxRule, publish_answer, reply_to
-from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject, publish_answer, reply_to
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.request_guard import RequestGuard
 from liftpy.nats.transport import Transport

@@ -11,7 +11,7 @@ from contextlib import suppress
 from liftpy.client.service_commands import OFFSET_HEADER, SERVICE_HEADER
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.core.services.replies import Reply, ReplyDesk
-from liftpy.core.wire.inboxes import InboxRule, publish_answer
+from liftpy.core.wire.subjects import InboxRule, publish_answer
 from liftpy.errors import ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
 from liftpy.service.settings import ServiceSettings

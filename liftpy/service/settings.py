@@ -7,8 +7,8 @@ from pathlib import Path
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import accept_old_keywords
-from liftpy.core.services.routing import MAX_ROUTES, Route
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
+from liftpy.core.services.outbox import MAX_ROUTES, Route
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 from liftpy.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class ServiceSettings:
     LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
     that are passed over, in its partition of the same number or 0; '' when they are only logged.
     ``parameters_digest``: of what the service is made with (``liftpy.core.services.rules``), b"" for nothing.
-    ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.core.wire.inboxes``).
+    ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.core.wire.subjects``).
     ``max_concurrent_effects``: how many handlers run at a time; ``effect_timeout_s``: for each, then it is tried again.
     ``tick_interval_s``: how often
     at most a LEADER appends an empty record while a timer is due by its clock and nothing arrives; 0: never.

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 from liftpy.client import Client
-from liftpy.core.services.snapshot import Identity, Snapshot
-from liftpy.core.services.snapshot_sources import Offer, PeerSearch, SnapshotRange
+from liftpy.core.services.snapshot import Identity, Offer, PeerSearch, Snapshot, SnapshotRange
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.subjects import Subjects

@@ -16,8 +16,7 @@ from typing import Any
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule, publish_answer, reply_to
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects, publish_answer, reply_to
 from liftpy.errors import LiftError, ProtocolError, UnavailableError
 from liftpy.nats.request_guard import RequestGuard
 from liftpy.nats.transport import Transport

@@ -21,8 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.core.services.snapshot import Identity, Snapshot, decode
-from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES
+from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, Identity, Snapshot, decode
 from liftpy.errors import CorruptionError, DataDirectoryLockedError, StorageError, UnknownFormatError
 
 logger = logging.getLogger("liftpy.service")

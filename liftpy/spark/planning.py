@@ -7,7 +7,7 @@ cut into tasks is said in ``splitting``.
 Where ranges are cut into tasks, and a micro-batch ends: by bytes, at the borders of record batches. Pure.
 
 Who reads a range in parts gets a batch that lies across a border twice, once for each part. So ranges are cut where a batch begins, as
-the partition's leader says (``liftpy.core.log.file_ranges``): a function of the range, the options and that answer, which is
+the partition's leader says (``liftpy.core.log.range_reads``): a function of the range, the options and that answer, which is
 the same on each
 replica and each time, so that a micro-batch that is run again has the same tasks. Compacted partitions, whose batches change, and those
 of older nodes, which do not say, are cut evenly by offsets.

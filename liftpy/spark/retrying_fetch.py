@@ -90,7 +90,7 @@ class FetchRules:
     """Whether files of replicas on this host are read; ``expects_files``: it is told where they are not."""
     expects_files: bool = False
     left_out: int = 0
-    """Columns that are not wanted (``liftpy.core.wire.batch_filter``)."""
+    """Columns that are not wanted (``liftpy.core.wire.filters``)."""
 
 
 def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterator[list[BatchSlice]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from liftpy.core.base.ids import shown
 from liftpy.core.wire.batch_columns import Columns
-from liftpy.core.wire.batch_filter import LEAVABLE
+from liftpy.core.wire.filters import LEAVABLE
 from liftpy.errors import ConfigError
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -67,7 +67,7 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def left_out(columns: Iterable[str]) -> int:
-    """Return the log columns that a read of ``columns`` can omit (``liftpy.core.wire.batch_filter``)."""
+    """Return the log columns that a read of ``columns`` can omit (``liftpy.core.wire.filters``)."""
     wanted = set(columns)
     if "value" in wanted:
         return 0

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from liftpy.core.base.ids import check_published, shown
-from liftpy.core.wire.columnar import ByteArray, HeaderArray, RecordColumns
+from liftpy.core.wire.batch import ByteArray, HeaderArray, RecordColumns
 from liftpy.core.wire.partitioner import partitions_of_column
 from liftpy.errors import ConfigError
 from liftpy.spark.options import NO_TABLES

@@ -32,8 +32,7 @@ from liftpy.client import connect
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.bench.dialects import LIFTBRIDGE, enveloped, field, number_field
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.nats_server import NatsServer, spawn
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import NatsServer, free_ports, spawn
 from sidecar.runtime.settings import search_path
 
 # Several nats-servers on loopback that are one cluster.

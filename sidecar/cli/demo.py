@@ -26,10 +26,8 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import json_option
 from sidecar.dev import demo_steps as steps
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.demo_failover import MAX_RECORDS, Failover, lose_the_leader
 from sidecar.dev.demo_flights import FLIGHT_COUNT, Delays, read_flights
-from sidecar.dev.demo_processes import LineProcess
-from sidecar.dev.demo_steps import Positions, Step
+from sidecar.dev.demo_steps import MAX_RECORDS, Failover, LineProcess, Positions, Step, lose_the_leader
 
 EXIT_DIFFERS = 1
 """What was read is not what was published."""

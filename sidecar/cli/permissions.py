@@ -6,8 +6,8 @@ import click
 
 from liftpy.client import Client
 from liftpy.core.base.ids import check_name, check_publisher_subject
-from liftpy.core.wire.inboxes import check_inbox_prefixes
 from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.subjects import check_inbox_prefixes
 from liftpy.errors import ConfigError
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options

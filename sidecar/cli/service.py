@@ -40,16 +40,14 @@ from liftpy.client.service_queries import QueryAnswer
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.services.bad_records import SkipDecision, Unit
-from liftpy.core.services.outbox import OutputConflictError
-from liftpy.core.services.routing import Route
+from liftpy.core.services.outbox import OutputConflictError, Route
 from liftpy.core.services.rules import check_class, check_outputs, check_parameters, parameter_in, parameters_digest
 from liftpy.core.services.service import DivergedError, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, Subjects
 from liftpy.errors import (
     ConfigError,
     CorruptionError,

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import nats
+import nats.errors
+from nats.aio.client import Client as NatsConnection
+
 from liftpy.client import Client
 from liftpy.errors import DataLossError, LiftError, UnavailableError
+from sidecar.dev.cluster import DevCluster
 from sidecar.dev.demo_flights import Delays, mean_delays
-from sidecar.dev.demo_processes import LineProcess
 from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
+from sidecar.dev.nats_server import dies_with_parent
+from sidecar.runtime.settings import child_environment
 from sidecar.runtime.tasks import attended
 
 STREAM = "flights"
@@ -174,3 +184,210 @@ def first_difference(sent: list[bytes], got: list[Any]) -> str:
         if wanted != found:
             return f"offset {offset}: {bytes(found)!r} where {wanted!r} was sent"
     return f"{len(got)} records came back, {len(sent)} were sent"
+
+
+# The demo's middle: the leader is killed while a plain NATS publisher waits for acknowledgements, and nothing is lost.
+#
+# The publisher is nats-py alone. It asks for each flight to be stored at its offset (``Nats-Expected-Last-Sequence``), so one that was
+# stored though its acknowledgement was lost is not stored again: afterwards every flight lies where it should, once.
+
+
+MAX_RECORDS = 4000
+_WINDOW = 64
+_ANSWER_TIMEOUT_S = 1.0
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """Result of the failover step. ``next_ack_s``: time from the kill to the next ack. ``seconds``: total time."""
+
+    killed: str
+    leader: str
+    acknowledged: int
+    next_ack_s: float
+    seconds: float
+
+
+async def lose_the_leader(
+    cluster: DevCluster, client: Client, stream: str, subject: str, lines: list[bytes], first: int
+) -> Failover:
+    """Publish ``lines``, acknowledged, from offset ``first`` on; kill the leader half-way; return when all nodes are in sync again."""
+    began = time.monotonic()
+    killed = (await client.stream(stream)).partitions[0].leader
+    connection = await nats.connect(cluster.nats_url, name="demo-acknowledged", max_reconnect_attempts=-1)
+    try:
+        half, end = len(lines) // 2, first + len(lines)
+        position = await _publish(connection, client, stream, subject, lines, first, first, first + half)
+        await asyncio.to_thread(cluster.nodes[killed].kill)
+        struck = time.monotonic()
+        position = await _publish(connection, client, stream, subject, lines, first, position, position + 1)
+        next_ack_s = time.monotonic() - struck
+        await _publish(connection, client, stream, subject, lines, first, position, end)
+    finally:
+        await connection.close()
+    leader = (await client.stream(stream)).partitions[0].leader
+    cluster.nodes[killed].start()
+    await asyncio.to_thread(cluster.nodes[killed].wait_ready)
+    await _until_in_sync(client, stream)
+    return Failover(killed, leader, len(lines), next_ack_s, time.monotonic() - began)
+
+
+async def _publish(
+    connection: NatsConnection, client: Client, stream: str, subject: str, lines: list[bytes], first: int, start: int, end: int
+) -> int:
+    """Publish the flights from offset ``start`` to ``end`` (exclusive) with acks, in windows. Return the next offset."""
+    position, moved = start, time.monotonic()
+    while position < end:
+        window = range(position, min(position + _WINDOW, end))
+        answers = await asyncio.gather(*(_ask(connection, subject, lines[i - first], i) for i in window))
+        stored = next((number for number, answer in enumerate(answers) if not answer), len(answers))
+        if stored < len(answers):
+            await asyncio.sleep(_PAUSE_S)
+            stored = max(stored, min(await _committed(client, stream), end) - position)
+        if stored:
+            position, moved = position + stored, time.monotonic()
+        elif time.monotonic() - moved > _PATIENCE_S:
+            raise UnavailableError(
+                f"Offset {position} of {stream} was not acknowledged within {_PATIENCE_S:g} s. The machine may be "
+                "overloaded: run the demo again."
+            )
+    return position
+
+
+async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: int) -> bool:
+    """Whether ``line`` was acknowledged at ``offset``."""
+    try:
+        answer = await connection.request(
+            subject, line, timeout=_ANSWER_TIMEOUT_S, headers={"Nats-Expected-Last-Sequence": str(offset)}
+        )
+    except (nats.errors.Error, TimeoutError):
+        return False
+    return bool(json.loads(answer.data).get("seq") == offset + 1)
+
+
+async def _committed(client: Client, stream: str) -> int:
+    """Return how many records are committed, with those whose ack was lost. 0: no answer."""
+    try:
+        return (await client.bounds(stream)).high_watermark + 1
+    except UnavailableError:
+        return 0
+
+
+async def _until_in_sync(client: Client, stream: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        partition = (await client.stream(stream)).partitions[0]
+        if set(partition.isr) == set(partition.replicas):
+            return
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"The ISR is {', '.join(partition.isr)} after {_PATIENCE_S:g} s. `liftpy status` shows which replica is behind."
+            )
+        await asyncio.sleep(_PAUSE_S * 5)
+
+
+# The demo's helpers as processes: started, spoken to by lines, ended with all they started; never left behind.
+
+
+_STOP_TIMEOUT_S = 20.0
+_ABANDON_TIMEOUT_S = 1.0
+_LAST_WORDS_BYTES = 2000
+
+
+def _import_path() -> str:
+    """Return the import path for a child process. Spark searches directories and ignores the hooks of an editable install."""
+    source = importlib.util.find_spec("pyspark_liftpy")
+    folders = [*sys.path, str(Path(source.origin).parent) if source is not None and source.origin else ""]
+    return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
+
+
+class LineProcess:
+    """A Python module run as a process; ``say`` writes a line to it, ``lines`` are what it prints.
+
+    Its standard error goes to ``<folder>/<name>.log`` and its last words into the error when it fails.
+    """
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+
+    @classmethod
+    async def start(cls, module: str, arguments: list[str], folder: Path) -> LineProcess:
+        """Start ``python -m module arguments`` in ``folder``, in its own process group."""
+        log = folder / f"{module.rpartition('.')[2]}.log"
+        environment = {**child_environment(), "PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1"}
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *dies_with_parent([sys.executable, "-m", module, *arguments], signal.SIGKILL),
+                cwd=folder,
+                env=environment,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        return cls(module.rpartition(".")[2], process, log)
+
+    def say(self, line: str) -> None:
+        """Write one line; nothing if it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self._process.stdin.write(line.encode() + b"\n")
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Iterate over its output lines until it ends. Raise LiftError with its last log lines after a failure."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            yield line.decode(errors="replace").rstrip()
+        if await self._process.wait() != 0:
+            raise LiftError(f"The {self.name} process of the demo failed: {self.last_words()}")
+
+    async def expect(self, wanted: str, timeout_s: float) -> None:
+        """Wait for the line ``wanted``. Raise UnavailableError after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for line in self.lines():
+                    if line == wanted:
+                        return
+        except TimeoutError:
+            raise UnavailableError(
+                f"The {self.name} process of the demo did not print {wanted!r} within {timeout_s:g} s. The machine "
+                "may be overloaded: run the demo again."
+            ) from None
+        raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
+
+    def last_words(self) -> str:
+        """Return the end of its standard error."""
+        return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
+
+    async def __aenter__(self) -> LineProcess:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.end(_STOP_TIMEOUT_S if kind is None else _ABANDON_TIMEOUT_S)
+
+    async def end(self, timeout_s: float) -> None:
+        """Close its input and wait. Kill its process group if it does not end or leaves processes."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+            await self._read_to_the_end()
+
+    async def _read_to_the_end(self) -> None:
+        """Asyncio closes a pipe only at its end; one left open would complain when the loop is gone."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABANDON_TIMEOUT_S):
+                while await self._process.stdout.read(_LAST_WORDS_BYTES):
+                    pass

@@ -3,7 +3,7 @@
 A flush that takes 0.1 ms is not worth a turn of the loop to hand it over and another one to hear of its end. One on the loop itself
 has no bound: where a disk hangs the whole node stands, answers no probe, and is fenced. Here the loop waits on a lock, which costs
 some 20 us more than to flush by itself, and no longer than it was told: it goes on then, the flush goes on in its thread, and the next
-one gets a thread of its own. Threads that were left behind end with their flush; ``liftpy/core/log/flush_scheduler.py`` holds
+one gets a thread of its own. Threads that were left behind end with their flush; ``liftpy/core/log/flush.py`` holds
 how many there can
 be: after each, flushes run in the pool until many were short.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 
 THREAD_NAME = "liftpy-short-flush"
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from liftpy.core.base.instruments import Histogram
-from liftpy.core.log.flush_scheduler import PROBES
+from liftpy.core.log.flush import PROBES
 
 logger = logging.getLogger("liftpy.disk")
 

@@ -42,15 +42,14 @@ from nats.aio.client import Client as NatsConnection
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, KnownEnds, read_by
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from liftpy.core.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, InboxRule, Subjects
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError, Transport, open_connection
@@ -321,7 +320,7 @@ class GroupCoordinators:
             data=self._folder,
             snapshot_interval_records=SNAPSHOT_EVERY,
             snapshot_bytes=_SNAPSHOT_BYTES,
-            max_snapshot_bytes=4 * limits.MAX_STATE_BYTES,
+            max_snapshot_bytes=4 * commands.MAX_STATE_BYTES,
             heartbeat_interval_s=self._settings.replication.lease_s,
             read_wait_s=READ_WAIT_S,
             step_s=STEP_S,
@@ -384,7 +383,7 @@ def _report(partition: int, one: _Hosted) -> dict[str, Any]:
         "position": machine.position if machine is not None else 0,
         "restarts": one.restarts,
         "problem": problem,
-        "bound_bytes": limits.MAX_STATE_BYTES,
+        "bound_bytes": commands.MAX_STATE_BYTES,
         **(one.state.figures() if one.state is not None and machine is not None else NO_FIGURES),
     }
 

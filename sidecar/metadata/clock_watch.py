@@ -14,7 +14,7 @@ import nats.errors
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.clock_trust import ASK_EVERY_S, NO_AGE_NS, SLOW_NS, ClockTrust
-from liftpy.core.wire.ping import decode_presence
+from liftpy.core.wire.frames import decode_presence
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.group import MetadataGroup

@@ -20,8 +20,7 @@ from nats.aio.client import Client
 
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.cluster_events import EventTrail, is_recent
-from liftpy.core.wire.inboxes import publish_answer, reply_to
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import Subjects, publish_answer, reply_to
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
 

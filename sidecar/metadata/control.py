@@ -25,8 +25,7 @@ from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, REPLY, refused
-from liftpy.core.wire.inboxes import Allows, InboxRule, publish_answer
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, publish_answer
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard

@@ -18,8 +18,7 @@ from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import refused
-from liftpy.core.wire.inboxes import publish_answer, reply_to
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import Subjects, publish_answer, reply_to
 from liftpy.errors import IncompatibleVersionError, LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard

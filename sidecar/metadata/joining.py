@@ -18,8 +18,7 @@ from nats.aio.client import Client
 
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import GROUPS_INBOX, Subjects
+from liftpy.core.wire.subjects import GROUPS_INBOX, InboxRule, Subjects
 from liftpy.errors import ConfigError
 from liftpy.nats.parser import StrictConnection, watch_denials
 from liftpy.nats.transport import open_connection

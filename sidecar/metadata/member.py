@@ -30,8 +30,7 @@ from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, refused
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
@@ -44,9 +43,9 @@ from sidecar.metadata.group import Watcher
 from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
 from sidecar.metadata.proposal_executor import Orders
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import check_library
-from sidecar.quorum.sealing import seal, unseal
 from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.quorum")

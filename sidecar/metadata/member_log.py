@@ -22,12 +22,10 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, MetadataDivergedError
 from sidecar.disk.files import make_folder
-from sidecar.quorum.diverged_folder import mark_diverged, set_aside_diverged
-from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal, LogControllers
 from sidecar.quorum.library import Node, RaftCore, settings
-from sidecar.quorum.log_controllers import LogControllers
 from sidecar.quorum.peer_sessions import Peer
-from sidecar.quorum.probation import MARKER, Probation
+from sidecar.quorum.probation import MARKER, Probation, mark_diverged, set_aside_diverged
 from sidecar.quorum.rescue import rescue_event
 from sidecar.quorum.snapshot_file import (
     SnapshotFile,

@@ -13,8 +13,7 @@ from contextlib import aclosing
 
 from liftpy.client import Client, connect
 from liftpy.client.jetstream_api import JsAnswer, JsRefusal, StatelessReads, kind_of, refused, status
-from liftpy.core.wire.inboxes import InboxRule, reply_to
-from liftpy.core.wire.subjects import JETSTREAM_INBOX, jetstream_api
+from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api, reply_to
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import StrictConnection

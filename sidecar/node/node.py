@@ -23,17 +23,16 @@ from liftpy.client.closest_replica import this_host
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.directory_identity import stopped_cleanly
 from liftpy.core.metadata.duplicate_process_check import Predecessor
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.node_health import Signs
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.wire._pb import replication_pb2, service_pb2
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from sidecar.disk.data_folder import DataFolder

@@ -10,7 +10,7 @@ from liftpy.core.publish.memory_budget import (
     MemoryBudget,
     limit_of,
 )
-from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import MAX_WAITING_BYTES, ReadBudget
 from sidecar.runtime import clock

@@ -18,8 +18,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.publish.standby import FailoverBacklog, Standby
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.effects import Acts, Effect, acts_of

@@ -1,6 +1,6 @@
 """Runs the flushes and checkpoints of one log when ``group_commit.py`` decides it.
 
-A flush runs in a thread, or on the event loop if flushes are short (``flush_scheduler.py``). Its end is an event.
+A flush runs in a thread, or on the event loop if flushes are short (``flush.py``). Its end is an event.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 from liftpy.config import NS_PER_S, FlushPolicy
-from liftpy.core.log.flush import Flush
-from liftpy.core.log.flush_scheduler import LONG_S, FlushPlace
+from liftpy.core.log.flush import LONG_S, Flush, FlushPlace
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.errors import LiftError, StorageError

@@ -19,10 +19,9 @@ from liftpy.core.replication.quiescence import MAX_PER_QUESTION, Ended, QuietFet
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.decode_errors import refused
+from liftpy.core.wire.frames import MisdirectedError
 from liftpy.core.wire.headers import is_status
-from liftpy.core.wire.inboxes import InboxRule, reply_to
-from liftpy.core.wire.routing_check import MisdirectedError
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import ProtocolError
 from sidecar.partition.replication import AnswerRouter
 from sidecar.runtime import clock

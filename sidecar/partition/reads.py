@@ -15,8 +15,7 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.publish.state_transfer import StateGiver
 from liftpy.core.replication.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
 from liftpy.core.wire.decode_errors import REPLY
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers

@@ -15,7 +15,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.log.range_reads import Portion, read_portion
 from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
@@ -26,16 +26,14 @@ from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, room_bytes
 from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, refused
 from liftpy.core.wire.envelope import MessageType
+from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.core.wire.headers import is_status
-from liftpy.core.wire.inboxes import InboxRule, reply_to
-from liftpy.core.wire.routing_check import MisdirectedError, address, must_be_at, must_be_for
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
 from sidecar.runtime.log_rate_limit import LogRateLimit
-from sidecar.transport.connection import BusConnection, Listener, send_answer
-from sidecar.transport.write_coalescer import Buffer
+from sidecar.transport.connection import Buffer, BusConnection, Listener, send_answer
 
 logger = logging.getLogger("liftpy.replication")
 

@@ -20,16 +20,26 @@ from liftpy.core.log.log import Log
 from liftpy.core.replication import events
 from liftpy.core.replication.phases import Leading, RoleName
 from liftpy.core.replication.replica import Replica
-from liftpy.core.services.health import MAX_REPORTED, QUIET_ROUNDS, REPORT_EVERY_S, Wellbeing, Wellness
-from liftpy.core.services.sessions import Effect, Ended, Replayed, ReplicaView, ServiceSessions, Tell
-from liftpy.core.services.state_comparison import MAX_POSITIONS, Agreement, Difference
+from liftpy.core.services.sessions import (
+    MAX_REPORTED,
+    QUIET_ROUNDS,
+    REPORT_EVERY_S,
+    Effect,
+    Ended,
+    Replayed,
+    ReplicaView,
+    ServiceSessions,
+    Tell,
+    Wellbeing,
+    Wellness,
+)
+from liftpy.core.services.snapshot import MAX_POSITIONS, Agreement, Difference
 from liftpy.core.services.versions import CodeVersions
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY, refused
 from liftpy.core.wire.envelope import MessageType
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock

@@ -27,20 +27,17 @@ from liftpy.core.observe.tracing import SWITCHED, PartitionTraces
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import LogState, derived_state
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import WAITING_PUBLISHER_BYTES, MemoryBudget, PartitionRoom
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import NodeHeard, StandbyBuffer
-from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.publish.standby import NodeHeard, SortingRules, Standby, StandbyBuffer
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import Replica
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects, data_subject
+from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_thread import FlushThread

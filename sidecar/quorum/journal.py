@@ -19,15 +19,16 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import crc32c
 
 from liftpy.core.base.instruments import Histogram
+from liftpy.core.metadata.controller_list import ControllerList, list_of
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk.files import replace_file, sync_folder
 from sidecar.quorum.codec import MAX_NUMBER, Entry
-from sidecar.quorum.log_controllers import CHANGE
 
 _MAGIC = b"LFRJ\x01\x00\x00\x00"
 _FRAME = struct.Struct("<II")
@@ -347,3 +348,40 @@ def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:
             raise ValueError("a record is longer than its frame")
         yield kind, a, b, bytes(view[position : position + size])
         position += size
+
+
+# ``LogControllers``: the controller list by one controller's log, which decides its majorities [M10].
+#
+# The newest change in the journal counts, committed or not. Otherwise the snapshot, otherwise the settings. A truncation
+# of the journal takes changes back. A node that joins a running group starts with the committed list of the feed.
+
+
+CHANGE = b"\x02"
+"""First byte of the commands that change the controllers: the library's own type for them."""
+
+
+def change_in(command: bytes, index: int) -> ControllerList | None:
+    """Return the controller list in the entry, None if it has none or an invalid one."""
+    return list_of(bytes(command[1:]), index) if command[:1] == CHANGE else None
+
+
+@dataclass(slots=True)
+class LogControllers:
+    """Controller list of one controller. ``first``: list of its settings. ``in_snapshot``: list at the last entry of the
+    snapshot.
+    """
+
+    first: ControllerList
+    in_snapshot: ControllerList | None = None
+
+    def newest(self, changes: list[Entry]) -> ControllerList:
+        """Return the current controllers. ``changes``: journal entries with that first byte, in order."""
+        return self.at(None, changes)
+
+    def at(self, index: int | None, changes: list[Entry]) -> ControllerList:
+        """Return the controllers when the log ended with ``index``, None: at its end."""
+        held = [found for command, at, _ in changes if (found := change_in(command, at)) is not None]
+        known = [self.first, *([self.in_snapshot] if self.in_snapshot is not None else []), *held]
+        if index is not None:
+            known = [one for one in known if one.index <= index]
+        return max(known, key=lambda one: one.index, default=ControllerList(self.first.voters))

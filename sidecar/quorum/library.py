@@ -26,8 +26,7 @@ from liftpy.core.metadata.controller_list import ControllerList, first_list
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, ProtocolError, StorageError
 from sidecar.disk.files import replace_file
-from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.log_controllers import CHANGE, LogControllers, change_in
+from sidecar.quorum.journal import CHANGE, GroupJournal, LogControllers, change_in
 from sidecar.quorum.pre_vote import PreVote
 
 __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "check_library", "outcome_of", "settings"]

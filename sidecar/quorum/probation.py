@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ import crc32c
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import CorruptionError, ProtocolError, StorageError, UnknownFormatError
-from sidecar.disk.files import replace_file
+from sidecar.disk.files import replace_file, sync_folder
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import RaftCore
 from sidecar.quorum.peer_sessions import Peer
@@ -327,3 +328,29 @@ class Probation:
         self.over = self.has_been_member = True
         self._core.end_probation()
         logger.info("%s is a voting member of the metadata group", self._core.selfNode.id)
+
+
+# The Raft directory of a controller whose image differs from the majority: marked at once, quarantined at the next start.
+#
+# <data>/raft/diverged           index where it was found; the directory is not used any more
+# <data>/raft-diverged/          the last quarantined directory; a later one replaces it
+
+
+MARK = "diverged"
+
+
+def mark_diverged(folder: Path, index: int) -> None:
+    """Durable, before the process ends. Raises StorageError."""
+    replace_file(folder / MARK, f"{index}\n".encode())
+
+
+def set_aside_diverged(folder: Path) -> bool:
+    """Quarantine the directory if it was marked. Return whether it was. Raises OSError."""
+    if not (folder / MARK).exists():
+        return False
+    aside = folder.with_name(f"{folder.name}-{MARK}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    sync_folder(folder.parent)
+    logger.error("the raft folder held another image than the majority's: it is put aside as %s", aside)
+    return True

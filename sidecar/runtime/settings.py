@@ -54,8 +54,14 @@ from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
-from liftpy.core.wire.subjects import JETSTREAM_INBOX, Subjects, check_speaker
+from liftpy.core.wire.subjects import (
+    DEFAULT_INBOX_PREFIXES,
+    JETSTREAM_INBOX,
+    InboxRule,
+    Subjects,
+    check_inbox_prefixes,
+    check_speaker,
+)
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, shown

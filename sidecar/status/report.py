@@ -15,9 +15,9 @@ from typing import Any
 from liftpy import __version__
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake

@@ -25,9 +25,8 @@ from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.observe.history import History
 from liftpy.core.observe.node_health import told
 from liftpy.core.observe.node_summary import ASKED as GLANCE_ASKED
-from liftpy.core.wire.inboxes import InboxRule, reply_to
-from liftpy.core.wire.ping import encode_presence
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.frames import encode_presence
+from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard

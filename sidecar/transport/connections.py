@@ -7,25 +7,29 @@
     standby       publishes for standby followers; only if there are such streams
 
 A leader without its replication connection, or without publishes for longer, transfers its leadership
-(``liftpy/core/replication/node_connections.py``).
+(``liftpy/core/replication/lease.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.node_connections import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
+from liftpy.errors import ConfigError
+from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
-from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, Listener, open_bus
 from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.standby_connection import StandbyLink
+from sidecar.transport.parser import Sink
 
 _STANDBY_PARTS = 4
 """What standbys have not looked at yet may take one of so many parts of what they keep."""
@@ -113,3 +117,158 @@ async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBud
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
     standby = StandbyLink(lambda: open_bus(settings, lambda: Inflow(intake, buffer_bytes, name="standby"), keys))
     return Links(replication, ingest, reads, standby)
+
+
+# The connection for standby followers. It opens when the first partition of this node becomes a standby.
+#
+# It has its own limits, so that standby messages never delay publishes to led partitions [A11]. A promoted partition
+# keeps using it, without a gap or overlap. After a reconnect its leader uses the ingest connection.
+
+
+logger = logging.getLogger("liftpy.nats")
+
+_SETTLES_S = 1.0
+_AGAIN_S = 1.0
+"""After credentials that could not be read."""
+
+
+class Subscribed:
+    """Subscription of one data subject, active when there is a connection."""
+
+    def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
+        self._standby = standby
+        self._sink, self._given_up = sink, given_up
+        self.subject = subject
+        self._listener: Listener | None = None
+        self.lost: Callable[[], None] | None = None
+        """Of who leads by it: called when the connection is lost, or NATS does not let it have this subscription."""
+        self.is_denied = False
+
+    def connected(self, link: Inflow) -> None:
+        """Subscribe on a new connection."""
+        self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        """Deliver messages to another sink from now on. ``lost``: called when the connection is lost."""
+        self._sink, self._given_up, self.lost = sink, given_up, lost
+        if self._listener is not None:
+            self._listener.feed_to(sink, given_up)
+        if self.is_denied:
+            self.denied()
+
+    def denied(self) -> None:
+        """Handle a denied subscription: a leader uses the main connection, a standby follower buffers nothing."""
+        self.is_denied = True
+        if self.lost is not None:
+            asyncio.get_running_loop().call_soon(self.lost)
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that has arrived together has been given to its sinks."""
+        if self._standby.link is None:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._standby.link.behind_read(callback)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next turn."""
+        asyncio.get_running_loop().call_soon(callback)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once everything that was published before has arrived; after ``_SETTLES_S`` at the latest."""
+        link, loop = self._standby.link, asyncio.get_running_loop()
+        waiting: list[Callable[[], None]] = [callback]
+
+        def settled() -> None:
+            timer.cancel()
+            while waiting:
+                waiting.pop()()
+
+        timer = loop.call_later(_SETTLES_S, settled)
+        if link is None:
+            loop.call_soon(settled)
+        else:
+            link.when_heard(settled)
+
+    def leave(self) -> None:
+        """Unsubscribe. Messages on their way still arrive."""
+        if self._listener is not None:
+            self._listener.leave()
+        else:
+            self._standby.closed(self)
+
+    def close(self) -> None:
+        """Unsubscribe; nothing comes any more."""
+        self._standby.closed(self)
+        if self._listener is not None:
+            self._listener.close()
+
+
+class StandbyLink:
+    """Opens the connection with ``connect`` when needed, and retries."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
+        self._connect = connect
+        self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
+        """Told of what NATS does not let this connection do."""
+        self.link: Inflow | None = None
+        """None: nobody has stood by yet, or no server was there."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._subscribed: dict[Subscribed, None] = {}
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Subscribed:
+        """Subscribe now or after the next connect."""
+        subscribed = Subscribed(self, subject, sink, given_up)
+        self._subscribed[subscribed] = None
+        if self.link is not None:
+            subscribed.connected(self.link)
+        elif self._connecting is None:
+            self._connecting = spawn(self._open(), "connecting for standbys")
+        return subscribed
+
+    async def _connected(self) -> Inflow:
+        """A file of credentials that is missing for a moment, while it is replaced, is no reason for a node to end."""
+        told = ""
+        while True:
+            try:
+                return await self._connect()
+            except ConfigError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logger.error("no connection for standbys yet: %s", told)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _open(self) -> None:
+        link = await self._connected()
+        link.on_change(self._changed)
+        link.on_denial(self._denied)
+        self.link = link
+        for subscribed in list(self._subscribed):
+            subscribed.connected(link)
+
+    def _changed(self, is_up: bool) -> None:
+        for subscribed in [] if is_up else list(self._subscribed):
+            subscribed.is_denied = False  # it is asked for anew
+            if subscribed.lost is not None:
+                subscribed.lost()
+
+    def _denied(self, is_publish: bool, subject: str) -> None:
+        self.on_denial(is_publish, subject)
+        for subscribed in [] if is_publish else list(self._subscribed):
+            if subscribed.subject == subject:
+                subscribed.denied()
+
+    def closed(self, subscribed: Subscribed) -> None:
+        """Remove a subscription."""
+        self._subscribed.pop(subscribed, None)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Wait as in every connection, if there is one."""
+        if self.link is not None:
+            await self.link.settled(timeout_s)
+
+    async def stop(self) -> None:
+        """Close the connection."""
+        if self._connecting is not None:
+            await end_tasks([self._connecting])
+        if self.link is not None:
+            await self.link.stop()

@@ -15,27 +15,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import os
+import select
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import nats.errors
 
+from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.ports import Refuser
-from liftpy.core.replication.inflight_limits import Gate, NodeIntake
-from liftpy.core.replication.load_shedding import Overflow
+from liftpy.core.replication.inflight_limits import Gate, NodeIntake, Overflow
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
 from sidecar.transport.connection import BusConnection, Listener
-from sidecar.transport.parser import Sink
-from sidecar.transport.server_pending import Backlog, ConnectionStats
-from sidecar.transport.shedding_parser import InflowParser
-from sidecar.transport.socket_thread import SocketThread
+from sidecar.transport.parser import InflowParser, Sink
 
 cuts_logger = logging.getLogger("liftpy.ingest")
 
@@ -490,3 +494,170 @@ class Inflow(BusConnection):
         """Take no more, and close."""
         await end_tasks([self._pump_task])
         await self.close()
+
+
+# Asks nats-server how many bytes it buffers for a connection, and how many messages it sent on a closed one.
+#
+# Every account may ask about its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The question uses another connection,
+# because an answer on the same one would come last. Without an answer it is asked rarely.
+
+
+_OPEN_OR_CLOSED = 2
+_OUTSTANDING = 16
+_ASK_EVERY_NS = 20_000_000
+_SILENT_EVERY_NS = 10_000_000_000
+_SILENT_AFTER_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStats:
+    """``backlog_bytes``: held for it; ``delivered``: messages that were, or were to be, sent to it; ``reason``: why it was closed, ""
+    while it is open. ``asked_ns``: when. A client id is one of a server: others give the same."""
+
+    asked_ns: int
+    server_id: str
+    client_id: int
+    backlog_bytes: int
+    delivered: int
+    reason: str
+
+
+class Backlog:
+    """Sends the questions over ``bus``."""
+
+    def __init__(self, bus: BusConnection) -> None:
+        self._bus = bus
+        self._prefix = f"{bus.inbox}.connz"
+        self._bus.listen(f"{self._prefix}.*", self._answered)
+        self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
+        self._number = 0
+        self._about = "", 0
+        """The connection that was asked about last."""
+        self._silent_ns = 0  # since when; 0: it has answered
+        self._next_ns = 0
+
+    def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
+        """Ask the server about one connection. ``heard`` is called with an answer. The rate is limited."""
+        now_ns = clock.now_ns()
+        if not at_once:
+            if self._about != (server_id, client_id):  # what another server leaves unanswered says nothing of this one
+                self._about, self._silent_ns, self._next_ns = (server_id, client_id), 0, 0
+            if now_ns < self._next_ns:
+                return
+            self._silent_ns = self._silent_ns or now_ns
+            self._next_ns = now_ns + (_ASK_EVERY_NS if now_ns - self._silent_ns < _SILENT_AFTER_NS else _SILENT_EVERY_NS)
+        self._number += 1
+        while len(self._outstanding) >= _OUTSTANDING:
+            self._outstanding.pop(next(iter(self._outstanding)))
+        question = json.dumps({"cid": client_id, "state": _OPEN_OR_CLOSED}).encode()
+        if self._bus.send(SERVER_CONNECTIONS, (question,), f"{self._prefix}.{self._number}"):
+            self._outstanding[b"%d" % self._number] = now_ns, server_id, client_id, heard
+        else:
+            self._silent_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS
+
+    def _answered(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        number = subject.rpartition(b".")[2]
+        asked_ns, server_id, client_id, heard = self._outstanding.get(number, (0, "", 0, None))
+        if heard is None:
+            return
+        told = _told(payload, asked_ns, server_id, client_id)
+        if told is not None:  # else it was another server of the same cluster
+            del self._outstanding[number]
+            self._silent_ns = self._next_ns = 0
+            heard(told)
+
+
+def _told(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> ConnectionStats | None:
+    try:
+        data: dict[str, Any] = load_json(payload)["data"]
+        if data["server_id"] != server_id:
+            return None
+        (found,) = (connection for connection in data["connections"] if connection["cid"] == client_id)
+        pending, delivered = (whole_number(found[name], 0, 1 << 62) for name in ("pending_bytes", "out_msgs"))
+        return ConnectionStats(asked_ns, server_id, client_id, pending, delivered, str(found.get("reason", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+# A thread that reads a socket while the event loop is busy, so that nats-server does not close the connection [A11].
+#
+# The loop reads once per turn. On a busy machine, six fast publishers fill the server's 64 MiB buffer within one turn.
+# The thread only copies bytes.
+
+
+READ_BYTES = 4 * 1024 * 1024
+"""At a time: a busy loop gives the interpreter away once in 5 ms."""
+_SOCKET_LOOK_AGAIN_S = 0.05
+_LITTLE_BYTES = 64 * 1024
+_GATHER_S = 0.001
+"""After a read that brought less than ``_LITTLE_BYTES``: the next one brings more, for one switch."""
+
+
+class SocketThread:
+    """Gives ``take`` what a plain socket brings while ``has_room``; calls ``ended``, and reads no more, when the other side closed it.
+
+    All three are called in the thread. The socket keeps its owner: the thread has a descriptor of its own. Raises OSError or
+    RuntimeError where no descriptor or no thread is to be had.
+    """
+
+    def __init__(
+        self, descriptor: int, take: Callable[[bytes], None], has_room: Callable[[], bool], ended: Callable[[], None]
+    ) -> None:
+        self._socket = socket.socket(fileno=os.dup(descriptor))
+        self._socket.setblocking(False)
+        self._take, self._has_room, self._ended = take, has_room, ended
+        self._room = threading.Event()
+        self._woken, self._wakes = socket.socketpair()
+        self._reading = threading.Lock()
+        self._stopping = False
+        threading.Thread(target=self._run, name="liftpy-ingest-socket", daemon=True).start()
+
+    def room(self) -> None:
+        """Read again: there may be room."""
+        self._room.set()
+
+    def stop(self) -> None:
+        """Stop reading. It may be called twice, and waits for at most one ``recv``."""
+        self._stopping = True
+        self._room.set()
+        with contextlib.suppress(OSError):
+            self._wakes.send(b".")
+        with self._reading:
+            return
+
+    def _run(self) -> None:
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN)
+        ready.register(self._woken, select.POLLIN)
+        try:
+            while not self._stopping:
+                if not self._has_room():
+                    self._room.wait(_SOCKET_LOOK_AGAIN_S)
+                    self._room.clear()
+                    continue
+                ready.poll()
+                size_bytes = self._read()
+                if size_bytes < 0:
+                    return
+                if size_bytes < _LITTLE_BYTES:
+                    time.sleep(_GATHER_S)
+        finally:
+            for end in (self._socket, self._woken, self._wakes):
+                end.close()
+
+    def _read(self) -> int:
+        """Read once. Return the number of bytes, -1 at the end."""
+        with self._reading:
+            if self._stopping:
+                return -1
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return 0
+            except OSError:
+                data = b""
+            if data:
+                self._take(data)
+                return len(data)
+        self._ended()
+        return -1

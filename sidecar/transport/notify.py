@@ -17,8 +17,7 @@ from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
 from liftpy.core.wire.decode_errors import REPLY, refused
 from liftpy.core.wire.envelope import MessageType
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.transport.connection import BusConnection, send_answer

@@ -12,8 +12,7 @@ import nats
 
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.ack_ranges import answered_by
-from liftpy.core.wire.envelope import MAGIC
+from liftpy.core.wire.envelope import MAGIC, answered_by
 from liftpy.errors import ProtocolError
 
 _PATIENCE_S = 30.0

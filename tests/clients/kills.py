@@ -21,8 +21,7 @@ from pathlib import Path
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
 from sidecar.dev.cluster import DevCluster, DevNode
-from sidecar.dev.nats_server import NatsServer
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import NatsServer, free_ports
 from tests.clients.answered import Tap
 from tests.clients.build import MissingError, Program
 from tests.clients.protocol import Answer, Process

@@ -12,8 +12,8 @@ from typing import Any
 
 from liftpy.core.log.epoch_promises import PROMISES_NAME, decode_promises
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, BatchHeader, parse_header

@@ -9,8 +9,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.storage import Storage
+from liftpy.core.log.storage import MemoryStorage, Storage
 from liftpy.errors import StorageError
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import batch, content, fill

@@ -21,10 +21,10 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
@@ -32,8 +32,7 @@ from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.disk.flush_thread import FlushThread
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.partition.figures import NodeCounts

@@ -14,17 +14,19 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.queue import QueueOptions
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base import ids, purge, worker_assignment
+from liftpy.core.groups import commands as groups
 from liftpy.core.groups import lag
-from liftpy.core.groups import limits as groups
 from liftpy.core.log import compaction, recovery
 from liftpy.core.metadata import controller_list, request_limits
 from liftpy.core.metadata.controller import admission, cluster_events, nodes, streams
 from liftpy.core.observe import spans
-from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, published_batch, quota
+from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, message_decoder, quota
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.replication import reads
-from liftpy.core.services import effects, log_timers, machine, outbox, queries, replies, routing, sessions
-from liftpy.core.wire import chunking, filters, inboxes, producer_note
+from liftpy.core.services import effects, machine, outbox, queries, replies, sessions
+from liftpy.core.services import machine as log_timers
+from liftpy.core.services import outbox as routing
+from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader, sink_options
 from sidecar.disk import descriptors
@@ -84,15 +86,15 @@ LIMITS: dict[str, Iterable[str]] = {
     "size of a published message": ["`max_payload`"],
     "size of a record or batch, as stored": [size(chunking.MAX_BATCH_BYTES)],
     "size of a message of one stream": ["none"] if not S.max_message_bytes else ["?"],
-    "headers of a record": [f"{published_batch.MAX_HEADERS:,}"],
-    "size of the headers of a record": [size(published_batch.MAX_HEADER_BYTES)],
+    "headers of a record": [f"{message_decoder.MAX_HEADERS:,}"],
+    "size of the headers of a record": [size(message_decoder.MAX_HEADER_BYTES)],
     "size of a NATS header block": [size(jetstream_headers.MAX_BLOCK_BYTES)],
     "size of a `Nats-Msg-Id`": [f"{dedup_window.MAX_ID_BYTES:,} bytes"],
-    "records of a batch that a producer sends": [f"{published_batch.MAX_BATCH_RECORDS:,}"],
+    "records of a batch that a producer sends": [f"{message_decoder.MAX_BATCH_RECORDS:,}"],
     "records of a batch that a leader makes": [f"{R.batch_max_records:,}"],
     "size of a batch that a leader makes": [size(R.batch_max_bytes)],
     "size of a producer's id": [f"{producer_note.MAX_NAME_BYTES} bytes"],
-    "size of a reply subject": [f"{inboxes.MAX_REPLY_BYTES} bytes"],
+    "size of a reply subject": [f"{subjects.MAX_REPLY_BYTES} bytes"],
     "memory for publishes on a node": [f"{memory_budget.DEFAULT_SHARE:.0%}".replace("%", " %"), size(memory_budget.LEAST_LIMIT_BYTES)],
     "publishes read and not stored, of a node": [size(R.ingest_buffer_bytes)],
     "publishes read and not stored, of a partition": [size(R.ingest_queue_bytes), f"{R.ingest_queue_records:,} records"],

@@ -15,8 +15,7 @@ import numpy as np
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import RecordBatch, parse_batch
-from liftpy.core.wire.batch_filter import kept
-from liftpy.core.wire.filters import MAX_FILTER_BYTES, Filter
+from liftpy.core.wire.filters import MAX_FILTER_BYTES, Filter, kept
 from liftpy.spark.offsets import relative
 from liftpy.spark.options import _FILES, SourceOptions
 from liftpy.spark.range_reader import RowBuilder

@@ -11,22 +11,21 @@ import crc32c
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log import arrow
-from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import body_after
+from liftpy.core.publish.message_decoder import MessageDecoder, body_after
 from liftpy.core.services.sessions import ReplicaView, ServiceSessions, Tell
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, raft_pb2, service_pb2
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, parse_batch, split_batches
 from liftpy.core.wire.batch import seal as seal_batch
 from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.frames import address
 from liftpy.core.wire.headers import parse_headers
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.core.wire.producer_note import Partitioning, PartitioningMethod, ProducerNote, SourcePosition
-from liftpy.core.wire.routing_check import address
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import ProtocolError, StorageError
 from sidecar.quorum import codec as raft_codec
+from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.peer_sessions import TERM_REACH, PeerSessions
-from sidecar.quorum.sealing import seal, unseal
 from tests.fuzz import meanings
 from tests.fuzz.decoder import NAMES, Decoder, mended, messages
 from tests.fuzz.mutate import spoiled
@@ -313,7 +312,7 @@ def decoders() -> list[Decoder]:
             covers=(
                 prefix + "decode_batch_publish",
                 prefix + "_headed",
-                "liftpy.core.publish.published_batch:_parsed",
+                "liftpy.core.publish.message_decoder:_parsed",
                 "liftpy.core.publish.digest:RollingDigest.decode",
             ),
         ),
@@ -369,7 +368,7 @@ def decoders() -> list[Decoder]:
             p,
             lambda f: seal("n1", "n2", f),
             mended,
-            covers=("sidecar.quorum.sealing:unseal", "liftpy.core.wire.envelope:sealed_payload"),
+            covers=("sidecar.quorum.codec:unseal", "liftpy.core.wire.envelope:sealed_payload"),
         ),
         Decoder("raft sessions", _session_frames(), _sessions, covers=("sidecar.quorum.peer_sessions:PeerSessions.receive",)),
         Decoder(

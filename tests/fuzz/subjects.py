@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liftpy.client import Client, Credentials, connect
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.core.wire.permissions import AccessRole, Scope, as_nats_conf, rights_of
-from liftpy.core.wire.subjects import SERVER_CONNECTIONS, Subjects, jetstream_api
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, SERVER_CONNECTIONS, InboxRule, Subjects, jetstream_api
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.parser import StrictConnection

@@ -23,7 +23,7 @@ from liftpy.core.observe.trace_context import parse_traceparent
 from liftpy.core.observe.tracing import traced_in
 from liftpy.core.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from liftpy.core.wire.batch import build_batch, parse_batch
-from liftpy.core.wire.ping import decode_presence, encode_presence
+from liftpy.core.wire.frames import decode_presence, encode_presence
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
@@ -34,7 +34,7 @@ from sidecar.status import answers as page_answers
 from sidecar.status import event_history
 from sidecar.status import site as page_site
 from sidecar.status import status_api as status_desk
-from sidecar.transport import server_pending
+from sidecar.transport import ingest_connection
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of
@@ -260,7 +260,7 @@ def decoders() -> list[Decoder]:
             [b"yes 1764166012345678901", b"yes"],
             decode_presence,
             again=lambda told: b"yes" if told is None else encode_presence(told),
-            covers=("liftpy.core.wire.ping:decode_presence",),
+            covers=("liftpy.core.wire.frames:decode_presence",),
         ),
         Decoder(
             "traceparent",
@@ -327,9 +327,9 @@ def decoders() -> list[Decoder]:
         Decoder(
             "server's word on connections",
             [_TOLD.encode()],
-            lambda d: server_pending._told(d, 1, "S", 7),
+            lambda d: ingest_connection._told(d, 1, "S", 7),
             make=damaged_json,
-            covers=("sidecar.transport.server_pending:_told",),
+            covers=("sidecar.transport.ingest_connection:_told",),
         ),
         Decoder(
             "question of JetStream's read API",

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from liftpy.errors import UnavailableError
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.nats_server import NatsServer
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import NatsServer, free_ports
 from tests.integration import wrong_clock
 from tests.integration.conftest import QUICK, show
 from tests.system.faults.relay import Relay

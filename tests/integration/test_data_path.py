@@ -16,7 +16,7 @@ from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.batch import split_batches
-from liftpy.core.wire.ping import decode_presence
+from liftpy.core.wire.frames import decode_presence
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
 from sidecar.transport.liveness import QUESTION, is_absent

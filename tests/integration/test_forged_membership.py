@@ -12,8 +12,8 @@ import pytest
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.quorum.codec import seal
 from sidecar.quorum.peer_sessions import _FRAME, _HELLO
-from sidecar.quorum.sealing import seal
 from tests.integration.conftest import close_bench, open_bench
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

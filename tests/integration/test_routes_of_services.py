@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.routing import place_of
+from liftpy.core.services.outbox import place_of
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
 from tests.examples.alarms import LIMIT

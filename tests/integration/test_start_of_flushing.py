@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.log.flush_scheduler import PROBES
+from liftpy.core.log.flush import PROBES
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.flush_times import PROBE_NAME
 from sidecar.node import node

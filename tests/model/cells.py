@@ -28,16 +28,14 @@ from liftpy.core.replication.candidate import CandidateRole
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy
 from liftpy.core.replication.fetch_handler import FetchHandler, Waiter, Waiters
 from liftpy.core.replication.follower import FollowerRole
-from liftpy.core.replication.follower_progress import FollowerProgress
 from liftpy.core.replication.inflight_limits import InflightLimits, NodeIntake
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole, Pausing
 from liftpy.core.replication.lease import Lease, Succession
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.phases import Following
 from liftpy.core.replication.replica import FailedRole, Replica, StoppedRole, WaitingRole
 from liftpy.core.replication.role import Backoff, Deadlines, ReplicaContext, ReplicaRole
-from liftpy.core.replication.slow_disk import SlowFlushes
 from liftpy.errors import InvariantError
 from tests.model.search import Broken
 from tests.model.structure import Interned, Names, Structure

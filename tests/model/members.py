@@ -27,12 +27,12 @@ from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.errors import CorruptionError, StorageError
 from sidecar.metadata.member_log import MemberFolder, MemberLog, MemberSurroundings
+from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import tick_once
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import Node, RaftCore, check_library
 from sidecar.quorum.peer_sessions import _FRAME, Peer
 from sidecar.quorum.probation import FolderLineage, Probation
-from sidecar.quorum.sealing import seal, unseal
 from sidecar.quorum.transport import SessionTransport
 from tests.model.memory_disk import Files, Flushed, MemoryDisk, MemoryPath, in_use
 from tests.model.search import Broken

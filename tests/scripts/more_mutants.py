@@ -12,10 +12,9 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.log import compaction_point as horizon
 from liftpy.core.log import recovery
 from liftpy.core.log.compaction_point import CompactionHorizon
-from liftpy.core.log.corruption_reports import Recheck
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import Portion
+from liftpy.core.log.log import Log, Recheck
+from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
 from liftpy.core.metadata.controller import elections, leadership
 from liftpy.core.metadata.election import ElectionTimers
@@ -28,20 +27,17 @@ from liftpy.core.publish.overload import Overload
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import follower, leader, quiescence, reads, replica
-from liftpy.core.replication import high_watermark as commit
+from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import FollowerRole
-from liftpy.core.replication.follower_progress import FollowerProgress
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import FollowerProgress, IsrChange, SlowFlushes
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage, LogOffsets
 from liftpy.core.replication.reads import Reads
 from liftpy.core.replication.replica import FailedRole, WaitingRole
-from liftpy.core.replication.slow_disk import SlowFlushes
 from liftpy.core.wire.chunking import Assembly, Piece
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import CorruptionError, LiftError
 from sidecar.partition import replication
 from sidecar.quorum.journal import GroupJournal

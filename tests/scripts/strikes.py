@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.events import NoticeReceived
 from liftpy.core.wire.batch import parse_header
 from tests.sim.clock import MS, S

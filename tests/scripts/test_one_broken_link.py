@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.replication.node_connections import INGEST
+from liftpy.core.replication.lease import INGEST
 from tests.scripts.stage import Stage
 
 KILLS = ("one report deposes",)

@@ -14,7 +14,7 @@ from itertools import combinations
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
-from liftpy.core.replication.node_connections import INGEST, INGEST_GRACE_NS
+from liftpy.core.replication.lease import INGEST, INGEST_GRACE_NS
 from tests.sim.clock import MS, S
 from tests.sim.cluster import Cluster
 from tests.sim.network import SILENT_NS

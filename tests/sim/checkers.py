@@ -24,7 +24,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.sessions import heartbeat_every_s
 from liftpy.core.publish.message_decoder import RawMessage
-from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.phases import Leading, RoleName

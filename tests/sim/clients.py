@@ -21,8 +21,8 @@ from liftpy.core.base.invariants import check
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.ack_ranges import answered_by, counted
 from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.envelope import answered_by, counted
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
 from tests.sim.clock import MS, S

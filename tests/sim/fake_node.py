@@ -22,16 +22,15 @@ from nats.aio.client import Client as NatsConnection
 from nats.aio.msg import Msg
 
 from liftpy.core.base.ids import NO_OFFSET
-from liftpy.core.log.file_ranges import spans_of
 from liftpy.core.log.log import Log
+from liftpy.core.log.range_reads import spans_of
 from liftpy.core.metadata.codec import image_from_pb
 from liftpy.core.metadata.describe import describer
 from liftpy.core.replication.reads import filter_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, cluster_pb2
 from liftpy.core.wire.batch import BatchHeader, parse_batch
-from liftpy.core.wire.batch_filter import kept, narrow
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import Filter, kept, narrow
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.transport import open_connection
 

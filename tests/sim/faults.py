@@ -16,7 +16,7 @@ from functools import partial
 
 from liftpy.config import AckPolicy
 from liftpy.core.replication.events import NoticeReceived
-from liftpy.core.replication.node_connections import INGEST, REPLICATION
+from liftpy.core.replication.lease import INGEST, REPLICATION
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.sim import operations, pausing

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from liftpy.core.replication.node_connections import INGEST, REPLICATION
+from liftpy.core.replication.lease import INGEST, REPLICATION
 from tests.sim.clock import MS, Clock, S
 
 Reply = Callable[[Any], None]

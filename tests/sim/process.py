@@ -26,12 +26,12 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
 from liftpy.core.metadata.sessions import heartbeat_every_s
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.node_connections import INGEST, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, REPLICATION, DataPath
 from liftpy.core.replication.quiescence import Ended, QuietFetches, WaitQuestion
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError, NoSpaceError

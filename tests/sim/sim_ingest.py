@@ -18,17 +18,15 @@ from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.memory_budget import PartitionRoom
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.ports import Refuser, Sink, is_refused_unread
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import Block, NodeHeard, StandbyBuffer
-from liftpy.core.publish.standby_replay import FailoverBacklog, SortingRules
+from liftpy.core.publish.standby import Block, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
 from liftpy.core.publish.state_file import state_owner
 from liftpy.core.publish.state_transfer import StateGiver, StateTaker
 from liftpy.core.publish.state_writer import Pace, StateWriter, restore_state
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.wire.ack_ranges import answered_by
 from liftpy.core.wire.batch import RecordBatch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.envelope import answered_by
+from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError, StorageError
 from tests.sim.messages import DELETED_TO, Ack, AckFrame, Publish
 from tests.sim.network import Reply

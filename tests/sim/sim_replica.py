@@ -23,12 +23,12 @@ from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrubbed
 from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of

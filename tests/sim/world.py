@@ -16,10 +16,10 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller.request_batcher import Answer
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.publish.message_decoder import RawMessage
-from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle

@@ -23,8 +23,7 @@ from liftpy.core.base.partition import Purge
 from liftpy.core.publish.producer_state import Producers, distance
 from liftpy.core.publish.state_file import State, decode_state, state_owner
 from liftpy.core.wire.batch import RecordBatch, build_filler, build_remains, parse_batch, reach, split_batches
-from liftpy.core.wire.batch_filter import kept
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import Filter, kept
 from liftpy.errors import CorruptionError
 
 PIECE_BYTES = 64 * 1024 * 1024

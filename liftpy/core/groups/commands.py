@@ -13,7 +13,6 @@ import crc32c
 from google.protobuf.message import DecodeError, Message
 
 from liftpy.core.base.ids import is_name, shown
-from liftpy.core.groups import limits
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import ProtocolError
 
@@ -45,19 +44,18 @@ def encode_command(command: pb.GroupCommand) -> bytes:
     """Encode a command. Raise GroupCommandError if the coordinator would reject it as malformed."""
     check_command(command)
     data = command.SerializeToString(deterministic=True)
-    if len(data) > limits.MAX_COMMAND_BYTES:
+    if len(data) > MAX_COMMAND_BYTES:
         raise GroupCommandError(
-            f"The group command has {len(data)} bytes, at most {limits.MAX_COMMAND_BYTES} are allowed. Commit "
-            "fewer positions at once."
+            f"The group command has {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed. Commit fewer positions at once."
         )
     return data
 
 
 def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
     """Decode and validate a command. Raises only GroupCommandError."""
-    if len(data) > limits.MAX_COMMAND_BYTES:
+    if len(data) > MAX_COMMAND_BYTES:
         raise GroupCommandError(
-            f"The group command has {len(data)} bytes, at most {limits.MAX_COMMAND_BYTES} are allowed. Send less at once."
+            f"The group command has {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed. Send less at once."
         )
     command = _parsed(data, pb.GroupCommand)
     check_command(command)
@@ -74,7 +72,7 @@ def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
     query = _parsed(data, pb.GroupQuery)
     for name in filter(None, (query.group, query.after)):
         _name(name, "group")
-    _within("limit", query.limit, 0, limits.MAX_LIST)
+    _within("limit", query.limit, 0, MAX_LIST)
     return query
 
 
@@ -121,10 +119,10 @@ def _parsed(data: bytes | memoryview, expected: type[M]) -> M:
 def _join(join: pb.JoinGroup) -> None:
     _name(join.member, "member")
     _optional_name(join.instance, "instance")
-    if len(join.client) > limits.MAX_CLIENT_LENGTH or not join.client.isprintable():
-        raise GroupCommandError(f"Invalid client name. Use at most {limits.MAX_CLIENT_LENGTH} printable characters.")
+    if len(join.client) > MAX_CLIENT_LENGTH or not join.client.isprintable():
+        raise GroupCommandError(f"Invalid client name. Use at most {MAX_CLIENT_LENGTH} printable characters.")
     if join.sessionMs:
-        _within("sessionMs", join.sessionMs, limits.MIN_SESSION_MS, limits.MAX_SESSION_MS)
+        _within("sessionMs", join.sessionMs, MIN_SESSION_MS, MAX_SESSION_MS)
     _streams(join.streams)
 
 
@@ -152,13 +150,12 @@ def _streams(streams: Iterable[pb.KnownStream]) -> None:
     for stream in streams:
         _name(stream.name, "stream")
         _name(stream.uid, "uid")
-        _within("partitions", stream.partitions, 1, limits.MAX_PARTITIONS)
+        _within("partitions", stream.partitions, 1, MAX_PARTITIONS)
         _once(names, (stream.name, "", 0), "streams")
         total += stream.partitions
-    if len(names) > limits.MAX_STREAMS or total > limits.MAX_PARTITIONS:
+    if len(names) > MAX_STREAMS or total > MAX_PARTITIONS:
         raise GroupCommandError(
-            f"A group member can read at most {limits.MAX_STREAMS} streams with {limits.MAX_PARTITIONS} "
-            "partitions. Use several groups."
+            f"A group member can read at most {MAX_STREAMS} streams with {MAX_PARTITIONS} partitions. Use several groups."
         )
 
 
@@ -169,32 +166,29 @@ def _positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
         _name(at.uid, "uid")
         _within("position", at.position, lowest, _MAX_INT)
         _within("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
-        _within("partition", at.partition, 0, limits.MAX_PARTITIONS - 1)
+        _within("partition", at.partition, 0, MAX_PARTITIONS - 1)
         _once(seen, (at.stream, at.uid, at.partition), "positions")
-    if not 0 < len(seen) <= limits.MAX_POSITIONS:
+    if not 0 < len(seen) <= MAX_POSITIONS:
         raise GroupCommandError(
-            f"A commit or a reset must have 1 to {limits.MAX_POSITIONS} positions, not {len(seen)}. Divide it "
-            "into several requests."
+            f"A commit or a reset must have 1 to {MAX_POSITIONS} positions, not {len(seen)}. Divide it into several requests."
         )
 
 
 def _settle(settle: pb.SettleRecords) -> None:
     _name(settle.member, "member")
-    _within("settlements", len(settle.settlements), 1, limits.MAX_SETTLEMENTS)
+    _within("settlements", len(settle.settlements), 1, MAX_SETTLEMENTS)
     count = 0
     for part in settle.settlements:
         _name(part.stream, "stream")
         _name(part.uid, "uid")
-        _within("partition", part.partition, 0, limits.MAX_PARTITIONS - 1)
-        _within("delayMs", part.delayMs, 0, limits.MAX_DELAY_MS)
+        _within("partition", part.partition, 0, MAX_PARTITIONS - 1)
+        _within("delayMs", part.delayMs, 0, MAX_DELAY_MS)
         _within("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
-        if len(part.reason.encode()) > limits.MAX_REASON_BYTES:
-            raise GroupCommandError(f"The reason is too long. Use at most {limits.MAX_REASON_BYTES} bytes.")
+        if len(part.reason.encode()) > MAX_REASON_BYTES:
+            raise GroupCommandError(f"The reason is too long. Use at most {MAX_REASON_BYTES} bytes.")
         count += len(part.ranges)
-        if count > limits.MAX_RANGES:
-            raise GroupCommandError(
-                f"A request can settle at most {limits.MAX_RANGES} ranges. Divide it into several requests."
-            )
+        if count > MAX_RANGES:
+            raise GroupCommandError(f"A request can settle at most {MAX_RANGES} ranges. Divide it into several requests.")
         behind = 0
         for piece in part.ranges:
             if not behind <= piece.start < piece.end:
@@ -208,21 +202,21 @@ def _take(take: pb.TakeRecords) -> None:
     _name(take.member, "member")
     _name(take.stream, "stream")
     _name(take.uid, "uid")
-    _within("partition", take.partition, 0, limits.MAX_PARTITIONS - 1)
-    _within("maxRecords", take.maxRecords, 1, limits.MAX_TAKE)
+    _within("partition", take.partition, 0, MAX_PARTITIONS - 1)
+    _within("maxRecords", take.maxRecords, 1, MAX_TAKE)
     _within("begin", take.begin, 0, _MAX_INT)
     _within("logStart", take.logStart, 0, _MAX_INT)
     _within("logEnd", take.logEnd, 0, _MAX_INT)
     _within("keysFrom", take.keysFrom, 0, _MAX_INT)
-    _within("keys", len(take.keys), 0, limits.MAX_KEYS)
-    _within("partitions", take.partitions, 0, limits.MAX_PARTITIONS)
+    _within("keys", len(take.keys), 0, MAX_KEYS)
+    _within("partitions", take.partitions, 0, MAX_PARTITIONS)
     if take.keys and not take.ordered:
         raise GroupCommandError("Invalid group command: keys need ordered. Check the version of the client.")
     for name, value, low, high in (
-        ("ackWaitMs", take.ackWaitMs, limits.MIN_ACK_WAIT_MS, limits.MAX_ACK_WAIT_MS),
-        ("maxDeliveries", take.maxDeliveries, 1, limits.MAX_MAX_DELIVERIES),
-        ("maxAckPending", take.maxAckPending, 1, limits.MAX_MAX_PENDING),
-        ("maxMemberPending", take.maxMemberPending, 1, limits.MAX_MAX_PENDING),
+        ("ackWaitMs", take.ackWaitMs, MIN_ACK_WAIT_MS, MAX_ACK_WAIT_MS),
+        ("maxDeliveries", take.maxDeliveries, 1, MAX_MAX_DELIVERIES),
+        ("maxAckPending", take.maxAckPending, 1, MAX_MAX_PENDING),
+        ("maxMemberPending", take.maxMemberPending, 1, MAX_MAX_PENDING),
     ):
         if value:
             _within(name, value, low, high)
@@ -232,8 +226,8 @@ def _once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str)
     if key in seen:
         raise GroupCommandError(f"{what} names {key[0]}/{key[2]} twice. Name each partition once.")
     seen.add(key)
-    if len(seen) > limits.MAX_PARTITIONS:
-        raise GroupCommandError(f"{what} names more than {limits.MAX_PARTITIONS} partitions. Use several groups.")
+    if len(seen) > MAX_PARTITIONS:
+        raise GroupCommandError(f"{what} names more than {MAX_PARTITIONS} partitions. Use several groups.")
 
 
 def _name(name: str, what: str) -> None:
@@ -249,3 +243,77 @@ def _optional_name(name: str, what: str) -> None:
 def _within(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise GroupCommandError(f"{name} = {value} is outside {low}..{high}. Choose a value in this range.")
+
+
+# Limits of groups and queues: commands, groups, and the state of the coordinator. Times are ns or ms, as named.
+
+
+NS_PER_MS = 1_000_000
+
+MAX_COMMAND_BYTES = 512 * 1024
+MAX_STREAMS = 64
+"""That one member reads."""
+MAX_PARTITIONS = 4_000
+"""Of all streams of one group."""
+MAX_POSITIONS = 1_000
+"""In one command."""
+MAX_RANGES = 10_000
+"""In one settlement."""
+MAX_SETTLEMENTS = 64
+MAX_TAKE = 10_000
+"""Records of one take."""
+MAX_GRANTED_RANGES = 500
+"""Of one take: an answer fits into one message."""
+MAX_LOST_RANGES = 1_000
+"""That one answer names."""
+MAX_CLIENT_LENGTH = 128
+MAX_REASON_BYTES = 200
+MAX_LIST = 1000
+MAX_HOLDERS = 50
+"""Workers of one queue that an operator is shown."""
+
+MAX_GROUPS = 10_000
+"""Of one coordinator, which has one partition of the stream of groups."""
+MAX_MEMBERS = 1000
+"""Of one group."""
+MAX_SUBSCRIPTIONS = 16_000
+"""Streams of all members of one group: each change of a member divides all of them anew."""
+MAX_QUEUES = 1000
+"""Partitions of which one group has a queue."""
+MAX_QUEUE_RANGES = 20_000
+"""In which the state of one queue is kept: beyond it nothing new is given, until what is out or returned has been settled."""
+MAX_KEYS = 10_000
+"""Of new records, that one take tells."""
+MAX_HELD = 10_000
+"""Records of one queue that wait for an earlier one of their key: beyond them nothing new is given, until some are free."""
+MAX_STATE_BYTES = 64 * 1024 * 1024
+"""Of the coordinator's state, as estimated by ``machine``: beyond it nothing new is taken in."""
+
+SESSION_MS = 10_000
+MIN_SESSION_MS = 3_000
+MAX_SESSION_MS = 3_600_000
+MAX_HEARTBEAT_MS = 1_000
+FEW_MEMBERS = 32
+QUICK_HEARTBEAT_MS = 500
+"""Of a group of so few members: what is to move is heard of sooner, and there are not many commands all the same."""
+WAITING_HEARTBEAT_MS = 200
+"""Of a member that waits for others to give something up."""
+FENCE_MS = 2_000
+"""A session ends for the coordinator so long after it has ended for the member: clocks of leaders are set, and are not in step."""
+MAX_CLOCK_STEP_MS = 1_000
+"""Between two records at most so much time has passed: when the coordinator was away, nobody could be heard."""
+
+ACK_WAIT_MS = 30_000
+MIN_ACK_WAIT_MS = 100
+MAX_ACK_WAIT_MS = 12 * 3_600_000
+MAX_DELAY_MS = 24 * 3_600_000
+MAX_DELIVERIES = 5
+MAX_MAX_DELIVERIES = 1_000_000
+MAX_ACK_PENDING = 20_000
+MAX_MEMBER_PENDING = 10_000
+MAX_MAX_PENDING = 100_000
+
+
+def heartbeat_ms(session_ms: int) -> int:
+    """Return the heartbeat interval of a member: at most a sixth of the session and ``MAX_CLOCK_STEP_MS``."""
+    return min(MAX_HEARTBEAT_MS, session_ms // 6)

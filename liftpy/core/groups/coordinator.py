@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from liftpy.config import NS_PER_S
-from liftpy.core.groups import limits
-from liftpy.core.groups.commands import GroupCommandError, decode_query
-from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.groups import commands
+from liftpy.core.groups.commands import NS_PER_MS, GroupCommandError, decode_query
 from liftpy.core.groups.machine import GroupMachine, GroupRecord
 from liftpy.core.services.service import Service
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError
 
-_MAX_PIECES = 2 * limits.MAX_QUEUE_RANGES
+_MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
 """That one question looks at, to find who has what is out."""
 
 
@@ -41,7 +40,7 @@ def answered(machine: GroupMachine, query: bytes) -> bytes:
 
 def _list(machine: GroupMachine, asked: pb.GroupQuery) -> pb.GroupQueryAnswer:
     names = sorted(name for name in machine.groups if name > asked.after)
-    limit = asked.limit or limits.MAX_LIST
+    limit = asked.limit or commands.MAX_LIST
     shown = (_summary(name, machine.groups[name]) for name in names[:limit])
     return pb.GroupQueryAnswer(groups=shown, more=len(names) > limit)
 

@@ -18,13 +18,11 @@ A member with a static identity takes over what the member had that joined with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.groups import limits
-from liftpy.core.groups.assignment import Place, assign
-from liftpy.core.groups.commands import uid_order
-from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.groups import commands
+from liftpy.core.groups.commands import NS_PER_MS, uid_order
 from liftpy.core.wire._pb import group_pb2 as pb
 
 _NEVER = 1 << 62
@@ -63,7 +61,7 @@ class GroupMember:
     @property
     def end_ns(self) -> int:
         """Time at which the coordinator reassigns its partitions without another heartbeat."""
-        return self.heard_ns + self.session_ns + limits.FENCE_MS * NS_PER_MS
+        return self.heard_ns + self.session_ns + commands.FENCE_MS * NS_PER_MS
 
 
 @dataclass(slots=True)
@@ -115,7 +113,7 @@ class ConsumerGroup:
         elif not member.is_news(number):
             return
         member.number, member.heard_ns = number, now_ns
-        member.session_ns = (join.sessionMs or limits.SESSION_MS) * NS_PER_MS
+        member.session_ns = (join.sessionMs or commands.SESSION_MS) * NS_PER_MS
         self.next_end_ns = min(self.next_end_ns, member.end_ns)
         self._reads(member, join.streams, is_new=is_new)
 
@@ -165,16 +163,16 @@ class ConsumerGroup:
         """Return why member ``name`` of this static identity can't read ``streams``; empty: it can."""
         former = self._by_instance(instance)
         others = (m for m in self.members.values() if m.name != name and m is not former)
-        if len(streams) + sum(len(member.streams) for member in others) > limits.MAX_SUBSCRIPTIONS:
+        if len(streams) + sum(len(member.streams) for member in others) > commands.MAX_SUBSCRIPTIONS:
             return (
-                f"the members of one group subscribe to at most {limits.MAX_SUBSCRIPTIONS} streams, "
+                f"the members of one group subscribe to at most {commands.MAX_SUBSCRIPTIONS} streams, "
                 "each counted once for every member: use several groups"
             )
         counts = {name: known.partitions for name, known in self.streams.items()}
         for stream in streams:
             counts[stream.name] = max(counts.get(stream.name, 0), stream.partitions)
-        if sum(counts.values()) > limits.MAX_PARTITIONS or len(counts) > limits.MAX_PARTITIONS:
-            return f"the members of one group read at most {limits.MAX_PARTITIONS} partitions in all: use several groups"
+        if sum(counts.values()) > commands.MAX_PARTITIONS or len(counts) > commands.MAX_PARTITIONS:
+            return f"the members of one group read at most {commands.MAX_PARTITIONS} partitions in all: use several groups"
         return ""
 
     def _by_instance(self, instance: str) -> GroupMember | None:
@@ -353,12 +351,12 @@ class ConsumerGroup:
                 part.positions.extend(position for position, _ in at)
                 part.leaderEpochs.extend(epoch for _, epoch in at)
         session_ms = member.session_ns // NS_PER_MS
-        beat_ms = limits.heartbeat_ms(session_ms)
-        if len(self.members) <= limits.FEW_MEMBERS:
-            beat_ms = min(beat_ms, limits.QUICK_HEARTBEAT_MS)
+        beat_ms = commands.heartbeat_ms(session_ms)
+        if len(self.members) <= commands.FEW_MEMBERS:
+            beat_ms = min(beat_ms, commands.QUICK_HEARTBEAT_MS)
         answer.sessionMs, answer.session = session_ms, member.session
         answer.settled = self.settled
-        answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, limits.WAITING_HEARTBEAT_MS)
+        answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, commands.WAITING_HEARTBEAT_MS)
 
     def granted(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
         """Return the ``places`` of member ``name`` by stream, in order."""
@@ -375,3 +373,100 @@ class ConsumerGroup:
     def all_positions(self) -> list[pb.GroupPosition]:
         """Return all committed positions, in order."""
         return [self._position(place) for place in sorted(self.positions)]
+
+
+# Assigns partitions to members: balanced, with as few moves as possible.
+#
+# Of each stream every reader gets as many partitions as any other, or one more or less. What a member has, it keeps up to that
+# share. Who gets the one more: first whoever has it already, then whoever reads less in all; at last ones more go from those
+# that read more in all to those that read less by two and more, so that many streams of one partition are spread as well.
+#
+# Worked example: 4 partitions, a reads all, b comes: a keeps 0 and 1, b gets 2 and 3. c comes: shares are 2, 1, 1: a keeps 0
+# and 1, b keeps 2, c gets 3. a goes: b keeps 2, c keeps 3, 0 goes to b and 1 to c.
+
+
+Place = tuple[str, int]
+"""(stream, partition)"""
+_MAX_PASSES = 8
+
+
+def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held: Mapping[Place, str]) -> dict[Place, str]:
+    """(stream, partition) -> member, for all partitions of all streams that have readers.
+
+    ``counts``: partitions of each stream. ``readers``: of each stream, in an order that is the same everywhere (of their joining).
+    ``held``: what was assigned before, also to members that are gone.
+    """
+    load: dict[str, int] = {}
+    shares: dict[str, dict[str, int]] = {}
+    have: dict[str, dict[str, list[int]]] = {}
+    for stream in sorted(readers):
+        if not readers[stream]:
+            continue
+        have[stream] = _held(stream, counts[stream], readers[stream], held)
+        floor, extra = divmod(counts[stream], len(readers[stream]))
+        shares[stream] = _shares(readers[stream], have[stream], load, floor, extra)
+        for name, count in shares[stream].items():
+            load[name] = load.get(name, 0) + count
+    _even_out(counts, shares, load)
+    target: dict[Place, str] = {}
+    for stream, share in shares.items():
+        kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}
+        taken = {partition for partitions in kept.values() for partition in partitions}
+        free = iter([partition for partition in range(counts[stream]) if partition not in taken])
+        for name, partitions in kept.items():
+            mine = partitions + [next(free) for _ in range(share[name] - len(partitions))]
+            target.update({(stream, partition): name for partition in mine})
+    return target
+
+
+def _shares(
+    readers: Sequence[str], have: Mapping[str, Sequence[int]], load: Mapping[str, int], floor: int, extra: int
+) -> dict[str, int]:
+    """Return how many partitions of one stream each reader gets. Readers that get one more come first."""
+    if not extra:
+        return dict.fromkeys(readers, floor)
+    richer = [name for name in readers if name in have and len(have[name]) > floor]
+    rest = sorted(readers, key=lambda name: load.get(name, 0)) if load else list(readers)
+    if richer:
+        has_more = set(richer)
+        rest = [name for name in rest if name in has_more] + [name for name in rest if name not in has_more]
+    shares = dict.fromkeys(rest, floor)
+    shares.update(dict.fromkeys(rest[:extra], floor + 1))
+    return shares
+
+
+def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
+    """Partitions that each reader had before; a reader without any is left out."""
+    have: dict[str, list[int]] = {}
+    names = set(readers)
+    for partition in range(count):
+        holder = held.get((stream, partition))
+        if holder in names:
+            have.setdefault(holder, []).append(partition)
+    return have
+
+
+def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load: dict[str, int]) -> None:
+    """Move extra partitions to readers of the same stream whose load is lower by at least two."""
+    for _ in range(_MAX_PASSES):
+        moved = False
+        for stream, share in shares.items():
+            floor, extra = divmod(counts[stream], len(share))
+            if not extra or not _is_uneven(share, load, floor):
+                continue
+            rich = sorted((name for name in share if share[name] > floor), key=lambda name: -load[name])
+            poor = sorted((name for name in share if share[name] == floor), key=lambda name: load[name])
+            for giver, taker in zip(rich, poor, strict=False):
+                if load[giver] < load[taker] + 2:
+                    break
+                share[giver], share[taker] = share[giver] - 1, share[taker] + 1
+                load[giver], load[taker] = load[giver] - 1, load[taker] + 1
+                moved = True
+        if not moved:
+            return
+
+
+def _is_uneven(share: Mapping[str, int], load: Mapping[str, int], floor: int) -> bool:
+    """Whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
+    most = max(load[name] for name, count in share.items() if count > floor)
+    return most >= 2 + min(load[name] for name, count in share.items() if count == floor)

@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from liftpy.core.groups import limits
-from liftpy.core.groups.assignment import Place
-from liftpy.core.groups.commands import GroupCommandError, decode_command, uid_order
-from liftpy.core.groups.group import ConsumerGroup, GroupMember
-from liftpy.core.groups.limits import MAX_CLOCK_STEP_MS, NS_PER_MS
+from liftpy.core.groups import commands
+from liftpy.core.groups.commands import MAX_CLOCK_STEP_MS, NS_PER_MS, GroupCommandError, decode_command, uid_order
+from liftpy.core.groups.group import ConsumerGroup, GroupMember, Place
 from liftpy.core.groups.queue import WorkQueue
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import CorruptionError
@@ -150,8 +148,8 @@ class GroupMachine:
                 answer.code = pb.GROUP_UNKNOWN_MEMBER if missing else pb.GROUP_NOT_FOUND
                 answer.detail = f"there is no group {command.group!r}"
                 return
-            if len(self.groups) >= limits.MAX_GROUPS:
-                _full(answer, f"{limits.MAX_GROUPS} groups: delete some, or use other names for their partitions")
+            if len(self.groups) >= commands.MAX_GROUPS:
+                _full(answer, f"{commands.MAX_GROUPS} groups: delete some, or use other names for their partitions")
                 return
             group = self.groups[command.group] = GroupRecord(ConsumerGroup(self._generations))
         now_ns = self.clock.now_ns
@@ -193,10 +191,10 @@ class GroupMachine:
     def _has_room(self, group: GroupRecord, positions: Iterable[pb.GroupPosition], answer: pb.GroupAnswer) -> bool:
         held = group.readers.positions
         new = sum((at.stream, at.partition) not in held for at in positions)
-        if new and (len(held) + new > limits.MAX_PARTITIONS or self._size_bytes >= limits.MAX_STATE_BYTES):
+        if new and (len(held) + new > commands.MAX_PARTITIONS or self._size_bytes >= commands.MAX_STATE_BYTES):
             _full(
                 answer,
-                f"positions of {limits.MAX_PARTITIONS} partitions in a group, {limits.MAX_STATE_BYTES} bytes of all groups",
+                f"positions of {commands.MAX_PARTITIONS} partitions in a group, {commands.MAX_STATE_BYTES} bytes of all groups",
             )
             return False
         return True
@@ -211,9 +209,9 @@ class GroupMachine:
     def _join(self, group: GroupRecord, join: pb.JoinGroup, answer: pb.GroupAnswer) -> None:
         readers = group.readers
         if join.member not in readers.members and (
-            len(readers.members) >= limits.MAX_MEMBERS or self._size_bytes >= limits.MAX_STATE_BYTES
+            len(readers.members) >= commands.MAX_MEMBERS or self._size_bytes >= commands.MAX_STATE_BYTES
         ):
-            _full(answer, f"{limits.MAX_MEMBERS} members of a group, {limits.MAX_STATE_BYTES} bytes of all groups")
+            _full(answer, f"{commands.MAX_MEMBERS} members of a group, {commands.MAX_STATE_BYTES} bytes of all groups")
             return
         if reason := readers.room_for(join.streams, join.member, join.instance):
             _full(answer, reason)
@@ -233,7 +231,7 @@ class GroupMachine:
                 f"its records are given {'in order of keys' if queue.ordered else 'in any order'}: all workers are to say so"
             )
             return
-        may_grow = self._size_bytes < limits.MAX_STATE_BYTES
+        may_grow = self._size_bytes < commands.MAX_STATE_BYTES
         answer.granted.extend(queue.take(take, now_ns, may_grow=may_grow))
         answer.waitMs = queue.wait_ns // NS_PER_MS
         answer.takenBelow = queue.frontier if queue.ordered else 0
@@ -242,7 +240,7 @@ class GroupMachine:
         ready_ns = queue.next_ready_ns()
         answer.nextReadyMs = -1 if ready_ns is None else max(0, -(-(ready_ns - now_ns) // NS_PER_MS))
         if not may_grow or queue.is_full:
-            _full(answer, f"{limits.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
+            _full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
         """Return the queue of a take, created if needed. None: ``answer`` says why it is not possible."""
@@ -253,8 +251,10 @@ class GroupMachine:
         if queue is not None and uid_order(take.uid) < uid_order(queue.uid):
             answer.code, answer.detail = pb.GROUP_STALE, "the stream was made again since: look it up"
             return None
-        if queue is None and (len(group.queues) >= limits.MAX_QUEUES or self._size_bytes >= limits.MAX_STATE_BYTES):
-            _full(answer, f"{limits.MAX_QUEUES} partitions of queues in a group, {limits.MAX_STATE_BYTES} bytes of all groups")
+        if queue is None and (len(group.queues) >= commands.MAX_QUEUES or self._size_bytes >= commands.MAX_STATE_BYTES):
+            _full(
+                answer, f"{commands.MAX_QUEUES} partitions of queues in a group, {commands.MAX_STATE_BYTES} bytes of all groups"
+            )
             return None
         first = _first_partitions(group, take)
         is_later = first is not None and take.partition >= first
@@ -360,7 +360,7 @@ def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupA
 
 
 def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: pb.GroupAnswer) -> None:
-    most = limits.MAX_LOST_RANGES + 1
+    most = commands.MAX_LOST_RANGES + 1
     lost: list[tuple[str, int, int, int]] = []
     for part in settle.settlements:
         queue = group.queues.get((part.stream, part.partition))
@@ -370,10 +370,10 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
             pieces = queue.settle(part, settle.member, now_ns, most - len(lost))
         lost += [(part.stream, part.partition, start, end) for start, end in pieces[: most - len(lost)]]
     if lost:
-        shown = lost[: limits.MAX_LOST_RANGES]
+        shown = lost[: commands.MAX_LOST_RANGES]
         answer.lost.extend(pb.LostRange(stream=s, partition=p, start=start, end=end) for s, p, start, end in shown)
         answer.code = pb.GROUP_STALE
-        count = str(len(lost)) if len(lost) < most else f"more than {limits.MAX_LOST_RANGES}"
+        count = str(len(lost)) if len(lost) < most else f"more than {commands.MAX_LOST_RANGES}"
         answer.detail = f"{count} ranges are not the member's any more"
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.groups import limits
-from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.groups import commands
+from liftpy.core.groups.commands import NS_PER_MS
 from liftpy.core.wire._pb import group_pb2 as pb
 
 _RETRY_NS = 1_000 * NS_PER_MS
@@ -90,7 +90,7 @@ class MemberMachine:
         *,
         instance: str = "",
         client: str = "",
-        session_ms: int = limits.SESSION_MS,
+        session_ms: int = commands.SESSION_MS,
     ) -> None:
         self.group = group
         self.member = new_id()
@@ -165,7 +165,7 @@ class MemberMachine:
         self._sent_ns[self._number] = now_ns
         if len(self._sent_ns) > _MAX_UNANSWERED:
             del self._sent_ns[min(self._sent_ns)]
-        self._due_ns = now_ns + min(_RETRY_NS, limits.heartbeat_ms(self._session_ms) * NS_PER_MS)
+        self._due_ns = now_ns + min(_RETRY_NS, commands.heartbeat_ms(self._session_ms) * NS_PER_MS)
         if self.stage is MemberStage.JOINING:
             join = pb.JoinGroup(
                 member=self.member,

@@ -14,7 +14,7 @@ what is not OUT by that lease any more is refused. A lease that runs out, or is 
 the dead letters and acknowledges it then.
 
 An *ordered* queue gives the records of a key one after the other [Q7]: whoever takes tells the keys of new records, and a record with a
-key is a piece of its own until it is done. Those that wait for an earlier one of their key (``liftpy.core.groups.key_order``) are BACK
+key is a piece of its own until it is done. Those that wait for an earlier one of their key (``liftpy.core.groups.queue``) are BACK
 without being due: the frontier passes over them, so that they hold up nobody else.
 
 Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acknowledges 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
@@ -26,14 +26,69 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from hashlib import blake2b
 
-from liftpy.core.groups import limits
-from liftpy.core.groups.key_order import NO_KEY, KeyOrder
-from liftpy.core.groups.limits import NS_PER_MS
+from liftpy.core.groups import commands
+from liftpy.core.groups.commands import NS_PER_MS
 from liftpy.core.wire._pb import group_pb2 as pb
+
+# Decides which records of a work queue wait for an earlier record with the same key.
+#
+# Goal: of the records of one key at most one is out, and they are done in order of offsets [Q7]; what has no key waits for
+# nobody. Constraint: the coordinator sees no records: whoever takes says the keys, as digests of 8 bytes. Two keys of one
+# digest wait for each other, which harms nobody.
+#
+# Algorithm: each key has a line of the offsets that were seen and are not done, ascending. Its first may be given; the others
+# are *held*. What is done leaves the line, and the next one is free.
+
+
+NO_KEY = 0
+
+
+def key_digest(key: bytes | None) -> int:
+    """Return the digest of ``key`` in commands and state. ``NO_KEY`` without a key or with an empty one."""
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") or 1 if key else NO_KEY
+
+
+class KeyOrder:
+    """Waiting lines of one queue, one per key. Offsets arrive in ascending order."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, deque[int]] = {}
+        self.count = 0
+        """Offsets in all lines."""
+
+    @property
+    def held_count(self) -> int:
+        """Number of records that wait for another one."""
+        return self.count - len(self._lines)
+
+    def add(self, key: int, offset: int) -> bool:
+        """Add the record at ``offset`` with ``key``. Return whether it can be delivered now."""
+        line = self._lines.setdefault(key, deque())
+        line.append(offset)
+        self.count += 1
+        return len(line) == 1
+
+    def holds(self, key: int, offset: int) -> bool:
+        """Whether ``offset`` has to wait."""
+        return key != NO_KEY and self._lines[key][0] != offset
+
+    def remove(self, key: int, offset: int) -> int | None:
+        """``offset`` is done, or the log does not have it any more. Returns the offset that is free by that, None: none is."""
+        line = self._lines[key]
+        was_first = line[0] == offset
+        line.remove(offset)
+        self.count -= 1
+        if not line:
+            del self._lines[key]
+            return None
+        return line[0] if was_first else None
+
 
 PIECE_BYTES = 60
 """What one piece takes in the state, about."""
@@ -102,8 +157,8 @@ class WorkQueue:
         """How many partitions the stream had when the group met it; 0: it was made again since; None: not known."""
         self.leases = 0
         """Given so far."""
-        self.max_deliveries = limits.MAX_DELIVERIES
-        self.wait_ns = limits.ACK_WAIT_MS * NS_PER_MS
+        self.max_deliveries = commands.MAX_DELIVERIES
+        self.wait_ns = commands.ACK_WAIT_MS * NS_PER_MS
         """As the newest take says."""
         self._pieces: list[QueuePiece] = []
         self._starts: list[int] = []
@@ -189,7 +244,7 @@ class WorkQueue:
     @property
     def is_full(self) -> bool:
         """Whether the state is too large for new deliveries."""
-        return len(self._pieces) >= limits.MAX_QUEUE_RANGES
+        return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
         """Lease up to ``maxRecords`` to a member, in order of offsets: redelivered records first, then new ones below
@@ -197,18 +252,18 @@ class WorkQueue:
 
         Both bounds on what is out are kept [Q5]. ``may_grow``: whether new records may be given; returned ones always may.
         """
-        self.max_deliveries = take.maxDeliveries or limits.MAX_DELIVERIES
-        self.wait_ns = (take.ackWaitMs or limits.ACK_WAIT_MS) * NS_PER_MS
+        self.max_deliveries = take.maxDeliveries or commands.MAX_DELIVERIES
+        self.wait_ns = (take.ackWaitMs or commands.ACK_WAIT_MS) * NS_PER_MS
         room = min(
             take.maxRecords,
-            (take.maxAckPending or limits.MAX_ACK_PENDING) - self.out_count,
-            (take.maxMemberPending or limits.MAX_MEMBER_PENDING) - self._out.get(take.member, 0),
+            (take.maxAckPending or commands.MAX_ACK_PENDING) - self.out_count,
+            (take.maxMemberPending or commands.MAX_MEMBER_PENDING) - self._out.get(take.member, 0),
         )
         if room <= 0:
             return []
         self.leases += 1
         given: list[QueuePiece] = []
-        while room > 0 and len(given) < limits.MAX_GRANTED_RANGES and self._ready and self._ready[0][0] <= now_ns:
+        while room > 0 and len(given) < commands.MAX_GRANTED_RANGES and self._ready and self._ready[0][0] <= now_ns:
             piece = self._at(heapq.heappop(self._ready), PieceKind.BACK)
             if piece is not None:
                 if piece.end - piece.start > room:
@@ -217,7 +272,7 @@ class WorkQueue:
                 given.append(self._leased(piece, take.member, now_ns))
                 room -= piece.end - piece.start
         if may_grow and self.ordered:
-            given += self._taken_in_order(take, room, limits.MAX_GRANTED_RANGES - len(given), now_ns)
+            given += self._taken_in_order(take, room, commands.MAX_GRANTED_RANGES - len(given), now_ns)
         elif may_grow and not self.is_full:
             start = self.frontier
             end = min(start + room, take.logEnd)
@@ -248,10 +303,10 @@ class WorkQueue:
         return given
 
     def _holds_enough(self) -> bool:
-        return self.is_full or self._order.held_count >= limits.MAX_HELD
+        return self.is_full or self._order.held_count >= commands.MAX_HELD
 
     def settle(
-        self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = limits.MAX_LOST_RANGES
+        self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = commands.MAX_LOST_RANGES
     ) -> list[tuple[int, int]]:
         """Apply the settlement of a member. It takes one pass over pieces and ranges.
 
@@ -552,7 +607,7 @@ class WorkQueue:
         held = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
         if with_holders:
-            most = heapq.nsmallest(limits.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
+            most = heapq.nsmallest(commands.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
             holders = {name: pb.QueueHolder(member=name, records=records, first=-1) for name, records in most}
             for piece in self._pieces:
                 if (holder := holders.get(piece.member)) is not None:

@@ -35,8 +35,7 @@ from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
 from liftpy.core.wire.batch_columns import DictionaryColumn, Mask
-from liftpy.core.wire.batch_filter import kept
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import Filter, kept
 from liftpy.errors import CorruptionError, StorageError
 
 MAX_KEYS = 4_000_000

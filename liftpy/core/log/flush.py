@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.log.rewrite_unflushed import mark_failed_flush
+from liftpy.core.log.recovery import mark_failed_flush
 from liftpy.core.log.small_files import SegmentSummary, encode_index
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import StorageError
@@ -62,3 +62,109 @@ class Flush:
         if self.waiter is None:
             raise StorageError("Internal error: the log cannot be truncated during a flush. Please report it.")
         self.waiter()
+
+
+# ``FlushPlace``: decides whether a flush runs on the event loop or in a thread.
+#
+# On a fast disk, switching to a thread costs more than the flush. The node measures the duration of all flushes. Flushing
+# starts in a thread. Each short flush (at most ``SHORT_S``) adds a point, and a longer one removes ``_MISS``. With enough
+# points, flushing moves to the event loop. One flush of ``LONG_S`` moves it back at once, and so does an average above
+# ``SLOW_S``. After such an error, twice as many points are needed, up to ``_MOST_POINTS``. Large flushes, sealing a
+# segment, and more than ``MOST_WAITING`` logs in one turn always use threads.
+#
+# Example: a disk takes 0.1 ms. The 32 test flushes at the start take 3 ms, and the first publish is flushed on the loop.
+# One flush takes 30 ms: the loop waits at most 20 ms, and the next 64 flushes run in threads.
+
+
+SHORT_S = 0.001
+"""A flush of at most this is short: about what a hand-over costs on a busy machine."""
+SLOW_S = 0.002
+"""More than this on average is too much for the loop."""
+LONG_S = 0.02
+"""And one of this is: a few of the slices that other work on the loop has. Longer the loop waits for none: it goes on in its thread."""
+LARGE_BYTES = 64 * 1024
+"""Appended since the last flush: more than this is flushed in a thread, while the loop goes on taking more."""
+MOST_WAITING = 4
+"""Flushes on the loop in one turn of it."""
+_FEWEST_POINTS, _MOST_POINTS = 32, 512
+PROBES = _FEWEST_POINTS
+"""Flushes that a start tries out, at most: flushing begins on the loop if all of them are short."""
+_MISS = 3
+_TRUSTED = 1024
+_WEIGHT = 1 / 32
+"""Share of the newest flush in the average."""
+
+
+class FlushPlace:
+    """The place of one node's flushes. Times in s, of the flush alone: not of its wait for a thread."""
+
+    def __init__(self) -> None:
+        self.on_loop = False
+        """Whether short flushes run on the loop now."""
+        self.waiting = 0
+        """Logs that want a flush in this turn of the loop; counted by the caller of ``takes``."""
+        self.done_on_loop = 0
+        """Flushes since the node started."""
+        self.done_in_thread = 0
+        self.probed = 0
+        """Flushes that the start of the node has tried out."""
+        self.probes_failed = 0
+        """1: a flush that the start tried out failed."""
+        self.moves = 0
+        """How often the place has changed."""
+        self._points = 0
+        self._wanted_points = _FEWEST_POINTS
+        self._average_s = 0.0
+        """Of flushes on the loop, since they moved there."""
+        self._moved_at = 0
+        """``done_on_loop`` when they moved there."""
+
+    def takes(self, size_bytes: int, seals: bool) -> bool:
+        """Return whether a flush of ``size_bytes`` runs on the event loop. ``seals``: it is more than a flush of one file."""
+        return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
+
+    def took_on_loop(self, took_s: float) -> None:
+        """Note that a flush blocked the event loop for ``took_s`` seconds."""
+        self.done_on_loop += 1
+        self._average_s += (took_s - self._average_s) * _WEIGHT
+        if not self.on_loop or (took_s < LONG_S and self._average_s <= SLOW_S):
+            return
+        trusted = self.done_on_loop - self._moved_at >= _TRUSTED
+        self._wanted_points = _FEWEST_POINTS if trusted else min(self._wanted_points * 2, _MOST_POINTS)
+        self.on_loop, self._points = False, 0
+        self.moves += 1
+
+    def took_in_thread(self, took_s: float, size_bytes: int) -> None:
+        """Note that a flush of ``size_bytes`` took ``took_s`` seconds in a thread.
+
+        Large flushes say nothing about small ones.
+        """
+        self.done_in_thread += 1
+        if size_bytes <= LARGE_BYTES:
+            self._count(took_s)
+
+    def tried_out(self, times_s: Sequence[float] | None) -> None:
+        """Note the times of test flushes in a thread. None: they failed, so nothing is known."""
+        self.probes_failed += times_s is None
+        for took_s in times_s or ():
+            self.probed += 1
+            self._count(took_s)
+
+    def _count(self, took_s: float) -> None:
+        if self.on_loop:
+            return
+        self._points = self._points + 1 if took_s <= SHORT_S else max(self._points - _MISS, 0)
+        if self._points >= self._wanted_points:
+            self.on_loop, self._average_s, self._moved_at = True, 0.0, self.done_on_loop
+            self.moves += 1
+
+    def report(self) -> dict[str, int | bool]:
+        """Return the values for the status."""
+        return {
+            "on_loop": self.on_loop,
+            "done_on_loop": self.done_on_loop,
+            "done_in_thread": self.done_in_thread,
+            "moves": self.moves,
+            "probed": self.probed,
+            "probes_failed": self.probes_failed,
+        }

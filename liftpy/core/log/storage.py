@@ -1,4 +1,4 @@
-"""The storage interface of a log. ``sidecar.disk`` implements it with files, ``liftpy.core.log.memory_storage`` in memory.
+"""The storage interface of a log. ``sidecar.disk`` implements it with files, ``liftpy.core.log.storage`` in memory.
 
 THE CONTRACT. Each partition has one directory with flat names. Written data is durable after ``sync`` of its file. A
 created, renamed or deleted name is durable after ``sync_folder``. A crash may keep any prefix of the rest of each file.
@@ -8,8 +8,10 @@ Methods raise only StorageError (NoSpaceError for a full disk). All calls come f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from liftpy.errors import NoSpaceError, StorageError
 
 Bytes = bytes | memoryview
 
@@ -81,3 +83,183 @@ class Storage(Protocol):
 
     def sync_folder(self) -> None:
         """Make creations, renames and removals durable."""
+
+
+# Storage in memory that fails like a disk: unsynced data is lost, or partly lost, in a power cut.
+#
+# It is for tests and the simulator. ``crash`` leaves the directory as a power cut or a kill would. A failed sync behaves
+# as on Linux: later syncs succeed, but a power cut loses the data. ``fail_after`` fails the k-th call, so that a test can
+# fail every operation.
+
+
+class MemoryFile:
+    """A LogFile in a bytearray. ``synced``: how many of its bytes survive a power cut."""
+
+    def __init__(self, storage: MemoryStorage, data: bytearray | None = None) -> None:
+        self.data = bytearray() if data is None else data
+        self.synced = len(self.data)
+        self.never_written_from: int | None = None
+        """A sync has failed: what lies from here on is in the page cache, counts as clean, and is not on the disk."""
+        self._storage = storage
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of appended bytes."""
+        return len(self.data)
+
+    def append(self, pieces: Sequence[Bytes]) -> None:
+        """Add all of ``pieces``, or none when the capacity does not suffice."""
+        self._storage.called("append")
+        if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
+            raise NoSpaceError("the memory storage is full")
+        for piece in pieces:
+            self.data += piece
+
+    def read(self, position: int, size_bytes: int) -> memoryview:
+        """A copy, as ``pread`` gives one."""
+        return memoryview(bytes(self.data[position : position + size_bytes]))
+
+    def reread(self, position: int, size_bytes: int) -> memoryview:
+        """Return the same as ``read``: there is no cache."""
+        return self.read(position, size_bytes)
+
+    def sync(self) -> None:
+        """Make all appended bytes durable, except those that an earlier sync failed to write."""
+        try:
+            self._storage.called("sync")
+        except StorageError:
+            if self.never_written_from is None:
+                self.never_written_from = self.synced
+            raise
+        self._all_is_clean()
+
+    def _all_is_clean(self) -> None:
+        size_bytes = len(self.data)
+        self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
+
+    def truncate(self, size_bytes: int) -> None:
+        """Truncate the file durably."""
+        self._storage.called("truncate")
+        del self.data[size_bytes:]
+        if self.never_written_from is not None and size_bytes <= self.never_written_from:
+            self.never_written_from = None
+        self._all_is_clean()
+
+    def rewrite(self, position: int) -> None:
+        """Write the bytes from ``position`` on again, so that the next sync makes them durable."""
+        self._storage.called("rewrite")
+        if self.never_written_from is not None and position <= self.never_written_from:
+            self.never_written_from = None
+        self._all_is_clean()
+
+    def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
+        """Return the first ``size_bytes`` as the next process finds them. After a power cut only synced bytes remain."""
+        after = MemoryFile(storage, bytearray(self.data[:size_bytes]))
+        if not power:
+            after.synced, after.never_written_from = self.synced, self.never_written_from
+        return after
+
+    def seal(self) -> None:
+        """Do nothing in memory."""
+
+    def close(self) -> None:
+        """Do nothing in memory."""
+
+
+class MemoryStorage:
+    """A Storage in dictionaries. ``capacity_bytes``: what fits; ``fault``: called before each call with its name, may raise."""
+
+    def __init__(self, *, capacity_bytes: int = 1 << 40, fault: Callable[[str], None] | None = None) -> None:
+        self.files: dict[str, MemoryFile] = {}
+        self.capacity_bytes = capacity_bytes
+        self.fault = fault
+        self.calls = 0
+        """How many calls that change something have been made."""
+        self._durable: dict[str, MemoryFile] = {}
+
+    def called(self, what: str) -> None:
+        """Count a changing call. Fail it if the test requests that."""
+        self.calls += 1
+        if self.fault is not None:
+            self.fault(what)
+
+    def fail_after(self, calls: int) -> None:
+        """Let ``calls`` further changing calls through and refuse every one after them, as a process that died."""
+        last = self.calls + calls
+
+        def fault(what: str) -> None:
+            if self.calls > last:
+                raise StorageError(f"the in-memory storage fails from here on (fail_after): {what}")
+
+        self.fault = fault
+
+    def used_bytes(self) -> int:
+        """Bytes in all files."""
+        return sum(len(f.data) for f in self.files.values())
+
+    def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
+        """Return the directory as the next process finds it.
+
+        ``power`` False: only the process ended, so all written bytes remain.
+
+        ``keep(name, synced, written)`` gives how many bytes of a file survive a power cut; default: only the synced ones.
+        """
+        after = MemoryStorage(capacity_bytes=self.capacity_bytes)
+        copies: dict[int, MemoryFile] = {}
+
+        def copied(name: str, file: MemoryFile) -> MemoryFile:
+            if id(file) not in copies:
+                size = len(file.data)
+                if power:
+                    size = min(file.synced if keep is None else keep(name, file.synced, size), size)
+                    size = size if file.never_written_from is None else min(size, file.never_written_from)
+                copies[id(file)] = file.copy(after, size, power=power)
+            return copies[id(file)]
+
+        after.files = {name: copied(name, file) for name, file in (self._durable if power else self.files).items()}
+        after._durable = {name: copied(name, file) for name, file in self._durable.items()}
+        return after
+
+    def names(self) -> list[str]:
+        """Return the file names, sorted."""
+        return sorted(self.files)
+
+    def open(self, name: str) -> MemoryFile:
+        """Return an existing file."""
+        if name not in self.files:
+            raise StorageError(f"no file {name}")
+        return self.files[name]
+
+    def create(self, name: str) -> MemoryFile:
+        """Create and return an empty file."""
+        self.called("create")
+        self.files[name] = MemoryFile(self)
+        return self.files[name]
+
+    def load(self, name: str) -> bytes | None:
+        """A small file's bytes."""
+        file = self.files.get(name)
+        return None if file is None else bytes(file.data)
+
+    def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
+        """Replace the file atomically and durably."""
+        self.called("replace")
+        data = data if isinstance(data, bytes) else b"".join(data)
+        if self.used_bytes() + len(data) > self.capacity_bytes:
+            raise NoSpaceError("the memory storage is full")
+        self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename; durable after ``sync_folder``."""
+        self.called("rename")
+        self.files[new] = self.files.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Remove; durable after ``sync_folder``."""
+        self.called("remove")
+        self.files.pop(name, None)
+
+    def sync_folder(self) -> None:
+        """Make the current file names durable."""
+        self.called("sync_folder")
+        self._durable = dict(self.files)

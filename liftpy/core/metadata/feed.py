@@ -22,7 +22,7 @@ from liftpy.core.metadata.records import OperationDone, PartitionsAdded, Record,
 from liftpy.core.metadata.replay import replay_all
 from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.routing_check import MisdirectedError
+from liftpy.core.wire.frames import MisdirectedError
 from liftpy.errors import IncompatibleVersionError, LiftError, UnknownFormatError
 
 CHUNK_SIZE_BYTES = 256 * 1024

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
-from liftpy.core.wire.inboxes import token_allows
+from liftpy.core.wire.subjects import token_allows
 
 ANY = "*"
 REST = ">"
@@ -121,7 +121,7 @@ def _is_number(token: str, partitions: int) -> bool:
 
 
 def begins_under(subject: str, partitions: int, prefix: str) -> bool:
-    """Whether a stream on ``subject`` would listen to some subject under the inbox prefix ``prefix`` (``liftpy.core.wire.inboxes``)."""
+    """Whether a stream on ``subject`` would listen to some subject under the inbox prefix ``prefix`` (``subjects.py``)."""
     wanted = prefix.removesuffix(".").split(".")
     tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
     for place, token in enumerate(wanted):

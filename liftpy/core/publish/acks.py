@@ -3,7 +3,7 @@
 A plain publish with a reply inbox gets a JetStream answer (JSON), an enveloped ``Message`` gets an Ack envelope. Only
 inbox subjects are answered: a publisher must not make a node publish on any other subject. Waiting publishers are kept
 per batch in offset order. Consecutive messages of one inbox may get one Ack for a run
-(``liftpy/core/wire/ack_ranges.py``). Each rejection is answered separately.
+(``liftpy/core/wire/envelope.py``). Each rejection is answered separately.
 
 Also here: acks that may have been lost with a NATS connection are sent again after a reconnect. The newest acks are
 kept for the time of a lease, limited in bytes.
@@ -28,8 +28,7 @@ from liftpy.core.publish.memory_budget import LEAST_WAIT_MS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.ack_ranges import run_end
-from liftpy.core.wire.envelope import POLICIES
+from liftpy.core.wire.envelope import POLICIES, run_end
 
 JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.UNKNOWN: (500, 10077, "the message could not be stored"),
@@ -93,7 +92,7 @@ class Envelope:
     known_records: int = 0
     """Of a producer's batch: so many first ones were stored before."""
     takes_runs: bool = False
-    """It is shared by messages whose replies count them: one Ack may answer several of those (``liftpy/core/wire/ack_ranges.py``)."""
+    """It is shared by messages whose replies count them: one Ack may answer several of those (``liftpy/core/wire/envelope.py``)."""
 
 
 @dataclass(slots=True)

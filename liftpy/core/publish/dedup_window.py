@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.log_state_budget import NodeDerived, Share
-from liftpy.core.publish.log_state_part import NewBatch, cut_up, joined, numbers, packed, sliced
+from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, cut_up, joined, numbers, packed, sliced
 from liftpy.core.wire.batch_columns import BytesColumn, HeadersColumn
 from liftpy.errors import CorruptionError
 

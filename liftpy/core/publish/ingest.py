@@ -32,28 +32,35 @@ from liftpy.core.publish.last_per_subject import MANY
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.log_state_part import Numbering
 from liftpy.core.publish.memory_budget import NO_LIMIT, PartitionRoom
-from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, runs_of, split_at
-from liftpy.core.publish.overload import IDS_LOST, KnownIds, Overload
-from liftpy.core.publish.pending_batch import (
+from liftpy.core.publish.message_decoder import (
+    MessageColumns,
+    MessageDecoder,
+    RawMessage,
+    body_after,
+    largest_record_bytes,
+    runs_of,
+    split_at,
+)
+from liftpy.core.publish.overload import (
+    IDS_LOST,
     RECORD_OVERHEAD_BYTES,
     IngestCounters,
+    KnownIds,
+    Overload,
     PendingBatch,
     batch_end,
     body_of,
     message_size_bytes,
 )
 from liftpy.core.publish.ports import Hearing, IngestShell, ReplyPolicy, Subscription
-from liftpy.core.publish.producer_epochs import RECORDS_LOST, ProducerDesk, Question, last_offset_of
-from liftpy.core.publish.producer_state import Claim, Finding, after
-from liftpy.core.publish.published_batch import body_after, largest_record_bytes
+from liftpy.core.publish.producer_state import RECORDS_LOST, Claim, Finding, ProducerDesk, Question, after, last_offset_of
 from liftpy.core.publish.quota import Quota, quota_for
-from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import AppendBatch, RejectReason
 from liftpy.core.replication.events import DuplicateReceived, PublishesReceived
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, seal
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import has_wildcards, matcher
+from liftpy.core.wire.subjects import InboxRule, has_wildcards, matcher
 
 UNINDEXED = Rejection(
     RejectReason.OVERLOADED,

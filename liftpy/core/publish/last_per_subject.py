@@ -25,8 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.log_state_budget import NodeDerived, Share
-from liftpy.core.publish.log_state_part import NewBatch, cut_up, joined, numbers, packed, sliced
+from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, cut_up, joined, numbers, packed, sliced
 from liftpy.core.publish.message_decoder import RawMessage
 from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.subjects import literal_prefix, matcher

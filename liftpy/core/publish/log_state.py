@@ -20,14 +20,12 @@ from liftpy.core.log.reading import offset_before, offset_some_bytes_before
 from liftpy.core.publish.dedup_window import ID_NAME, RecentIds, ids_of, is_id
 from liftpy.core.publish.jetstream_headers import OF_SUBJECT
 from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects, last_of_each
-from liftpy.core.publish.log_state_budget import NodeDerived
-from liftpy.core.publish.log_state_part import NewBatch, Numbering, Part
+from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Numbering, Part
 from liftpy.core.publish.producer_state import Producers, count_for
 from liftpy.core.publish.state_file import State, Unwritten, epoch_before
-from liftpy.core.wire.batch import RecordBatch, parse_header, split_batches
+from liftpy.core.wire.batch import FEW, RecordBatch, few_headers, parse_header, split_batches
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.producer_note import ProducerNote
-from liftpy.core.wire.small_batch import FEW, few_headers
 from liftpy.core.wire.subjects import has_wildcards, literal_prefix, matcher
 from liftpy.errors import CorruptionError, LiftError
 

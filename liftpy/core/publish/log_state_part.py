@@ -7,13 +7,15 @@ block the node for 0.1 s.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from liftpy.core.publish.log_state_budget import Share
+from liftpy.config import NS_PER_S
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.core.wire.producer_note import Partitioning, SourcePosition
@@ -136,3 +138,119 @@ def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
         for start, end in pairwise((at, *ends.tolist())):
             yield data[start:end]
         at = int(ends[-1])
+
+
+# ``NodeDerived``: limits the memory for message ids, producers and subjects over all partitions of a node.
+#
+# An id inside its window must never be forgotten silently: a repeated message would be stored twice. A follower cannot
+# reject what its leader accepted. So a leader accepts new ids up to 7/8 of both limits (partition and node), and rejects
+# more. The rest is for followers and uncommitted records. A part that grows beyond a limit drops as much of its own state
+# as it grew, remembers this, and rejects unknown ids as leader until nothing is missing any more.
+#
+# Example: 448 of 512 MiB are used. A publish with a new id to any partition that this node leads is rejected. As a
+# follower, the node still accepts ids up to 512 MiB. Beyond, it drops its oldest ids.
+
+
+_OPEN_NUMERATOR, _OPEN_DENOMINATOR = 7, 8
+_UNBOUNDED = 1 << 62
+
+
+FILTER_CHECKS = 200_000
+"""Subjects that a node compares with filters without a pause: about a tenth of a second."""
+FILTER_CHECKS_PER_S = 400_000
+"""Subjects that a node compares with filters per second: about a fifth of a core."""
+
+
+@dataclass(slots=True)
+class FilterBudget:
+    """Limits the work of publishes that expect the last sequence of a subject filter, over all partitions of a node [A21]."""
+
+    _left: float = FILTER_CHECKS
+    _at_ns: int = 0
+
+    def spend(self, checks: int, now_ns: int) -> bool:
+        """Return whether a lookup may compare ``checks`` subjects now. The last one may exceed the budget."""
+        grown = max(0, now_ns - self._at_ns) * FILTER_CHECKS_PER_S / NS_PER_S
+        self._left, self._at_ns = min(FILTER_CHECKS, self._left + grown), now_ns
+        if self._left <= 0:
+            return False
+        self._left -= checks
+        return True
+
+
+@dataclass(slots=True)
+class NodeDerived:
+    """Memory limit for the derived state of one node. ``bound_bytes``: the limit."""
+
+    bound_bytes: int = _UNBOUNDED
+    size_bytes: int = 0
+    by_kind: Counter[str] = field(default_factory=Counter)
+    """Part's name -> bytes of memory, of all partitions."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Part's name -> publishes, and questions of producers, that were refused for want of room or of knowledge; ever."""
+    filters: FilterBudget = field(default_factory=FilterBudget)
+
+
+class Share:
+    """Memory limit of one part (``kind``) of one partition. ``setting``: name of the setting. All sizes are in bytes of
+    memory.
+    """
+
+    __slots__ = ("_node", "bound_bytes", "kind", "setting", "size_bytes")
+
+    def __init__(self, node: NodeDerived | None, kind: str, bound_bytes: int = _UNBOUNDED, setting: str = "") -> None:
+        self._node = NodeDerived() if node is None else node
+        self.kind = kind
+        self.bound_bytes = bound_bytes
+        self.setting = setting
+        self.size_bytes = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Set the current memory use."""
+        node, grown_bytes = self._node, size_bytes - self.size_bytes
+        self.size_bytes = size_bytes
+        node.size_bytes += grown_bytes
+        node.by_kind[self.kind] += grown_bytes
+
+    def join(self, node: NodeDerived) -> None:
+        """Count the memory use for ``node`` from now on, including the current use."""
+        size_bytes = self.size_bytes
+        self.hold(0)
+        self._node = node
+        self.hold(size_bytes)
+
+    def beside(self) -> Share:
+        """Return another share of the same kind without a limit of its own."""
+        return Share(self._node, self.kind)
+
+    def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:
+        """Return whether a leader may accept something that needs ``more_bytes``.
+
+        ``beside_bytes``: memory that will move into this share and is already counted.
+        """
+        return not self.lacks(more_bytes, beside_bytes)
+
+    def lacks(self, more_bytes: int, beside_bytes: int = 0) -> str:
+        """Return the setting that limits it, '' if there is room."""
+        node = self._node
+        if self.size_bytes + beside_bytes + more_bytes > self.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR:
+            return self.setting
+        is_open = node.size_bytes + more_bytes <= node.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR
+        return "" if is_open else "node_dedup_state_bytes"
+
+    def fits(self, more_bytes: int) -> bool:
+        """Return whether a known entry can grow by ``more_bytes``."""
+        return self.size_bytes + more_bytes <= self.bound_bytes and self._node.size_bytes + more_bytes <= self._node.bound_bytes
+
+    def excess_bytes(self, grown_bytes: int) -> int:
+        """Return how many bytes must be freed after a share grew by ``grown_bytes``."""
+        of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)
+        return max(self.size_bytes - self.bound_bytes, of_node, 0)
+
+    def may_check(self, subjects: int, now_ns: int) -> bool:
+        """Return whether the node may compare so many subjects with a filter now."""
+        return self._node.filters.spend(subjects, now_ns)
+
+    def refused(self, count: int = 1) -> None:
+        """Count ``count`` rejections because of missing room."""
+        self._node.refused[self.kind] += count

@@ -16,19 +16,493 @@ replicas, overload, full disk), because a follower may store it as the next lead
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple
 
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
-from liftpy.core.publish.dedup_window import RecentIds
-from liftpy.core.publish.message_decoder import MessageDecoder, RawMessage
+from liftpy.core.publish.acks import Publishers
+from liftpy.core.publish.dedup_window import RecentIds, Stored
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_at
 from liftpy.core.publish.ports import Hearing, StandbyShell
-from liftpy.core.publish.standby_buffer import StandbyBuffer
-from liftpy.core.publish.standby_replay import FailoverBacklog, Seen, SortingRules, StandbyCounters, StandbyReplay
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.replication.replica import Replica
+from liftpy.core.wire.batch import RecordBatch, split_batches
+from liftpy.core.wire.batch_columns import ColumnSet
 from liftpy.errors import LiftError
+
+# ``StandbyBuffer``: the messages that a standby follower received, in blocks, limited in bytes and age.
+#
+# Messages that arrive together form one block and are not parsed. While the log grows, the oldest blocks are dropped
+# first, because their leader has had them for the longest time. While the log does not grow, the newest messages are
+# dropped, so that the buffer has no gap.
+
+
+MESSAGE_BYTES = 240
+"""What a message costs in memory besides its payload, headers and reply (measured)."""
+
+
+class Block(NamedTuple):
+    """Messages that arrived together. ``heard_ns``: monotonic arrival time."""
+
+    heard_ns: int
+    messages: list[RawMessage]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class NodeHeard:
+    """Memory of all standby buffers of a node, in bytes, and its limit."""
+
+    bound_bytes: int
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class StandbyBuffer:
+    """Standby buffer of one partition. ``bound_bytes``: memory limit. ``age_ns``: maximum age."""
+
+    node: NodeHeard
+    bound_bytes: int
+    age_ns: int
+    blocks: deque[Block] = field(default_factory=deque)
+    held_out: list[Block] | None = None
+    """What is being sorted; it does not count for the bounds, so that there is room for what comes meanwhile."""
+    size_bytes: int = 0
+    pushed_out: int = 0
+    """Messages that made room for later ones, while the log went on; ever."""
+
+    def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
+        """Add messages. ``grown_ns``: last time that the log grew. Return False if there is no room."""
+        size_bytes = sum(len(payload) + len(headers) + len(reply) for _, reply, payload, headers in messages)
+        size_bytes += MESSAGE_BYTES * len(messages)
+        self.expire(now_ns)
+        while self._lacks(size_bytes) and self.blocks and self.blocks[0].heard_ns <= grown_ns:
+            self.pushed_out += len(self.blocks[0].messages)
+            self._drop_first()
+        if self._lacks(size_bytes):
+            return False
+        self.blocks.append(Block(now_ns, messages, size_bytes))
+        self.size_bytes += size_bytes
+        self.node.size_bytes += size_bytes
+        return True
+
+    def _lacks(self, size_bytes: int) -> bool:
+        return self.size_bytes + size_bytes > self.bound_bytes or self.node.size_bytes + size_bytes > self.node.bound_bytes
+
+    def _drop_first(self) -> None:
+        block = self.blocks.popleft()
+        self.size_bytes -= block.size_bytes
+        self.node.size_bytes -= block.size_bytes
+
+    def expire(self, now_ns: int) -> None:
+        """Remove messages that are older than ``age_ns``."""
+        while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
+            self._drop_first()
+
+    def hold_out(self, now_ns: int) -> list[Block]:
+        """Return all blocks in order for inspection. Call ``put_back`` or ``clear`` afterwards."""
+        self.expire(now_ns)
+        blocks = list(self.blocks)
+        self._empty()
+        self.held_out = blocks
+        return blocks
+
+    def put_back(self) -> None:
+        """Keep the blocks that ``hold_out`` returned."""
+        for block in reversed(self.held_out or ()):
+            self.blocks.appendleft(block)
+            self.size_bytes += block.size_bytes
+            self.node.size_bytes += block.size_bytes
+        self.held_out = None
+
+    def clear(self) -> None:
+        """Drop all messages, including those from ``hold_out``."""
+        self.held_out = None
+        self._empty()
+
+    def _empty(self) -> None:
+        while self.blocks:
+            self._drop_first()
+
+
+# Replays the standby buffer on a new leader, in steps, and recognizes the messages that are in the log already.
+#
+# The rules are in ``standby.py``. A record is recognized by its subject, key, headers and value. Equal records are
+# counted: the buffer's first ones match those in the log. A record may appear in the log before it is received, because
+# publishing and replication use different connections. This counts for ``credit_ns``, unless the log holds equal records:
+# a duplicate is better than a loss.
+#
+# Example with a credit of 250 ms: "on" is in the log at 0 s and received at 0.1 s: recognized. "on" received at 2 s is a
+# new record.
+
+
+Key = tuple[object, ...]
+"""All that a record, or a whole batch, is recognised by."""
+_Place = tuple[int, Stored]
+"""(monotonic ns when the log showed it, where it stands)."""
+
+
+def record_keys(
+    values: Iterable[bytes | None],
+    keys: Iterable[bytes | None] | None,
+    headers: Iterable[Sequence[tuple[str, bytes]] | None] | None,
+    subjects: Iterable[str] | None,
+) -> list[Key]:
+    """Return the key of each record from these columns."""
+    pairs = repeat(()) if headers is None else (tuple(each) if each else () for each in headers)
+    rows = zip(
+        values, repeat(None) if keys is None else keys, pairs, repeat("") if subjects is None else subjects, strict=False
+    )
+    return list(rows)
+
+
+def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]:
+    """Return the key of each record of a batch. ``subjects``: replaces the subject column."""
+    if subjects is None and columns.subjects is not None:
+        subjects = columns.subjects.each()
+    return record_keys(
+        columns.values.to_list(),
+        None if columns.keys is None else columns.keys.to_list(),
+        None if columns.headers is None else columns.headers.to_list(),
+        subjects,
+    )
+
+
+class InLog:
+    """End of a log, in which buffered messages are searched.
+
+    ``shown_ns(offset)``: time at which this node's log got the record.
+    """
+
+    def __init__(self, credit_ns: int, shown_ns: Callable[[int], int], *, whole_batches: bool) -> None:
+        self._credit_ns = credit_ns
+        self._shown_ns = shown_ns
+        self._whole_batches = whole_batches
+        self._places: dict[Key, deque[_Place]] = {}
+        self._equal: set[Key] = set()
+        self._unheard: dict[int, tuple[int, int]] = {}
+        """By last offset of a batch: (records in it that are not recognised, when the log showed it)."""
+        self.ambiguous = 0
+        """Recognised by count alone."""
+
+    def add(self, batch: RecordBatch) -> None:
+        """The next batch of the log."""
+        if not batch.record_count or batch.header.control:
+            return
+        keys, last_offset = column_keys(batch.columns, None), batch.last_offset
+        shown_ns = self._shown_ns(last_offset)
+        self._unheard[last_offset] = len(keys), shown_ns
+        for key, offset in zip(keys, batch.offsets().tolist(), strict=True):
+            self._put(key, (shown_ns, Stored(offset, last_offset)))
+        if self._whole_batches:
+            self._put((tuple(keys),), (shown_ns, Stored(batch.base_offset, last_offset)))
+
+    def _put(self, key: Key, place: _Place) -> None:
+        places = self._places.get(key)
+        if places is None:
+            self._places[key] = deque((place,))
+        else:
+            self._equal.add(key)
+            places.append(place)
+
+    def take(self, key: Key, heard_ns: int) -> Stored | None:
+        """Return the stored record of the next message, None if it is not in the log. Each record is found once."""
+        places = self._places.get(key)
+        if places is None:
+            return None
+        is_one_of_many = key in self._equal
+        earliest_ns = heard_ns if is_one_of_many else heard_ns - self._credit_ns
+        while places:
+            shown_ns, stored = places.popleft()
+            if shown_ns >= earliest_ns:
+                self.ambiguous += is_one_of_many
+                self._heard(stored, len(key) == 1)
+                return stored
+        return None
+
+    def _heard(self, stored: Stored, whole: bool) -> None:
+        count, shown_ns = self._unheard[stored.last_offset]
+        self._unheard[stored.last_offset] = 0 if whole else count - 1, shown_ns
+
+    @property
+    def latest_unheard_ns(self) -> int:
+        """Latest time at which the log got a record that no message matched, -1 for none."""
+        return max((shown_ns for count, shown_ns in self._unheard.values() if count > 0), default=-1)
+
+
+_CREDIT_NS = 250_000_000
+"""The log may show a record so long before its message is heard."""
+_REORDERED_NS = 100_000_000
+"""Messages of different connections may be heard in another order than the leader's, and come into the log, within this time."""
+_SLICE_NS = 4_000_000
+"""One slice of sorting ends with the first step that is done after this."""
+_STEP_MESSAGES = 256
+_STEP_BYTES = 32 * 1024
+"""Of the log."""
+_SAMPLE_NS = 1_000_000
+
+
+@dataclass(slots=True)
+class StandbyCounters:
+    """Counters of standby messages since the process started, for status and metrics."""
+
+    appended: int = 0
+    """Taken as if they had just come: the log did not hold them."""
+    recognised: int = 0
+    """Found in the log."""
+    answered: int = 0
+    """Of those: who waited and was, or may have been, without an answer."""
+    ambiguous: int = 0
+    """Of those: told from equal ones by their number alone."""
+    passed_over: int = 0
+    undecided: int = 0
+    """Bound to a condition that the leader before may have judged, or heard when settings changed: told no."""
+    lost: int = 0
+    """Not heard, or not kept, for want of room while the log stood still."""
+
+    def add(self, others: StandbyCounters) -> None:
+        """Add other counters in place."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(others, name))
+
+
+@dataclass(slots=True)
+class FailoverBacklog:
+    """Messages that a new leader takes over, in order of arrival. ``hearing``: None when it uses another connection."""
+
+    hearing: Hearing | None
+    fresh: list[RawMessage] = field(default_factory=list)
+    known: list[tuple[Stored, Publishers]] = field(default_factory=list)
+    undecided: list[RawMessage] = field(default_factory=list)
+    fresh_left: int = 0
+    """Of ``fresh``, not taken yet: no quota refuses what came while nobody led."""
+
+
+def origin_of(reply: bytes, value: bytes | None) -> bytes:
+    """Return the inbox prefix that identifies a connection, b"" if unknown."""
+    return reply.rpartition(b".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortingRules:
+    """Rules for sorting buffered messages. ``doubt_ns``: length of a lease if the image does not say it."""
+
+    doubt_ns: int
+    credit_ns: int = _CREDIT_NS
+    reordered_ns: int = _REORDERED_NS
+    gap_ns: int = _REORDERED_NS
+    slice_ns: int = _SLICE_NS
+    step_messages: int = _STEP_MESSAGES
+    origin: Callable[[bytes, bytes | None], bytes] = origin_of
+
+
+class Seen:
+    """Growth of an offset as a follower saw it: (monotonic ns, offset), at most one per millisecond, back to ``reach_ns``
+    ago.
+    """
+
+    def __init__(self, now_ns: int, offset: int, reach_ns: int) -> None:
+        self._samples = deque(((now_ns, offset),))
+        self.reach_ns = reach_ns
+
+    def note(self, now_ns: int, offset: int) -> None:
+        """Note the current value ``offset``."""
+        samples = self._samples
+        if len(samples) > 1 and now_ns - samples[-2][0] < _SAMPLE_NS:
+            samples[-1] = now_ns, offset
+            return
+        samples.append((now_ns, offset))
+        while len(samples) > 1 and samples[1][0] < now_ns - self.reach_ns:
+            samples.popleft()
+
+    def cut(self, offset: int) -> None:
+        """Lower the value to ``offset`` after a truncation. Later records arrive again."""
+        samples = self._samples
+        while len(samples) > 1 and samples[-1][1] > offset:
+            samples.pop()
+        if samples[-1][1] > offset:
+            samples[-1] = samples[-1][0], offset
+
+    @property
+    def first(self) -> int:
+        """Oldest known value."""
+        return self._samples[0][1]
+
+    @property
+    def last(self) -> int:
+        """Current value."""
+        return self._samples[-1][1]
+
+    @property
+    def last_ns(self) -> int:
+        """Time of the last note."""
+        return self._samples[-1][0]
+
+    def at(self, at_ns: int) -> int:
+        """Return the value at ``at_ns``, or the oldest known one."""
+        found = self._samples[0][1]
+        for seen_ns, offset in self._samples:
+            if seen_ns > at_ns:
+                break
+            found = offset
+        return found
+
+    def above_ns(self, offset: int) -> int:
+        """Return the time at which the value exceeded ``offset``."""
+        samples = self._samples
+        low, high = 0, len(samples) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if samples[middle][1] <= offset else (low, middle)
+        return samples[low][0]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """Decoded messages that arrived together. ``keys`` None: it cannot be stored as it is. ``stored``: its offset in the
+    log.
+    """
+
+    heard_ns: int
+    messages: Sequence[RawMessage]
+    columns: MessageColumns
+    keys: list[Key | None]
+    stored: list[Stored | None]
+    passed: list[bool] = field(default_factory=list)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the leader can decide by the producer's sequence whether it is stored [A3]."""
+        return self.columns.claim is not None or self.columns.asked is not None
+
+    def is_bound(self, index: int) -> bool:
+        """Return whether the message at ``index`` has a condition."""
+        columns = self.columns
+        return index in columns.expected or index in columns.of_others or index in columns.unfit_then
+
+    def publishers(self, index: int) -> Publishers:
+        """Return the publisher of the message at ``index``."""
+        return self.columns.publishers if self.columns.batch is not None else self.columns.publishers.only(index)
+
+
+@dataclass(slots=True, kw_only=True)
+class StandbyReplay:
+    """One takeover. ``ends``: log end, exclusive. ``answered_through``: publishers up to this offset have their ack."""
+
+    rules: SortingRules
+    reader: MessageDecoder
+    log: Log
+    ids: RecentIds
+    ends: Seen
+    answered_through: int
+    wall_ns: int
+    refused_until_ns: int = -1
+    """The leader before may have rejected what was heard until then by settings that do not hold any more, monotonic."""
+    counters: StandbyCounters = field(default_factory=StandbyCounters)
+
+    def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
+        """Sort ``blocks`` into ``taken``; each step is one of a bounded number of messages, or bytes of the log."""
+        steps: list[_Step] = []
+        for block in blocks:
+            for start in range(0, len(block.messages), self.rules.step_messages):
+                steps += self._read(block.messages[start : start + self.rules.step_messages], block.heard_ns)
+                yield
+        if not steps:
+            return
+        unheard_ns = yield from self._recognise(steps)
+        yield from self._pass_over(steps, unheard_ns)
+        for step in steps:
+            self._sort(step, taken)
+            yield
+
+    def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
+        """Decode whole batches and invalid messages alone, and the runs between them together."""
+        columns = self.reader.read(messages, self.wall_ns)
+        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_then.keys())
+        if len(messages) > 1 and alone:
+            for piece in split_at(messages, alone):
+                yield from self._read(piece, heard_ns)
+            return
+        keys: list[Key | None]
+        if columns.unfit or columns.asked is not None or columns.claim is not None:
+            keys = [None]
+        elif columns.batch is not None:
+            keys = [(tuple(column_keys(columns.batch.columns, repeat(columns.subjects[0]))),)]
+        else:
+            keys = [*record_keys(columns.values, columns.keys, columns.headers, columns.subjects)]
+        yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
+
+    def _recognise(self, steps: list[_Step]) -> Generator[None, None, int]:
+        """Search each message in the end of the log. Return the last time at which the log got an unmatched record, or -1."""
+        log = self.log
+        whole = any(step.columns.batch is not None for step in steps)
+        found = InLog(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
+        first = min(self.ends.at(steps[0].heard_ns - self.rules.credit_ns), log.log_end_offset)
+        offset = max(first, log.log_start_offset)
+        while offset < log.log_end_offset:
+            result = log.read(offset, _STEP_BYTES, end_offset=log.log_end_offset)
+            for chunk in result.chunks:
+                for batch in split_batches(chunk, verify=False):
+                    found.add(batch)
+            if result.next_offset <= offset:
+                break
+            offset = result.next_offset
+            yield
+        for step in steps:
+            step.stored = [None if key is None else found.take(key, step.heard_ns) for key in step.keys]
+            yield
+        self.counters.ambiguous += found.ambiguous
+        gone = max(log.log_start_offset, log.horizon.end_offset)  # what retention or compaction has taken can't be recognised
+        gone_ns = self.ends.above_ns(gone - 1) if first < gone else -1
+        return max(found.latest_unheard_ns, gone_ns)
+
+    def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
+        """Skip the messages that the log has, starting with the last one."""
+        rules, later, last_ns = self.rules, set[bytes](), -1
+        for step in reversed(steps):
+            passed, heard_ns, values = [], step.heard_ns, step.columns.values
+            for index in range(len(step.messages) - 1, -1, -1):
+                origin = rules.origin(step.columns.publishers.replies[index], values[index])
+                if step.stored[index] is not None:
+                    later.add(origin)
+                    last_ns = max(last_ns, heard_ns)
+                    passed.append(False)
+                else:
+                    long_ago = last_ns - heard_ns >= rules.reordered_ns or unheard_ns - heard_ns > rules.gap_ns
+                    passed.append(long_ago or (bool(origin) and origin in later))
+            step.passed = passed[::-1]
+            yield
+
+    def _sort(self, step: _Step, taken: FailoverBacklog) -> None:
+        counters, columns = self.counters, step.columns
+        for index, stored in enumerate(step.stored):
+            if stored is not None:
+                counters.recognised += 1
+                if stored.last_offset > self.answered_through and columns.publishers.replies[index]:
+                    counters.answered += 1
+                    taken.known.append((stored, step.publishers(index)))
+            elif step.is_judged or self._is_stored_by_id(step, index):
+                taken.fresh.append(step.messages[index])  # where it repeats what is stored, it is answered as that
+            elif step.passed[index]:
+                counters.passed_over += 1
+            elif step.is_bound(index) or (step.heard_ns < self.refused_until_ns and columns.publishers.replies[index]):
+                counters.undecided += 1
+                taken.undecided.append(step.messages[index])
+            else:
+                counters.appended += 1
+                taken.fresh.append(step.messages[index])
+
+    def _is_stored_by_id(self, step: _Step, index: int) -> bool:
+        columns = step.columns
+        message_id = columns.ids.get(index)
+        if message_id is None or columns.batch is not None or self.reader.is_command(columns, index):
+            return False  # a whole batch and a command are stored each time
+        return self.ids.find(message_id, self.wall_ns) is not None
+
 
 _NOTHING = StandbyCounters()
 

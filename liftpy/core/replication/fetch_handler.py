@@ -26,7 +26,7 @@ from liftpy.core.replication.effects import (
     TellWaiter,
 )
 from liftpy.core.replication.events import EpochQueryReceived, FetchReceived, QuietFetchReceived, RefusalReason
-from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.core.replication.isr import FollowerProgress
 from liftpy.core.replication.role import Effects, ReplicaContext
 
 

@@ -10,7 +10,7 @@ Lag policy: a follower leaves the ISR when
 - it asks again for records that it had acknowledged (its disk lost them),
 - it holds back commits and NATS reported twice that its node is not connected, if at least ``min_isr`` members and two
   remain,
-- its disk is far slower than the others (``slow_disk.py``), if at least ``min_isr`` members and two remain.
+- its disk is far slower than the others (``isr.py``), if at least ``min_isr`` members and two remain.
 
 Load alone removes nobody [A11]: a follower that makes progress stays ``_PATIENCE`` times as long, and stays if
 ``min_isr`` needs it. A leader that receives nothing from any follower first asks for a successor, because it may itself
@@ -23,9 +23,12 @@ follower at offset 45 stays out. At 49 (log end 50) it joins.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
 
-from liftpy.core.replication.follower_progress import FollowerProgress
+from liftpy.config import NS_PER_S, CommitPolicy, ReplicationConfig
 
 
 class IsrChange:
@@ -170,3 +173,376 @@ def wanted_isr(
         wanted = fast
     leaving = sorted(isr - wanted, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return frozenset(wanted.union(leaving[: max(least_count - len(wanted), 0)]))
+
+
+# The commit rule: up to which offset the records of a partition are committed. Pure functions.
+#
+# A committed record survives every election that the metadata group can hold. Only positions that were
+# acknowledged in the current LeaderEpoch by the current incarnation of a follower count [D6]. The high watermark never
+# falls [D8], and does not move with fewer than ``min_isr`` members in the ISR [D20].
+#
+# - ``isr``: the high watermark is the smallest position in the maximal ISR. While an ISR change is in flight, the old and
+# the new set both count [C8].
+# - ``quorum``: it is the largest offset that a majority of the replica set has flushed, at least ``min_isr`` of them
+# [D21]. It moves only to an offset of this epoch (figure 8 of the Raft paper), or to one that every electable replica
+# has flushed in this epoch.
+#
+# Example, ISR a b c at offsets 4, 3 and 2: the high watermark is 2. While the removal of c is in flight: still 2. With
+# ISR a b: 3. Policy ``quorum``: 3 at once.
+
+
+def isr_high_watermark(
+    positions: Mapping[str, int | None], maximal_isr: Collection[str], isr_count: int, min_isr: int, high_watermark: int
+) -> int:
+    """Return the new HW (inclusive). ``positions``: newest flushed offset (inclusive) by replica, None or absent when unknown."""
+    if isr_count < min_isr:
+        return high_watermark
+    lowest: int | None = None
+    for replica in maximal_isr:
+        position = positions.get(replica)
+        if position is None:
+            return high_watermark
+        lowest = position if lowest is None or position < lowest else lowest
+    return high_watermark if lowest is None else max(high_watermark, lowest)
+
+
+def quorum_high_watermark(
+    positions: Mapping[str, int | None],
+    replicas: Collection[str],
+    isr_count: int,
+    min_isr: int,
+    epoch_start_offset: int,
+    high_watermark: int,
+    may_lead: Collection[str] = (),
+) -> int:
+    """Return the new HW (inclusive) by quorum.
+
+    ``epoch_start_offset``: log end of the leader when it began. ``may_lead``: nodes that may be elected next, also by a
+    change in flight, empty: not known.
+    """
+    if isr_count < min_isr:
+        return high_watermark
+    if len(may_lead) >= max(min_isr, 1):
+        high_watermark = isr_high_watermark(positions, may_lead, isr_count, min_isr, high_watermark)
+    needed = max(len(replicas) // 2 + 1, min_isr)
+    known = sorted((p for p in map(positions.get, replicas) if p is not None), reverse=True)
+    if len(known) < needed:
+        return high_watermark
+    flushed_by_enough = known[needed - 1]
+    return max(high_watermark, flushed_by_enough) if flushed_by_enough >= epoch_start_offset else high_watermark
+
+
+def new_high_watermark(
+    policy: CommitPolicy,
+    positions: Mapping[str, int | None],
+    *,
+    replicas: Collection[str],
+    isr: Collection[str],
+    maximal_isr: Collection[str],
+    min_isr: int,
+    epoch_start_offset: int,
+    high_watermark: int,
+    may_lead: Collection[str] = (),
+) -> int:
+    """Return the new HW from all positions, including the leader's own. It never falls."""
+    if policy is CommitPolicy.QUORUM:
+        heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
+        return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)
+    return isr_high_watermark(positions, maximal_isr, len(isr), min_isr, high_watermark)
+
+
+# ``SlowFlushes``: detects replicas whose disk is far slower than the others, in one LeaderEpoch.
+#
+# One slow disk must not slow down every publish. But availability comes first: nobody leaves an ISR that would become
+# smaller than ``min_isr``, or have only one member.
+#
+# With each fetch, a follower reports the duration of its last flush. A flush is slow if it takes at least
+# ``slow_flush_s`` and at least ``slow_flush_factor`` times the usual duration (a median) of the fastest other replica.
+# The durations of slow flushes add up, and faster flushes reduce the sum. Each slow flush counts for at most half of
+# ``slow_flush_time_s``. A replica that reaches ``slow_flush_time_s`` is slow for ``slow_flush_isr_backoff_s`` after its
+# last slow flush, and twice as long each time that it happens again soon, up to 16 times.
+#
+# Example with the defaults (0.2 s, factor 8, 5 s, 20 s): the others need 4 ms, one follower 1.5 s. After four flushes it
+# leaves the ISR. Its disk recovers, and 20 s later it is back. The next time it stays out for 40 s.
+
+
+_RECENT = 5
+_KNOWN_FROM = 3
+"""Flushes; before that nobody is compared with it."""
+_LONGEST = 16
+"""Times ``slow_flush_isr_backoff_s``."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """Flush durations of one replica, in nanoseconds."""
+
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    slow_ns: int = 0
+    """Spent in slow flushes, less the time since."""
+    last_at_ns: int = 0
+    slow_until_ns: int = 0
+    judged: int = 0
+    """How often in a row it was found slow."""
+
+
+class SlowFlushes:
+    """Flush durations of all replicas of a partition, and the slow ones among them."""
+
+    def __init__(self, config: ReplicationConfig) -> None:
+        self._factor = config.slow_flush_factor
+        self._least_ns = round(config.slow_flush_s * NS_PER_S)
+        self._time_ns = round(config.slow_flush_time_s * NS_PER_S)
+        self._out_ns = round(config.slow_flush_isr_backoff_s * NS_PER_S)
+        self._records: dict[str, _Record] = {}
+
+    def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
+        """Note the duration of a flush of ``replica``."""
+        record = self._records.get(replica)
+        if record is None:
+            record = self._records[replica] = _Record()
+        record.recent.append(took_ns)
+        since_ns, record.last_at_ns = now_ns - record.last_at_ns, now_ns
+        if took_ns < self._least_ns or not self._is_slow(replica, took_ns, now_ns):
+            record.slow_ns = max(record.slow_ns - since_ns, 0)
+            return
+        record.slow_ns += min(took_ns, self._time_ns // 2)
+        if record.slow_ns >= self._time_ns or record.slow_until_ns > now_ns or not in_isr:
+            self._judge(record, now_ns)
+
+    def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
+        """A flush of ``replica`` is not done after so long: it need not end to be slow."""
+        record = self._records.get(replica)
+        if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
+            self._judge(record, now_ns)
+
+    def _judge(self, record: _Record, now_ns: int) -> None:
+        if record.slow_until_ns <= now_ns:
+            long_ago = now_ns - record.slow_until_ns > _LONGEST * self._out_ns
+            record.judged = 1 if long_ago else record.judged + 1
+        record.slow_ns = 0
+        record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.judged - 1), _LONGEST)
+
+    def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
+        """Return whether it is slow compared with the fastest other replica. False if no other is known."""
+        limit_ns = self._limit_ns(replica, now_ns)
+        return limit_ns is not None and took_ns >= limit_ns
+
+    def _limit_ns(self, replica: str, now_ns: int) -> int | None:
+        others = [self.usual_ns(other) for other in self._records if other != replica and not self.is_slow(other, now_ns)]
+        known = [usual_ns for usual_ns in others if usual_ns is not None]
+        if not known or not self._factor:
+            return None
+        return max(self._least_ns, round(self._factor * min(known)))
+
+    def usual_ns(self, replica: str) -> int | None:
+        """Median of its last flushes; None: there were too few."""
+        record = self._records.get(replica)
+        return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
+
+    def last_ns(self, replica: str) -> int:
+        """Return the duration of its last flush in ns, 0 for none."""
+        record = self._records.get(replica)
+        return record.recent[-1] if record is not None else 0
+
+    def is_slow(self, replica: str, now_ns: int) -> bool:
+        """Return whether it counts as slow now."""
+        record = self._records.get(replica)
+        return record is not None and record.slow_until_ns > now_ns
+
+    def slow_until_ns(self) -> Sequence[int]:
+        """Return until when each replica that was ever slow counts as slow."""
+        return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
+
+    def slow(self, now_ns: int) -> frozenset[str]:
+        """Return all slow replicas."""
+        return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
+
+    def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
+        """Return the replicas that are known to be fast."""
+        found = []
+        for replica in replicas:
+            usual_ns, limit_ns = self.usual_ns(replica), self._limit_ns(replica, now_ns)
+            if usual_ns is None or self.is_slow(replica, now_ns):
+                continue
+            if usual_ns < self._least_ns or limit_ns is None or usual_ns < limit_ns:
+                found.append(replica)
+        return found
+
+    def keep(self, replicas: Iterable[str]) -> None:
+        """Forget all replicas except ``replicas``."""
+        kept = frozenset(replicas)
+        for replica in [replica for replica in self._records if replica not in kept]:
+            del self._records[replica]
+
+
+def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
+    """Return the slow replicas that should leave the ISR so that commits are faster. Empty if the leader itself is slow."""
+    return slow - isr if leader in slow else slow
+
+
+def successor(
+    fast: Iterable[str],
+    followers: Mapping[str, FollowerProgress],
+    live: Mapping[str, int],
+    *,
+    needed: int,
+    now_ns: int,
+    max_lag_ns: int,
+) -> str:
+    """Return the node that should lead instead of a slow leader, '' for none: the ``fast`` ISR member with the most records.
+
+    At least ``needed`` fast members must exist, otherwise the HW would not move faster.
+    """
+    able = [
+        replica
+        for replica in fast
+        if replica in live
+        and (progress := followers.get(replica)) is not None
+        and progress.position is not None
+        and now_ns - progress.caught_up_ns <= max_lag_ns
+    ]
+    if len(able) < needed:
+        return ""
+    return min(able, key=lambda replica: (-(followers[replica].position or 0), replica))
+
+
+# ``FollowerProgress``: the leader's view of one follower. Each fetch sets it, up or down [D18].
+#
+# A position counts only for one LeaderEpoch and one incarnation of the follower's node. If the node restarts, the
+# position is forgotten, because the new process may have lost flushed records [D6, C12]. Times are monotonic nanoseconds.
+
+
+REACH_NS = 10 * NS_PER_S
+"""Request ids follow the follower's clock: one may be as far ahead of the last one as time has gone by, and this much."""
+DOUBT_NS = 5 * NS_PER_S
+"""When nothing else has been heard of a follower for so long, what was not believed of it is believed after all."""
+
+
+@dataclass(slots=True)
+class FollowerProgress:
+    """The leader's knowledge of one follower in this LeaderEpoch."""
+
+    caught_up_ns: int
+    """When the follower last was at the leader's log end; at first: when the leader began."""
+    copy_epoch: int = 0
+    """Of a learner: which copy it makes, as the metadata says; of a replica, the copy that it was."""
+    incarnation: int = 0
+    """Whose position this is; 0: none yet."""
+    live: bool = False
+    """Whether its node's session stands."""
+    position: int | None = None
+    """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
+    was_caught_up: bool = False
+    """It has been at the log end in this epoch, under this incarnation, and since it last left the ISR."""
+    in_isr: bool = False
+    """As the image shows."""
+    last_fetch_ns: int = 0
+    last_asked_ns: int = 0
+    """Of its last request of any kind, in any epoch; at first: when the leader began. One that comes back has not been silent yet."""
+    absences: int = 0
+    """How often in a row nobody listened for it, since its last fetch."""
+    probed: bool = False
+    """The bus was asked since its last fetch."""
+    progressed_ns: int = 0
+    """When its position last rose; at first: never."""
+    mark_end_offset: int = -1
+    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet; -1: none."""
+    mark_ns: int = 0
+    log_end_offset_at_last_fetch: int = 0
+    """Exclusive: the leader's log end when it last fetched."""
+    last_request_id: int = 0
+    """The newest request that counted; one below it was overtaken on its way."""
+    last_request_ns: int = 0
+    """When it came. Its wait may have been confirmed since: then ``last_fetch_ns`` is later."""
+    doubted_ns: int | None = None
+    """When the first request came that was not believed, since the last one that was; None: none."""
+    told_high_watermark: int = -2
+    """HW of the last answer or notice that was sent to it; -2: nothing was."""
+    owed_ns: int = 0
+    """Since when its fetch waits at the log end for its first answer, or HW is above what it was told there; 0: neither."""
+
+    def live_is(self, incarnation: int, now_ns: int) -> None:
+        """The cluster counts this process of the follower's as live; 0: none."""
+        if incarnation and not (self.live and incarnation == self.incarnation):
+            self.last_asked_ns = now_ns
+        self.live = incarnation > 0
+        if incarnation:
+            self.incarnation_is(incarnation)
+
+    def incarnation_is(self, incarnation: int) -> None:
+        """Forget everything if the follower's process is another one."""
+        if incarnation != self.incarnation:
+            self.incarnation = incarnation
+            self.last_request_id, self.doubted_ns = 0, None
+            self._forget()
+
+    def membership_is(self, in_isr: bool) -> None:
+        """Set whether the image shows it in the ISR.
+
+        After it leaves, it must fetch before it may return, because its disk may have failed.
+        """
+        if self.in_isr and not in_isr:
+            self.was_caught_up = False
+        self.in_isr = in_isr
+
+    def copy_is(self, copy_epoch: int) -> None:
+        """Set the copy that it makes, 0 for a replica. A new copy forgets the old one."""
+        if copy_epoch and copy_epoch != self.copy_epoch:
+            self.copy_epoch = copy_epoch
+            self._forget()
+
+    def _forget(self) -> None:
+        self.position = None
+        self.was_caught_up = False
+        self.progressed_ns, self.mark_end_offset = 0, -1
+        self.told_high_watermark, self.owed_ns = -2, 0
+
+    def told(self, high_watermark: int) -> None:
+        """Note that an answer or a notice with this HW was sent to it."""
+        self.told_high_watermark, self.owed_ns = high_watermark, 0
+
+    def is_owed(self, now_ns: int) -> None:
+        """Note that it is due for a notice, unless it was already."""
+        self.owed_ns = self.owed_ns or now_ns
+
+    def believes(self, request_id: int, now_ns: int) -> bool:
+        """Return whether ``request_id`` can belong to the follower's next request: not older than the last one, and not too far
+        ahead.
+
+        But nobody is doubted for good: the id that was believed first may have been somebody else's.
+        """
+        reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
+        if not self.last_request_id or self.last_request_id < request_id <= reach:
+            return True
+        if self.doubted_ns is None:
+            self.doubted_ns = now_ns
+        return now_ns - self.doubted_ns > DOUBT_NS
+
+    def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
+        """A valid fetch acknowledges everything up to ``offset`` (inclusive).
+
+        Caught up means: at the log end now, or at what was the log end at some time before, as of that time: so it is known how far
+        it is behind a busy leader, in time [L8].
+        """
+        if offset + 1 >= leader_end_offset:
+            self.caught_up_ns, self.was_caught_up = now_ns, True
+        elif self.position is not None and offset + 1 >= self.log_end_offset_at_last_fetch:
+            self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.last_fetch_ns), True
+        elif 0 <= self.mark_end_offset <= offset + 1:
+            self.caught_up_ns, self.was_caught_up = max(self.caught_up_ns, self.mark_ns), True
+        if self.mark_end_offset <= offset + 1:
+            self.mark_end_offset, self.mark_ns = leader_end_offset, now_ns
+        if self.position is not None and offset > self.position:
+            self.progressed_ns = now_ns
+        self.position = offset
+        self.last_request_id, self.last_request_ns, self.doubted_ns = request_id, now_ns, None
+        self.last_fetch_ns = now_ns
+        self.absences, self.probed = 0, False
+        self.log_end_offset_at_last_fetch = leader_end_offset
+
+    def still_waits(self, now_ns: int) -> None:
+        """Count its waiting fetch at the log end as if it had arrived again, with the same id."""
+        self.caught_up_ns, self.was_caught_up = now_ns, True
+        self.last_fetch_ns = self.last_asked_ns = now_ns
+        self.absences, self.probed = 0, False

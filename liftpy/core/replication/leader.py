@@ -59,13 +59,11 @@ from liftpy.core.replication.events import (
     ReplicaAbsent,
 )
 from liftpy.core.replication.fetch_handler import FetchHandler
-from liftpy.core.replication.high_watermark import new_high_watermark
 from liftpy.core.replication.inflight_limits import InflightLimits, size_in_memory
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import IsrChange, SlowFlushes, new_high_watermark, successor, to_keep_out
 from liftpy.core.replication.phases import Leading, Phase, RoleName
 from liftpy.core.replication.quiescence import QUIET_WAIT
 from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, nanoseconds
-from liftpy.core.replication.slow_disk import SlowFlushes, successor, to_keep_out
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:

@@ -18,23 +18,19 @@ from typing import Generic, Protocol, TypeVar
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey, shown
 from liftpy.core.base.instruments import Instruments
-from liftpy.core.log.corruption_reports import READERS
-from liftpy.core.log.file_ranges import measure, spans_of
-from liftpy.core.log.filtered_read import read_narrow, read_selected
-from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import Portion, read_portion
+from liftpy.core.log.log import READERS, Log
+from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.phases import RoleName
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
-from liftpy.core.wire.batch_filter import LEAVABLE
 from liftpy.core.wire.chunking import Held, room_bytes
 from liftpy.core.wire.decode_errors import REFUSED, refused
 from liftpy.core.wire.envelope import ChecksumError
-from liftpy.core.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
-from liftpy.core.wire.routing_check import MisdirectedError, must_be_for
+from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
+from liftpy.core.wire.frames import MisdirectedError, must_be_for
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 
 MAX_WAIT_MS = 30_000
@@ -167,7 +163,7 @@ class ReplicaSource:
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Check whether the reader's last record is still on this log (``liftpy.core.replication.reader_truncation``)."""
+        """Check whether the reader's last record is still on this log (``liftpy.core.replication.log_offsets``)."""
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
@@ -405,7 +401,7 @@ class Reads(Generic[Asker]):
             self._send(asker, request, self._head(offset))
 
     def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
-        """Answer with the bounds of the partition or of a range (``liftpy.core.log.file_ranges``).
+        """Answer with the bounds of the partition or of a range (``liftpy.core.log.range_reads``).
 
         A range must be completely present and committed.
         """

@@ -41,9 +41,8 @@ from liftpy.core.replication.follower import FollowerRole, report_leader
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease, Succession
-from liftpy.core.replication.log_offsets import LogOffsets
+from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
 from liftpy.core.replication.phases import Leading, RoleName, Waiting
-from liftpy.core.replication.reader_truncation import EpochVerdict, judge
 from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, who_has_heard
 
 

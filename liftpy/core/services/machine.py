@@ -7,6 +7,7 @@ or past it brings about. A snapshot is a function of the log alone.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,6 @@ from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, OnError, Skips, Unit, decided, is_decision
 from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
-from liftpy.core.services.log_timers import LogTimers
 from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.core.services.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
 from liftpy.core.services.rules import check_class
@@ -598,3 +598,62 @@ class _blamed:
         if isinstance(error, Exception) and not isinstance(error, ServiceFailedError):
             blame = error.code if isinstance(error, LiftError) else type(error).__name__
             raise ServiceFailedError(f"{self._where}: {blame}: {error}") from error
+
+
+# Timers by log time: part of a service's replicated state, so ordered by (time, name) alone.
+#
+# A timer fires before the first record whose log time is at or past its own: the same place in the log on every node. On a
+# stream where nothing arrives, log time stands still and nothing fires.
+
+
+MAX_TIMERS = 1_000_000
+MAX_TIMER_NAME_BYTES = 1024
+NEVER = 1 << 63
+"""Above every time that a timer may have."""
+
+
+class LogTimers:
+    """The timers of one service. ``set`` moves a timer that is set already."""
+
+    def __init__(self) -> None:
+        self._at_ns: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+        """(time, name); entries that ``_at_ns`` does not confirm are of timers that were moved or cancelled."""
+
+    def __len__(self) -> int:
+        return len(self._at_ns)
+
+    def set(self, name: str, at_ns: int) -> None:
+        """Fire the timer ``name`` at ``at_ns``. Raise ValueError beyond a limit."""
+        if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
+            raise ValueError(
+                f"Invalid timer. Use a name of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
+            )
+        if name not in self._at_ns and len(self._at_ns) >= MAX_TIMERS:
+            raise ValueError(f"Too many timers: at most {MAX_TIMERS}. Cancel timers that are no longer needed.")
+        self._at_ns[name] = at_ns
+        heapq.heappush(self._heap, (at_ns, name))
+        if len(self._heap) > 64 + 2 * len(self._at_ns):
+            self._heap = sorted((at, name) for name, at in self._at_ns.items())
+
+    def cancel(self, name: str) -> None:
+        """Forget it; not set is fine."""
+        self._at_ns.pop(name, None)
+
+    @property
+    def due_ns(self) -> int:
+        """Log time before which no timer is due, ``NEVER`` without timers. It may be that of a canceled timer."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def pop_due(self, now_ns: int) -> tuple[int, str] | None:
+        """The first timer at or before ``now_ns``, taken out, or None."""
+        while self._heap and self._heap[0][0] <= now_ns:
+            at_ns, name = heapq.heappop(self._heap)
+            if self._at_ns.get(name) == at_ns:
+                del self._at_ns[name]
+                return at_ns, name
+        return None
+
+    def entries(self) -> tuple[tuple[int, str], ...]:
+        """Return (time, name) of all timers in order, for a snapshot."""
+        return tuple(sorted((at, name) for name, at in self._at_ns.items()))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from liftpy.core.wire.columnar import ByteArray
+from liftpy.core.wire.batch import ByteArray
 
 _SEED, _M, _R = 0x9747B28C, 0x5BD1E995, 24
 _U32 = 0xFFFF_FFFF

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from liftpy.client.batch_view import BatchSlice
+from liftpy.core.wire.batch import ByteArray
 from liftpy.core.wire.batch_columns import BytesColumn, DictionaryColumn
-from liftpy.core.wire.columnar import ByteArray
 from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError
 

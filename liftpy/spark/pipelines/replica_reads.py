@@ -22,7 +22,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import Assembly
-from liftpy.core.wire.routing_check import must_be_for
+from liftpy.core.wire.frames import must_be_for
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
 from liftpy.nats.transport import Transport

@@ -26,8 +26,7 @@ from liftpy.core.metadata.request_limits import fit
 from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import LiftError
 from liftpy.testing.memory.nats import Bus
 

@@ -14,8 +14,8 @@ from typing import Protocol
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.publish.log_state_budget import NodeDerived
-from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
@@ -23,8 +23,7 @@ from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
 
 Answered = Callable[[pb.ControlResponse], None]

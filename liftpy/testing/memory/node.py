@@ -10,20 +10,19 @@ from collections.abc import Callable, Mapping
 from liftpy.config import NS_PER_MS, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.publish.log_state_budget import NodeDerived
-from liftpy.core.publish.standby_buffer import NodeHeard
+from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.home import Answered, FellowReplica
 from liftpy.testing.memory.nats import Bus

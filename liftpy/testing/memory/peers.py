@@ -14,7 +14,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.compaction_point import Horizon
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
-from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.log.range_reads import read_portion
 from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev

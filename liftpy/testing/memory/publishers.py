@@ -10,9 +10,7 @@ from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.message_decoder import MessageDecoder
 from liftpy.core.publish.ports import Refuser, Sink
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import StandbyBuffer
-from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.publish.standby import SortingRules, Standby, StandbyBuffer
 from liftpy.core.publish.state_file import state_owner
 from liftpy.core.publish.state_transfer import StateGiver, StateTaker
 from liftpy.core.publish.state_writer import StateWriter, pace_of, restore_state

@@ -25,7 +25,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.state_transfer import StateGiver
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev

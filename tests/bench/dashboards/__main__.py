@@ -18,7 +18,7 @@ from typing import Any
 
 from liftpy.client import connect
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import free_ports
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
 WITHOUT_TROUBLE = ("liftpy_publish_rejected_total", "liftpy_nats_errors_total", "liftpy_failover_duration_seconds")

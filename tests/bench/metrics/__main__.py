@@ -11,7 +11,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.instruments import Instruments, PublishTimes
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.phases import RoleName
 from sidecar.partition.figures import NodeCounts

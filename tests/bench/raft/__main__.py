@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sidecar.dev.nats_server import NatsServer
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import NatsServer, free_ports
 
 
 class Group:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from liftpy.core.wire.batch import split_batches
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subjects
 from liftpy.errors import CorruptionError
 from sidecar.partition.worker import PartitionWorker
 from tests.sim.virtual.nats_server import Message

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.core.groups.queue import WorkQueue
-from liftpy.core.wire import inboxes
+from liftpy.core.wire import subjects
 from liftpy.nats.request_guard import RequestGuard
 from liftpy.service import query_server, snapshot_server
 from sidecar.metadata.group_thread import GroupThread
@@ -40,10 +40,10 @@ def _anywhere(reply: Any, rules: Any, counters: Any, under: str = "") -> str:
 def _any_reply() -> None:
     """Answers go to whatever subject the asker names."""
     for module in list(sys.modules.values()):
-        if getattr(module, "reply_to", None) is inboxes.reply_to and module is not inboxes:
+        if getattr(module, "reply_to", None) is subjects.reply_to and module is not subjects:
             module.reply_to = _anywhere  # type: ignore[attr-defined]
-    inboxes.reply_to = _anywhere
-    inboxes.InboxRule.allows = lambda self, subject: True  # type: ignore[method-assign]
+    subjects.reply_to = _anywhere
+    subjects.InboxRule.allows = lambda self, subject: True  # type: ignore[method-assign]
 
 
 def _any_query_reply() -> None:

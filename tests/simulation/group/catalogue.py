@@ -73,7 +73,7 @@ MEMBERS = (
         "self.stage, self.member, self._due_ns = MemberStage.JOINING, self._new_id(), now_ns", "self._due_ns = now_ns", 40, "G6",
     ),
     PlantedBug(
-        "nothing moves to who joins", "assignment.assign",
+        "nothing moves to who joins", "group.assign",
         "kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}",
         "share = {n: max(len(have[stream].get(n, [])), 0 if any(have[stream].values()) else share[n]) for n in share}\n"
         "        kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}", 1, "G6",
@@ -146,11 +146,11 @@ QUEUES = (
     ),
     PlantedBug(
         "the bound of all members is not kept", "queue.WorkQueue.take",
-        "(take.maxAckPending or limits.MAX_ACK_PENDING) - self.out_count", "limits.MAX_ACK_PENDING", 1, "Q5",
+        "(take.maxAckPending or commands.MAX_ACK_PENDING) - self.out_count", "commands.MAX_ACK_PENDING", 1, "Q5",
     ),
     PlantedBug(
         "the bound of a member is not kept", "queue.WorkQueue.take",
-        "(take.maxMemberPending or limits.MAX_MEMBER_PENDING) - self._out.get(take.member, 0)", "limits.MAX_MEMBER_PENDING", 1, "Q5",
+        "(take.maxMemberPending or commands.MAX_MEMBER_PENDING) - self._out.get(take.member, 0)", "commands.MAX_MEMBER_PENDING", 1, "Q5",
     ),
     PlantedBug(
         "returned records are given twice", "queue.WorkQueue._put",
@@ -180,7 +180,7 @@ ORDERED = (
         "if key == NO_KEY or self._order.add(key, at):", "if self._order.add(key or 99, at):", 1, "Q7",
     ),
     PlantedBug(
-        "the second record of a key is free too", "key_order.KeyOrder.holds",
+        "the second record of a key is free too", "queue.KeyOrder.holds",
         "self._lines[key][0] != offset", "offset not in list(self._lines[key])[:2]", 1, "Q7",
     ),
     PlantedBug(
@@ -188,7 +188,7 @@ ORDERED = (
         "if free is not None and free >= self.prefix:", "if False:", 1, "Q7",
     ),
     PlantedBug(
-        "a record that comes again after a delay keeps nobody back", "key_order.KeyOrder.holds",
+        "a record that comes again after a delay keeps nobody back", "queue.KeyOrder.holds",
         "return key != NO_KEY and self._lines[key][0] != offset", "return False", 1, "Q7",
     ),
     PlantedBug(

@@ -21,13 +21,12 @@ from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader
-from liftpy.core.replication import high_watermark as commit
+from liftpy.core.replication import isr as commit
 from liftpy.core.replication import isr as lag
 from liftpy.core.replication.events import MetadataHeard, RefusalReason
 from liftpy.core.replication.fetch_handler import FetchHandler
 from liftpy.core.replication.follower import Cut, FollowerRole
-from liftpy.core.replication.follower_progress import FollowerProgress
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.log_offsets import LogOffsets

@@ -13,8 +13,7 @@ from liftpy.core.publish.state_writer import StateWriter
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.inflight_limits import InflightLimits
 from liftpy.core.replication.leader import LeaderRole
-from liftpy.core.replication.lease import Lease
-from liftpy.core.replication.node_connections import REPLICATION, DataPath
+from liftpy.core.replication.lease import REPLICATION, DataPath, Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.simulation.mutants.bug import Mutant, Patches, method
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from liftpy.config import NS_PER_S
 from liftpy.core.metadata.records import StreamDeleted, record_to_pb
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from sidecar.quorum.diverged_folder import MARK
-from sidecar.quorum.probation import FILE
+from sidecar.quorum.probation import FILE, MARK
 from tests.simulation.raft.disk import Fault
 from tests.simulation.raft.nodes import NODES
 from tests.simulation.raft.plots import Plots

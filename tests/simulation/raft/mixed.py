@@ -30,7 +30,7 @@ from liftpy.core.metadata.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError, StorageError
-from sidecar.quorum.diverged_folder import MARK, mark_diverged
+from sidecar.quorum.probation import MARK, mark_diverged
 from tests.born import BOTH, NEXT
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation

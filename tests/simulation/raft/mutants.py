@@ -26,9 +26,8 @@ from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member_log
 from sidecar.quorum import probation, transport
-from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.journal import GroupJournal, LogControllers, change_in
 from sidecar.quorum.library import RaftCore
-from sidecar.quorum.log_controllers import LogControllers, change_in
 from sidecar.quorum.pre_vote import LogEnd
 from sidecar.quorum.probation import FolderLineage, Probation
 from sidecar.quorum.raft_rules import Hardening

@@ -15,8 +15,7 @@ import pytest
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state_part import NewBatch
-from liftpy.core.publish.producer_epochs import ProducerDesk
-from liftpy.core.publish.producer_state import Claim, Finding, Producers, Ruling
+from liftpy.core.publish.producer_state import Claim, Finding, ProducerDesk, Producers, Ruling
 from liftpy.core.wire.batch_columns import ColumnSet
 from tests.sim.plan import StreamPlan, draw_plan
 from tests.sim.run import Outcome, run_plan

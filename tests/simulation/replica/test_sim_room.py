@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.core.publish.dedup_window import RecentIds
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.log_state_budget import Share
+from liftpy.core.publish.log_state_part import Share
 from tests.sim.plan import draw_plan
 from tests.sim.run import Outcome, run_plan
 

@@ -14,8 +14,7 @@ import pytest
 
 from liftpy.core.publish.ingest import Ingest
 from liftpy.core.publish.ports import Hearing
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_replay import FailoverBacklog, InLog, StandbyReplay
+from liftpy.core.publish.standby import FailoverBacklog, InLog, Standby, StandbyReplay
 from liftpy.core.replication.leader import LeaderRole
 from tests.sim.plan import draw_plan
 from tests.sim.run import Outcome, run_plan

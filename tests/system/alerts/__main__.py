@@ -26,8 +26,7 @@ from typing import Any
 
 from liftpy.client import sync
 from sidecar.dev.cluster import DevCluster
-from sidecar.dev.nats_server import NatsServer
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import NatsServer, free_ports
 from tests.system.faults.relay import Relay
 from tests.system.health.__main__ import WELL, Load, row
 from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule

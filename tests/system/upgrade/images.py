@@ -8,8 +8,7 @@ from pathlib import Path
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.image import ClusterImage
-from sidecar.quorum.journal import GroupJournal
-from sidecar.quorum.log_controllers import change_in
+from sidecar.quorum.journal import GroupJournal, change_in
 from sidecar.quorum.snapshot_file import decode_snapshot_file
 
 

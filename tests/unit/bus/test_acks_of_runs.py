@@ -12,8 +12,7 @@ from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.ack_ranges import answered_by
-from liftpy.core.wire.envelope import Ordinary
+from liftpy.core.wire.envelope import Ordinary, answered_by
 from tests.unit.bus.batches import Bench
 
 _Ack = client_pb2.Ack

@@ -18,7 +18,7 @@ from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, parse_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 
 _Ack = client_pb2.Ack
 Header = client_pb2.Header

@@ -10,7 +10,7 @@ import pytest
 from batches import Bench, published
 
 from liftpy.config import AckPolicy, Codec, StreamConfig
-from liftpy.core.publish.published_batch import MAX_BATCH_RECORDS
+from liftpy.core.publish.message_decoder import MAX_BATCH_RECORDS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -18,14 +18,12 @@ from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.connection import Receiver, receive
 from liftpy.nats.credentials import Credentials
-from sidecar.transport import connections, liveness, socket_thread
+from sidecar.transport import connections, ingest_connection, liveness
 from sidecar.transport import ingest_connection as cuts_module
 from sidecar.transport.connections import Links, open_links
 from sidecar.transport.credentials import Keys
-from sidecar.transport.ingest_connection import Cuts
+from sidecar.transport.ingest_connection import ConnectionStats, Cuts, SocketThread
 from sidecar.transport.liveness import QUESTION, Probes, is_absent, look_for
-from sidecar.transport.server_pending import ConnectionStats
-from sidecar.transport.socket_thread import SocketThread
 
 
 # ---- receiving ---------------------------------------------------------------------------------------------------------------
@@ -289,7 +287,7 @@ class Socket:
         self.answers = list(answers)
 
     def recv(self, size_bytes: int) -> bytes:
-        assert size_bytes == socket_thread.READ_BYTES
+        assert size_bytes == ingest_connection.READ_BYTES
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -318,12 +316,12 @@ def test_socket_thread_read_returns_the_size_and_reports_the_end_once() -> None:
 
 def test_socket_thread_pauses_after_small_reads_and_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(socket_thread, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(ingest_connection, "time", SimpleNamespace(sleep=slept.append))
     ours, theirs = socket.socketpair()
     made = thread_of(ours)
     made._woken, made._wakes = socket.socketpair()
     theirs.sendall(b"x")
-    reads = iter([socket_thread._LITTLE_BYTES, socket_thread._LITTLE_BYTES - 1, 0, -1])
+    reads = iter([ingest_connection._LITTLE_BYTES, ingest_connection._LITTLE_BYTES - 1, 0, -1])
     rooms = iter([True, False, True, True, True])
     waits: list[float] = []
     made._has_room, made._read = lambda: next(rooms), lambda: next(reads)

@@ -14,7 +14,7 @@ from test_ingest import turn
 
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import ingest, last_per_subject
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import Expected, expected_in, why_not_then

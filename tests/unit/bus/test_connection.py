@@ -16,8 +16,7 @@ import pytest
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport import connection as connection_module
-from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.write_coalescer import AT_ONCE, TOGETHER_BYTES
+from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, BusConnection, open_bus
 from tests.unit.bus.fake_server import FakeServer
 
 Message = tuple[bytes, bytes, bytes, bytes]

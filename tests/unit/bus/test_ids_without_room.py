@@ -10,7 +10,7 @@ from test_duplicates import Bench as DuplicatesBench
 from test_ingest import turn
 
 from liftpy.core.publish.dedup_window import size_of
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 
 
 class Bench(DuplicatesBench):

@@ -12,8 +12,7 @@ import pytest
 from liftpy.core.replication.inflight_limits import NodeIntake
 from sidecar.transport import ingest_connection as module
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.server_pending import ConnectionStats
+from sidecar.transport.ingest_connection import ConnectionStats, Inflow
 from tests.unit.bus.inflow_bench import BUFFER_BYTES, KIB, MS, Bench, Thread
 from tests.unit.bus.test_ingest_overload import message
 

@@ -20,7 +20,7 @@ from liftpy.core.replication.events import PublishesReceived
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.dropped_publishes import Drops
 
 INBOXES = InboxRule(("_INBOX.",))

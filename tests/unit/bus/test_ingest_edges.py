@@ -10,13 +10,12 @@ import pytest
 from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.memory_budget import HeldByNode, MemoryBudget, PartitionRoom
-from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import InvalidBatchError, body_to_store
+from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch, seal
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from tests.unit.bus.test_ingest import Bench, turn
 
 HEADER = [client_pb2.Header(name="a", value=b"1")]

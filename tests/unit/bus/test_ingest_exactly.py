@@ -11,13 +11,12 @@ from liftpy.config import AckPolicy, Codec
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.published_batch import InvalidBatchError, body_to_store
+from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from tests.unit.bus.test_acks import FakeBus, pending
 from tests.unit.bus.test_ingest import Bench, Holding, turn
 

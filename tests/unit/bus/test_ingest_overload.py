@@ -22,7 +22,7 @@ from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.shedding_parser import InflowParser
+from sidecar.transport.parser import InflowParser
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 
@@ -188,8 +188,8 @@ async def test_ingest_overload_drops_and_counts_messages_without_a_disconnect(mo
 async def test_ingest_disconnect_by_the_server_counts_the_lost_messages(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.load_shedding.Overflow.due_bytes", lambda *_: 0)
-    monkeypatch.setattr("liftpy.core.replication.load_shedding.Overflow.leaves_alone", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.leaves_alone", lambda *_: True)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     taker = Taker()

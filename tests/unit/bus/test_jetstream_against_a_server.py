@@ -13,8 +13,7 @@ import pytest
 from test_ingest import Bench
 from test_jetstream_promises import answered
 
-from sidecar.dev.nats_server import find_nats_server
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import find_nats_server, free_ports
 
 pytestmark = pytest.mark.timeout(60)
 

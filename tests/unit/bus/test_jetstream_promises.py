@@ -17,7 +17,7 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 
 REPLY = b"_INBOX.p"
 ROWS = [

@@ -14,18 +14,16 @@ from typing import Any
 import pytest
 
 from liftpy.core.replication.inflight_limits import NodeIntake
-from liftpy.core.replication.node_connections import GRACES_NS, INGEST
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.replication.lease import GRACES_NS, INGEST
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.joining import GroupLink
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
-from sidecar.transport.connections import Links
+from sidecar.transport.connections import Links, StandbyLink
 from sidecar.transport.ingest_connection import Inflow
-from sidecar.transport.standby_connection import StandbyLink
 from tests.unit.bus.fake_server import FakeServer
 from tests.unit.bus.test_connection import until
 from tests.unit.client.test_client_parser import publish_raw
@@ -173,7 +171,7 @@ async def test_ingest_read_does_not_overtake_buffered_bytes(
 async def test_full_ingest_buffer_leaves_bytes_in_the_server_without_loss(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("liftpy.core.replication.load_shedding._BLIND_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
     server, url = fake
     node = NodeIntake(full_count=1)
     bus = await inflow(url, node, buffer_bytes=100_000)

@@ -10,7 +10,7 @@ from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.headers import is_status, parse_headers
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from sidecar.transport.liveness import QUESTION
 
 KEY = PartitionKey("s", "u1", 0)

@@ -9,8 +9,7 @@ from nats.aio.subscription import Subscription
 
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES
-from sidecar.transport.parser import SinkParser
-from sidecar.transport.shedding_parser import InflowParser
+from sidecar.transport.parser import InflowParser, SinkParser
 from tests.unit.bus.test_parser import FakeClient
 
 ONE = b"MSG ev 1 1\r\na\r\n"

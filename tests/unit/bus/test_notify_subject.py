@@ -16,8 +16,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
 from liftpy.core.wire.decode_errors import REFUSED, REPLY
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.transport.notify import Notifications, Requests
 from tests.unit.bus.test_wake_ups import Bus
 

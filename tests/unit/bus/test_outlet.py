@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sidecar.transport.write_coalescer import AT_ONCE, TOGETHER_BYTES, Outlet
+from sidecar.transport.connection import AT_ONCE, TOGETHER_BYTES, Outlet
 
 
 @pytest.fixture(autouse=True)
 def _one_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "by_default" not in request.node.name:
-        monkeypatch.setattr("sidecar.transport.write_coalescer.AT_ONCE", 1)
+        monkeypatch.setattr("sidecar.transport.connection.AT_ONCE", 1)
 
 
 class Transport(asyncio.WriteTransport):

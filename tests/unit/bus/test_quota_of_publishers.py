@@ -12,7 +12,7 @@ from liftpy.core.publish import acks
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, MemoryBudget, PartitionRoom
-from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -16,7 +16,7 @@ from liftpy.core.publish.ports import is_refused_unread
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, Ordinary
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
-from sidecar.transport.shedding_parser import InflowParser
+from sidecar.transport.parser import InflowParser
 from tests.unit.bus.batches import Bench, published
 from tests.unit.bus.inflow_bench import MS
 from tests.unit.bus.inflow_bench import Bench as BusBench

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sidecar.transport import socket_thread
-from sidecar.transport.socket_thread import SocketThread
+from sidecar.transport import ingest_connection
+from sidecar.transport.ingest_connection import SocketThread
 
 LIMIT_S = 30.0
 
@@ -47,7 +47,7 @@ class Reader:
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 0.002)
+    monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 0.002)
     made = Reader(room=False)
     yield made
     made.close()
@@ -67,7 +67,7 @@ def test_socket_thread_reads_in_order_only_while_there_is_room(reader: Reader) -
 
 
 def test_socket_thread_resumes_at_once_when_told_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 10 * LIMIT_S)
+    monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
     reader.theirs.sendall(b"x")
@@ -100,7 +100,7 @@ def test_socket_thread_after_stop_reads_nothing_and_reports_no_end(reader: Reade
 
 
 def test_socket_thread_waiting_for_room_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket_thread, "_LOOK_AGAIN_S", 10 * LIMIT_S)
+    monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
     reader.close()

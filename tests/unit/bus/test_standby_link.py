@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError
-from sidecar.transport import standby_connection
-from sidecar.transport.standby_connection import StandbyLink
+from sidecar.transport import connections
+from sidecar.transport.connections import StandbyLink
 from tests.unit.bus.test_connection import until
 
 
@@ -137,7 +137,7 @@ async def test_standby_subscription_is_confirmed_once_despite_a_slow_server(monk
     assert seen[1:] == []
     link.heard.pop()()
     assert seen[1:] == ["heard"]
-    monkeypatch.setattr(standby_connection, "_SETTLES_S", 0.01)
+    monkeypatch.setattr(connections, "_SETTLES_S", 0.01)
     hearing.when_settled(lambda: seen.append("late"))
     await until(lambda: seen[2:] == ["late"], "it waits no longer")
     link.heard.pop()()
@@ -174,7 +174,7 @@ async def test_standby_subscription_that_is_denied_reports_the_loss_to_its_leade
 async def test_standby_connection_survives_credentials_that_are_unreadable_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(standby_connection, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(connections, "_AGAIN_S", 0.001)
     link, tries = FakeLink(), 0
 
     async def connect() -> Any:

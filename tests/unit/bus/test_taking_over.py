@@ -10,7 +10,7 @@ from typing import Any
 from liftpy.config import AckPolicy
 from liftpy.core.publish.acks import Publishers
 from liftpy.core.publish.dedup_window import Stored
-from liftpy.core.publish.standby_replay import FailoverBacklog
+from liftpy.core.publish.standby import FailoverBacklog
 from liftpy.core.replication.events import DuplicateReceived
 from tests.unit.bus.test_ingest import Bench, FakeBus, turn
 

@@ -11,8 +11,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.transport.notify import Notifications, Requests
 
 KEY = PartitionKey("orders", "uid-1", 2)

@@ -13,11 +13,10 @@ import pytest
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
 from sidecar.transport import connections
 from sidecar.transport import ingest_connection as cuts_module
-from sidecar.transport import server_pending as module
+from sidecar.transport import ingest_connection as module
 from sidecar.transport.connection import BusConnection
-from sidecar.transport.ingest_connection import Cuts
-from sidecar.transport.server_pending import Backlog, ConnectionStats
-from sidecar.transport.shedding_parser import InflowParser
+from sidecar.transport.ingest_connection import Backlog, ConnectionStats, Cuts
+from sidecar.transport.parser import InflowParser
 from tests.unit.bus.test_ingest_overload import Connection, message
 
 MS = 1_000_000

@@ -24,9 +24,10 @@ from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import PublishRejectedError
 from sidecar.cli import main, publish
 from sidecar.cli.consume import record_json
-from sidecar.dev import demo_processes, demo_steps
-from sidecar.dev.demo_failover import Failover
+from sidecar.dev import demo_steps
+from sidecar.dev import demo_steps as demo_processes
 from sidecar.dev.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
+from sidecar.dev.demo_steps import Failover
 
 demo = importlib.import_module("sidecar.cli.demo")
 OWN = ["stream", "partition", "publish", "consume", "status", "demo"]

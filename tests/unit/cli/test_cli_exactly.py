@@ -32,8 +32,7 @@ from sidecar.cli import service as service_orders
 from sidecar.cli import service as service_query
 from sidecar.cli.main import main
 from sidecar.cli.output import table
-from sidecar.dev.demo_failover import MAX_RECORDS, Failover
-from sidecar.dev.demo_steps import Positions, Step
+from sidecar.dev.demo_steps import MAX_RECORDS, Failover, Positions, Step
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 from tests.unit.cli.test_tables import printed
 

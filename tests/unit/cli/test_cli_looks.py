@@ -17,7 +17,7 @@ from liftpy.nats.credentials import Credentials
 from sidecar.cli import log, session
 from sidecar.cli.consume import record_json
 from sidecar.cli.main import exit_code
-from sidecar.cli.placement import MAX_FILE_BYTES, plan_json
+from sidecar.cli.stream_settings import MAX_FILE_BYTES, plan_json
 from sidecar.runtime.settings import Target
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.services.bad_records import Unit
-from liftpy.core.services.routing import Route
+from liftpy.core.services.outbox import Route
 from liftpy.core.services.rules import parameters_digest
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError

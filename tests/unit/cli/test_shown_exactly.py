@@ -10,7 +10,7 @@ import pytest
 from liftpy.client.placement_plans import PlacementPlan, PlannedNode
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import parse_batch
-from sidecar.cli import placement, status
+from sidecar.cli import status, stream_settings
 from sidecar.cli.main import main
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import SMALL, batch
@@ -135,7 +135,7 @@ def plan(**more: Any) -> PlacementPlan:
 
 
 def test_placement_plan_text_shows_partitions_nodes_and_racks(capsys: pytest.CaptureFixture[str]) -> None:
-    placement.show_plan(plan(notes=("d is full", "e is away")), "orders", False)
+    stream_settings.show_plan(plan(notes=("d is full", "e is away")), "orders", False)
     shown = words(capsys)
     assert shown[:7] == [
         "note: d is full", "note: e is away", "orders", "partition leader replicas", "4 a a b", "5 b b c", "nodes",
@@ -147,9 +147,9 @@ def test_placement_plan_text_shows_partitions_nodes_and_racks(capsys: pytest.Cap
         "rack leaders replicas", "x 4 (+2) 13 (+3)", "y 1 (+0) 6 (+1)", "nothing was done: this is a dry run",
     ]  # fmt: skip
     nowhere = tuple(PlannedNode(node_id=n, rack="", weight=1.0, replicas=0, leaders=0, fenced=False) for n in "abc")
-    placement.show_plan(plan(nodes=nowhere), "orders", False)
+    stream_settings.show_plan(plan(nodes=nowhere), "orders", False)
     assert "racks" not in words(capsys)
-    placement.show_plan(plan(waits="two more nodes"), "orders", False)
+    stream_settings.show_plan(plan(waits="two more nodes"), "orders", False)
     assert words(capsys) == ["stream orders would wait, insufficient-nodes: two more nodes"]
 
 

@@ -18,10 +18,10 @@ from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
 from liftpy.client.progress import BackwardProgress, ReadProgress
 from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.log import filtered_read
+from liftpy.core.log import range_reads
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.reads import Chunks, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -175,7 +175,7 @@ def test_consumer_with_any_filter_and_start_matches_a_naive_reader(
         assert found == expected
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filtered_read, "LOOK_BYTES", 3000)
+        patch.setattr(range_reads, "LOOK_BYTES", 3000)
         asyncio.run(run())
 
 

@@ -13,7 +13,7 @@ from liftpy.client import GroupOptions
 from liftpy.client import group as group_module
 from liftpy.client import queue as queue_module
 from liftpy.client.group import Group
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_command
 from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.groups.member import PartitionGained, PartitionLost
@@ -75,7 +75,7 @@ async def test_group_with_start_new_commits_the_end_before_any_record() -> None:
 async def test_group_session_survives_an_unanswered_commit() -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")
-    options = GroupOptions(session_s=limits.MIN_SESSION_MS / 1000, auto_commit_s=0.05)
+    options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0.05)
     group = await Group(home, "bills", ["orders"], "", options, None, None).open()
     async with group, asyncio.timeout(8):
         part = await anext(aiter(group))
@@ -103,7 +103,7 @@ def committed(home: Coordinated) -> dict[int, int]:
 async def test_group_member_keeps_a_partition_with_records_in_hand_until_they_are_committed() -> None:
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
-    options = GroupOptions(session_s=limits.MIN_SESSION_MS / 1000, auto_commit_s=0)
+    options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0)
     async with asyncio.timeout(30), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
         parts = {part.key: part for part in [await group.take(), await group.take()] if part is not None}
         async with await Group(home, "bills", ["orders"], "", options, None, None).open() as other:
@@ -180,7 +180,7 @@ async def test_group_does_not_commit_past_records_in_hand() -> None:
 
 
 async def test_group_commit_of_many_partitions_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_POSITIONS", 1)
+    monkeypatch.setattr(commands, "MAX_POSITIONS", 1)
     home = Coordinated(partitions=3)
     home.node.append(b"a")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:

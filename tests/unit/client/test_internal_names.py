@@ -16,7 +16,7 @@ from liftpy.client.producer import open_producer
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import envelope
-from liftpy.core.wire.columnar import ByteArray, RecordColumns
+from liftpy.core.wire.batch import ByteArray, RecordColumns
 from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects, data_subject
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.testing.memory import memory_cluster

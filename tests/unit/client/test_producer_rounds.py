@@ -13,8 +13,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import Producer
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
-from liftpy.core.wire.batch import build_batch, seal
-from liftpy.core.wire.columnar import ByteArray, HeaderArray, RecordColumns, body_of
+from liftpy.core.wire.batch import ByteArray, HeaderArray, RecordColumns, body_of, build_batch, seal
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError
 from tests.unit.client.test_producer import PATIENT, Wire, a_producer

@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.client.job_acks import Settlements, gaps, joined, ranges_of, settlement
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import UnavailableError
 
@@ -87,9 +87,9 @@ async def test_settlement_command_is_bounded() -> None:
         return []
 
     queue: Settlements[Any] = Settlements("w", say)
-    many = [told(pb.SETTLE_NACK, (number, number + 1, 1)) for number in range(limits.MAX_SETTLEMENTS + 1)]
+    many = [told(pb.SETTLE_NACK, (number, number + 1, 1)) for number in range(commands.MAX_SETTLEMENTS + 1)]
     await asyncio.gather(*(queue.tell((), [one]) for one in many), queue.tell((), cast(Any, many)))
-    assert max(said) <= limits.MAX_SETTLEMENTS
+    assert max(said) <= commands.MAX_SETTLEMENTS
     assert sum(said) == 2 * len(many)
 
 

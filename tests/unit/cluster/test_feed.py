@@ -14,7 +14,7 @@ from liftpy.core.metadata.feed import RETRY_AFTER_NS, FeedProducer, FeedSubscrip
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.routing_check import MisdirectedError
+from liftpy.core.wire.frames import MisdirectedError
 
 
 class Feed:

@@ -6,7 +6,7 @@ import pytest
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.clock_trust import BOUND_NS, FRESH_NS, HOLD_NS, NO_AGE_NS, PEERS, SLOW_NS, ClockTrust
-from liftpy.core.wire.ping import decode_presence, encode_presence
+from liftpy.core.wire.frames import decode_presence, encode_presence
 
 YEAR = 365 * 86_400
 T0 = 1_800_000_000

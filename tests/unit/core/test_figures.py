@@ -116,7 +116,7 @@ AGAIN: Figures = {
     "liftpy.core.services.replies": {"_MAX_AGE_NS": (30 * S, 300 * S)},
     "liftpy.service.version_upgrade": {"AGAIN_S": (5, 30)},
     "liftpy.core.services.versions": {"_BELIEVED_S": (2, 10)},
-    "liftpy.core.services.health": {"REPORT_EVERY_S": (0.5, 2), "REST_S": (30, 120), "_BELIEVED_S": (3, 10)},
+    "liftpy.core.services.sessions": {"REPORT_EVERY_S": (0.5, 2), "REST_S": (30, 120), "_BELIEVED_S": (3, 10)},
 }  # fmt: skip
 """What has no answer, or failed, is tried again: not in a hurry that makes it worse, and before its user gives up."""
 
@@ -159,22 +159,20 @@ BOUNDS: Figures = {
     },
     "liftpy.client.progress": {"_MOST_BEHIND": (5, 15)},
     "liftpy.nats.transport": {"ROOM_BYTES": (256 * KIB, 2 * MIB)},
-    "liftpy.core.publish.pending_batch": {"RECORD_OVERHEAD_BYTES": (24, 64)},
+    "liftpy.core.publish.overload": {"RECORD_OVERHEAD_BYTES": (24, 64)},
     "liftpy.core.publish.ingest": {"_BATCH_OVERHEAD_BYTES": (2048, 16 * KIB)},
-    "liftpy.core.publish.published_batch": {
+    "liftpy.core.publish.message_decoder": {
         "MAX_BATCH_RECORDS": (65_536, 65_536), "MAX_HEADERS": (1024, 1024), "MAX_HEADER_BYTES": (64 * KIB, 64 * KIB),
     },
     "liftpy.core.publish.dedup_window": {"MAX_ID_BYTES": (512, 4096), "_ID_BYTES": (100, 200), "_BATCH_BYTES": (200, 500)},
-    "liftpy.core.services.state_comparison": {"MAX_POSITIONS": (8, 64), "MAX_NODES": (8, 64)},
+    "liftpy.core.services.snapshot": {"MAX_POSITIONS": (8, 64), "MAX_NODES": (8, 64), "MAX_OFFERS": (4, 15), "MAX_AGREED": (32, 256), "_CERTAIN": (2, 2), "_SAID_BYTES": (100, 400)},
     "liftpy.service.query_server": {"_HEADERS_BYTES": (512, 4096)},
     "liftpy.core.services.effects": {"MAX_PENDING": (10_000, 10_000), "MAX_PENDING_BYTES": (8 * MIB, 8 * MIB), "MAX_NAME_BYTES": (256, 256)},
     "liftpy.service.snapshot_download": {"_MAX_PEERS": (8, 64)},
     "liftpy.service.snapshot_server": {"_MAX_HELD": (4, 15), "_MAX_WAITING": (32, 256)},
     "liftpy.service.snapshot_manager": {"_KNOWN": (32, 256), "_TOLD": (3, 8)},
-    "liftpy.core.services.log_timers": {"MAX_TIMERS": (10**6, 10**6), "MAX_NAME_BYTES": (1024, 1024)},
-    "liftpy.core.services.machine": {"MAX_FIRES_PER_RECORD": (10**5, 10**5), "MAX_OUTPUTS_PER_CALLBACK": (1000, 1000)},
+    "liftpy.core.services.machine": {"MAX_TIMERS": (10**6, 10**6), "MAX_TIMER_NAME_BYTES": (1024, 1024), "MAX_FIRES_PER_RECORD": (10**5, 10**5), "MAX_OUTPUTS_PER_CALLBACK": (1000, 1000)},
     "liftpy.core.services.outbox": {"MAX_OUTPUT_BYTES": (256 * KIB, 256 * KIB), "MAX_SAMPLES": (64, 1024), "_OVERHEAD_BYTES": (64, 256)},
-    "liftpy.core.services.snapshot_sources": {"MAX_OFFERS": (4, 15), "MAX_AGREED": (32, 256), "_CERTAIN": (2, 2), "_SAID_BYTES": (100, 400)},
     "liftpy.core.services.bad_records": {"MAX_ERROR_BYTES": (250, 1000), "MAX_SKIPS": (128, 1024)},
     "liftpy.core.services.queries": {"MAX_QUERIES": (256, 4096), "MAX_WAITING_BYTES": (2 * MIB, 32 * MIB)},
     "liftpy.core.services.replies": {
@@ -183,10 +181,9 @@ BOUNDS: Figures = {
         "MAX_REPLIES_BYTES": (2 * MIB, 32 * MIB), "_OVERHEAD_BYTES": (32, 128),
     },
     "liftpy.core.services.rules": {"MAX_PARAMETERS_BYTES": (16 * KIB, 256 * KIB)},
-    "liftpy.core.services.sessions": {"MAX_SERVICES": (16, 16), "_MAX_PROBLEM": (250, 1000)},
+    "liftpy.core.services.sessions": {"MAX_SERVICES": (16, 16), "_MAX_PROBLEM": (250, 1000), "MAX_REPORTED": (16, 16), "QUIET_ROUNDS": (2, 2)},
     "liftpy.core.services.versions": {"_MAX_TOLD": (128, 1024)},
-    "liftpy.core.services.health": {"MAX_REPORTED": (16, 16), "QUIET_ROUNDS": (2, 2)},
-    "sidecar.cli.placement": {"MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},
+    "sidecar.cli.stream_settings": {"MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},
     "sidecar.cli.publish": {"_CHUNK_BYTES": (16 * KIB, 256 * KIB), "_MAX_LINE_BYTES": (16 * MIB, 64 * MIB)},
     "sidecar.cli.rebalance": {"_SHOWN": (200, 5000)},
     "sidecar.cli.output": {"_SHORT": (16, 40)},
@@ -216,8 +213,8 @@ LESS: list[tuple[str, str, str]] = [
         "a query is asked again when its service has given it up",
     ),
     (
-        "liftpy.core.services.health:REPORT_EVERY_S",
-        "liftpy.core.services.health:_BELIEVED_S",
+        "liftpy.core.services.sessions:REPORT_EVERY_S",
+        "liftpy.core.services.sessions:_BELIEVED_S",
         "a report that was lost does not count as silence",
     ),
     (
@@ -247,7 +244,7 @@ LESS: list[tuple[str, str, str]] = [
     ),
     (
         "liftpy.core.publish.dedup_window:MAX_ID_BYTES",
-        "liftpy.core.publish.published_batch:MAX_HEADER_BYTES",
+        "liftpy.core.publish.message_decoder:MAX_HEADER_BYTES",
         "an id has room in the headers",
     ),
     ("liftpy.client.retrying:FIRST_WAIT_S", "liftpy.client.retrying:LONGEST_WAIT_S", "waits grow"),

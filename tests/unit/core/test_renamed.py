@@ -55,7 +55,7 @@ def test_import_of_a_merged_module_from_its_old_package_gives_the_new_modules() 
         "from liftpy.group import shown, limits; from liftpy.wire._pb import group_pb2; print(shown.__name__, limits.__name__)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["liftpy.core.groups.coordinator", "liftpy.core.groups.limits"]
+    assert done.stdout.split() == ["liftpy.core.groups.coordinator", "liftpy.core.groups.commands"]
 
 
 def test_renamed_settings_exist_only_by_their_new_names() -> None:

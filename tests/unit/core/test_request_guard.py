@@ -14,8 +14,7 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.control import ControlDesk
 from sidecar.runtime.settings import NodeSettings

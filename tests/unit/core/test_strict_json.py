@@ -21,7 +21,7 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.partition import scrub
 from sidecar.quorum.probation import FolderLineage
 from sidecar.status.status_api import _asked_after
-from sidecar.transport.server_pending import _told
+from sidecar.transport.ingest_connection import _told
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 from sidecar.disk import flush_thread
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 

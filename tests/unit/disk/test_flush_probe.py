@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.log.flush_scheduler import PROBES
+from liftpy.core.log.flush import PROBES
 from sidecar.disk.flush_times import PROBE_NAME, probe_flushes
 
 

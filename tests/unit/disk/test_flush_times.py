@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from sidecar.disk.flush_times import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
 from sidecar.partition.flushing import Flusher

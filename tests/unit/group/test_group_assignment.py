@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from liftpy.core.groups.assignment import Place, assign
+from liftpy.core.groups.group import Place, assign
 
 
 def spread(target: dict[Place, str], names: list[str]) -> list[int]:

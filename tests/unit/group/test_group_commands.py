@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.commands import (
     GroupCommandError,
     decode_answer,
@@ -81,13 +81,13 @@ REFUSED: list[tuple[int, str, Callable[[pb.GroupCommand], object]]] = [
     (7, "kind = 0", lambda c: setattr(c.settle.settlements[0], "kind", 0)),
     (7, "Invalid range", lambda c: setattr(c.settle.settlements[0].ranges[0], "end", 0)),
     (7, "Invalid range", lambda c: c.settle.settlements[0].ranges.append(pb.RecordRange(start=9, end=11))),
-    (7, "delayMs", lambda c: setattr(c.settle.settlements[0], "delayMs", limits.MAX_DELAY_MS + 1)),
+    (7, "delayMs", lambda c: setattr(c.settle.settlements[0], "delayMs", commands.MAX_DELAY_MS + 1)),
     (7, "reason", lambda c: setattr(c.settle.settlements[0], "reason", "é" * 101)),
     (7, "settlements = 0", lambda c: c.settle.ClearField("settlements")),
     (7, "10000 ranges", lambda c: c.settle.settlements[0].ranges.extend([pb.RecordRange(start=0, end=1)] * 10_000)),
     (7, "maxRecords = 0", lambda c: setattr(c.take, "maxRecords", 0)),
     (7, "ackWaitMs = 99", lambda c: setattr(c.take, "ackWaitMs", 99)),
-    (7, "maxDeliveries", lambda c: setattr(c.take, "maxDeliveries", limits.MAX_MAX_DELIVERIES + 1)),
+    (7, "maxDeliveries", lambda c: setattr(c.take, "maxDeliveries", commands.MAX_MAX_DELIVERIES + 1)),
     (7, "logEnd = -1", lambda c: setattr(c.take, "logEnd", -1)),
 ]  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_group_command_decoding_of_invalid_bytes_raises_group_command_error() ->
         with pytest.raises(GroupCommandError):
             door(b"\xff\xff\xff")
     with pytest.raises(GroupCommandError, match="bytes"):
-        decode_command(bytes(limits.MAX_COMMAND_BYTES + 1))
+        decode_command(bytes(commands.MAX_COMMAND_BYTES + 1))
     with pytest.raises(GroupCommandError, match="limit"):
         decode_query(pb.GroupQuery(limit=1001).SerializeToString())
 
@@ -124,5 +124,5 @@ def test_group_partition_is_stable_and_uids_are_ordered() -> None:
     assert len({partition_of(f"g{n}", 4) for n in range(100)}) == 4
     assert uid_order("00000a-2") < uid_order("00000b-1") < uid_order("fffffff-1") < uid_order("10000000-1")
     assert uid_order("xyz") < uid_order("xyzz") < uid_order("0-1")
-    assert limits.heartbeat_ms(3000) == 500
-    assert limits.heartbeat_ms(60_000) == 1000
+    assert commands.heartbeat_ms(3000) == 500
+    assert commands.heartbeat_ms(60_000) == 1000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command
 from liftpy.core.groups.coordinator import GroupCoordinator
 from liftpy.core.groups.group import ADDED_LATER
@@ -71,9 +71,9 @@ def generation_of(answer: pb.GroupAnswer, partition: int) -> int:
 def test_coordinator_moves_partitions_only_after_their_release() -> None:
     lab = Lab()
     a = lab.join("a")
-    assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, limits.QUICK_HEARTBEAT_MS)
+    assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, commands.QUICK_HEARTBEAT_MS)
     b = lab.join("b")
-    assert (owned(b), b.settled, b.heartbeatMs) == ([], False, limits.WAITING_HEARTBEAT_MS)
+    assert (owned(b), b.settled, b.heartbeatMs) == ([], False, commands.WAITING_HEARTBEAT_MS)
     a2 = lab.beat("a", a)
     assert owned(a2) == [0, 1]
     assert generation_of(a2, 0) == generation_of(a, 0)
@@ -262,7 +262,7 @@ def test_coordinator_marks_an_added_partition_for_members_that_join_later() -> N
 
 def test_coordinator_limits_are_errors_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MAX_GROUPS", 2), ("MAX_MEMBERS", 2), ("MAX_PARTITIONS", 6), ("MAX_QUEUES", 1)):
-        monkeypatch.setattr(limits, name, value)
+        monkeypatch.setattr(commands, name, value)
     lab = Lab()
     assert lab.join("a").code == lab.join("b").code == pb.GROUP_OK
     full = lab.join("c")
@@ -271,8 +271,8 @@ def test_coordinator_limits_are_errors_with_the_limit(monkeypatch: pytest.Monkey
     assert (a.code, "6 partitions" in a.detail) == (pb.GROUP_FULL, True)
     beat = lab.say(beat=pb.BeatGroup(member="a", tellsStreams=True, streams=[stream(3, "t")]))
     assert (beat.code, "stays as it was" in beat.detail) == (pb.GROUP_OK, True)
-    monkeypatch.setattr(limits, "MAX_PARTITIONS", 9)
-    monkeypatch.setattr(limits, "MAX_SUBSCRIPTIONS", 2)
+    monkeypatch.setattr(commands, "MAX_PARTITIONS", 9)
+    monkeypatch.setattr(commands, "MAX_SUBSCRIPTIONS", 2)
     beat = lab.say(beat=pb.BeatGroup(member="a", tellsStreams=True, streams=[stream(), stream(1, "t")]))
     assert (beat.code, "at most 2 streams" in beat.detail) == (pb.GROUP_OK, True)
     take = pb.TakeRecords(member="w", stream="s", uid=UID, maxRecords=1, logEnd=9)
@@ -281,7 +281,7 @@ def test_coordinator_limits_are_errors_with_the_limit(monkeypatch: pytest.Monkey
     assert lab.say(take=take).code == pb.GROUP_FULL
     assert lab.say(group="g2", take=take).code == pb.GROUP_OK
     assert lab.say(group="g3", take=take).code == pb.GROUP_FULL
-    monkeypatch.setattr(limits, "MAX_STATE_BYTES", 100)
+    monkeypatch.setattr(commands, "MAX_STATE_BYTES", 100)
     assert lab.say(group="g2", join=pb.JoinGroup(member="a")).code == pb.GROUP_FULL
     assert (
         lab.say(group="g2", commit=pb.CommitPositions(positions=[pb.GroupPosition(stream="s", uid=UID)])).code == pb.GROUP_FULL
@@ -371,11 +371,11 @@ def test_coordinator_settle_of_a_wide_range_costs_no_more_than_its_queue() -> No
 def test_coordinator_change_of_a_member_costs_no_more_than_its_subscriptions() -> None:
     """A command of 50 bytes in a group of 250 members with 64 of 4,000 streams each: reading all streams' members took 1 s and more."""
     machine, stamp_ns = GroupMachine(), 10**18
-    members = limits.MAX_SUBSCRIPTIONS // limits.MAX_STREAMS
+    members = commands.MAX_SUBSCRIPTIONS // commands.MAX_STREAMS
     group = pb.GroupState(group="g", generation=1, joins=members)
-    group.streams.extend(stream(1, f"s{number:04}") for number in range(limits.MAX_PARTITIONS))
+    group.streams.extend(stream(1, f"s{number:04}") for number in range(commands.MAX_PARTITIONS))
     for number in range(members):
-        names = sorted(f"s{(number * 64 + place) % limits.MAX_PARTITIONS:04}" for place in range(limits.MAX_STREAMS))
+        names = sorted(f"s{(number * 64 + place) % commands.MAX_PARTITIONS:04}" for place in range(commands.MAX_STREAMS))
         group.members.add(member=f"m{number}", sessionNs=10**13, heardNs=stamp_ns, joined=number + 1, streams=names, session=1)
     machine.restore(pb.CoordinatorState(version=1, clockNs=stamp_ns, stampNs=stamp_ns, groups=[group]).SerializeToString())
     full = pb.JoinGroup(member="new", streams=[stream(1, "s0000")])

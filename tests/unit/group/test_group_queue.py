@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from liftpy.core.groups import limits
+from liftpy.core.groups import commands
 from liftpy.core.groups.queue import PieceKind, WorkQueue
 from liftpy.core.wire._pb import group_pb2 as pb
 
@@ -118,7 +118,7 @@ def test_work_queue_forgets_records_below_the_log_start() -> None:
 
 
 def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_QUEUE_RANGES", 10)
+    monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 10)
     queue = WorkQueue("u", 0)
     take(queue, count=100, end=1000)
     for offset in range(0, 40, 2):
@@ -173,5 +173,5 @@ def test_work_queue_view_lists_holders_with_records_and_deliveries(monkeypatch: 
     found = queue.view("s", 0)
     assert [(one.member, one.records, one.first, one.deliveries) for one in found.holders] == [("a", 7, 5, 1), ("b", 5, 0, 2)]
     assert (found.out, found.acknowledged) == (12, 2)
-    monkeypatch.setattr(limits, "MAX_HOLDERS", 1)
+    monkeypatch.setattr(commands, "MAX_HOLDERS", 1)
     assert [one.member for one in queue.view("s", 0).holders] == ["a"]

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.core.groups import limits
-from liftpy.core.groups.key_order import NO_KEY, KeyOrder, key_digest
-from liftpy.core.groups.queue import KEY_BYTES, PIECE_BYTES, PieceKind, WorkQueue
+from liftpy.core.groups import commands
+from liftpy.core.groups.queue import KEY_BYTES, NO_KEY, PIECE_BYTES, KeyOrder, PieceKind, WorkQueue, key_digest
 from liftpy.core.wire._pb import group_pb2 as pb
 
 S = 1_000_000_000
@@ -86,7 +85,7 @@ def test_ordered_queue_records_below_the_log_start_free_their_key() -> None:
 
 
 def test_ordered_queue_held_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_HELD", 3)
+    monkeypatch.setattr(commands, "MAX_HELD", 3)
     queue = WorkQueue("u", 0, ordered=True)
     keys = [1] * 6 + [0, 2]
     assert offsets(take(queue, keys)) == [0]
@@ -97,7 +96,7 @@ def test_ordered_queue_held_records_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert offsets(take(queue, keys)) == [2]
     settle(queue, pb.SETTLE_ACK, 2, 3)
     assert offsets(take(queue, keys)) == [3, 6, 7]
-    monkeypatch.setattr(limits, "MAX_QUEUE_RANGES", 4)
+    monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 4)
     assert take(queue, [*keys, 0, 0, 0]) == []
     assert queue.is_full
 

@@ -14,7 +14,7 @@ from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.log.arrow import to_arrow
 from liftpy.core.log.compaction_point import HORIZON_NAME
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state import LogState, derived_state
 from liftpy.core.publish.producer_state import Claim, Finding, ProducerState

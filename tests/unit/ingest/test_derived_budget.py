@@ -11,10 +11,8 @@ import pytest
 from liftpy.core.publish.dedup_window import RecentIds, Stored, size_of
 from liftpy.core.publish.last_per_subject import LastOfSubjects
 from liftpy.core.publish.log_state import LogState
-from liftpy.core.publish.log_state_budget import NodeDerived, Share
-from liftpy.core.publish.log_state_part import NewBatch, Numbering
-from liftpy.core.publish.producer_epochs import Given, ProducerDesk, Question
-from liftpy.core.publish.producer_state import STATE_BYTES, TAIL_BYTES, Claim, Finding, Producers
+from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Numbering, Share
+from liftpy.core.publish.producer_state import STATE_BYTES, TAIL_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import build_batch, parse_batch
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import last_per_subject
 from liftpy.core.publish.last_per_subject import LastOfSubjects, last_of_each
 from liftpy.core.publish.log_state import LogState, headers_of

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.queue_delay import Lateness, Unanswered
+from liftpy.core.publish.memory_budget import Lateness, MemoryBudget, Unanswered
 
 MS = NS_PER_S // 1000
 

@@ -12,10 +12,9 @@ import pytest
 from liftpy.client.write_epoch import offset_in
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state import _told
-from liftpy.core.publish.producer_epochs import Given, ProducerDesk, Question
-from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Producers, Ruling
+from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question, Ruling
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
-from liftpy.core.wire.batch_filter import kept as kept_of
+from liftpy.core.wire.filters import kept as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import CorruptionError
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.publish.log_state_part import NewBatch, Numbering
-from liftpy.core.publish.producer_epochs import Given, ProducerDesk, Question
-from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Producers, Ruling, count_for
+from liftpy.core.publish.producer_state import (
+    STATE_BYTES,
+    Claim,
+    Finding,
+    Given,
+    ProducerDesk,
+    Producers,
+    Question,
+    Ruling,
+    count_for,
+)
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.batch_columns import ColumnSet
 

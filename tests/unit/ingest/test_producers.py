@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
 from liftpy.core.publish.log_state import derived_state
 from liftpy.core.publish.log_state_part import NewBatch, Numbering

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, Codec, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.dedup_window import MAX_ID_BYTES, RecentIds, Stored
 from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch

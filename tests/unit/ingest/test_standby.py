@@ -13,18 +13,16 @@ from liftpy.config import AckPolicy, Codec, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.dedup_window import RecentIds, Stored
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.publish.message_decoder import MessageDecoder
-from liftpy.core.publish.standby import Standby
-from liftpy.core.publish.standby_buffer import MESSAGE_BYTES, NodeHeard, StandbyBuffer
-from liftpy.core.publish.standby_replay import FailoverBacklog, SortingRules
+from liftpy.core.publish.standby import MESSAGE_BYTES, FailoverBacklog, NodeHeard, SortingRules, Standby, StandbyBuffer
 from liftpy.core.replication.phases import RoleName
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch
-from liftpy.core.wire.inboxes import InboxRule
+from liftpy.core.wire.subjects import InboxRule
 from liftpy.errors import LiftError
 
 KEY = PartitionKey("s", "u1", 0)

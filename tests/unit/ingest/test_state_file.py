@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.small_files import seal_small_file
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import state_file
 from liftpy.core.publish.dedup_window import Stored
 from liftpy.core.publish.log_state import LogState

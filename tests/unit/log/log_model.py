@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch, split_batches
 
 SMALL = StreamConfig(segment_bytes=4096)

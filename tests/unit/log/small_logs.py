@@ -6,8 +6,8 @@ from typing import Any
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 
 S = 1_000_000_000

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log.file_ranges import MAX_BORDERS, RangeSize, measure
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.range_reads import MAX_BORDERS, RangeSize, measure
 from liftpy.core.log.segment import log_name
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
 from tests.long import sampled

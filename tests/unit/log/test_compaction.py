@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 

@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.core.log.epoch_promises import _LEAST_BYTES, PROMISES_NAME, PromiseJournal
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryFile, MemoryStorage
+from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
 from liftpy.errors import LogClosedError, StorageError
 from tests.unit.log.small_logs import S, a_log, add, filled

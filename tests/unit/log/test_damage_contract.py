@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.log.corruption_reports import EVERY_NS, MAX_ASKERS, Recheck, Rechecks
-from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, Recheck, Rechecks
 from liftpy.core.log.recovery import DAMAGED, DAMAGED_KEPT, drop_set_aside, recover, set_aside
 from liftpy.core.log.scrub import Scan, freshly_sealed, scan_of
 from liftpy.core.log.segment import index_name, log_name
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
 from tests.unit.log.small_logs import a_log, add, filled

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
-from liftpy.core.log.corruption_reports import EVERY_NS, READERS, Recheck, Rechecks
-from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.log import EVERY_NS, READERS, Log, Recheck, Rechecks
 from liftpy.core.log.scrub import Scan, confirmed, freshly_sealed, next_segment, scan_of, scrubbed
 from liftpy.core.log.segment import index_name, log_name
-from liftpy.core.log.storage import LogFile
+from liftpy.core.log.storage import LogFile, MemoryStorage
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
 from liftpy.errors import CorruptionError
 

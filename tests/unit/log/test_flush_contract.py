@@ -6,11 +6,10 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log import small_files
-from liftpy.core.log.flush import Flush, SealJob
-from liftpy.core.log.flush_scheduler import LONG_S, PROBES, SHORT_S, FlushPlace
+from liftpy.core.log.flush import LONG_S, PROBES, SHORT_S, Flush, FlushPlace, SealJob
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, StorageError
 from tests.unit.log.small_logs import a_log, add, filled, stored
 

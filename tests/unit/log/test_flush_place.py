@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from liftpy.core.log.flush_scheduler import LARGE_BYTES, LONG_S, MOST_WAITING, PROBES, SHORT_S, SLOW_S, FlushPlace
+from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, PROBES, SHORT_S, SLOW_S, FlushPlace
 
 FAST_S = SHORT_S / 5
 

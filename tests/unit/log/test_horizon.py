@@ -9,7 +9,7 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import HORIZON_NAME, NEVER, Horizon, decode_horizon, encode_horizon, shows_traces
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.events import EpochQueryAnswered
 from liftpy.core.replication.follower import Cut, StartAfresh, reaches, reconcile
 from liftpy.core.replication.log_offsets import LogOffsets

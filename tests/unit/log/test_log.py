@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryFile, MemoryStorage
 from liftpy.core.log.small_files import EPOCHS_NAME, decode_epochs, encode_epochs
+from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import parse_batch, split_batches
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError, UnknownFormatError
 from tests.long import sampled

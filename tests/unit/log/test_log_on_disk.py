@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log import rewrite_unflushed
+from liftpy.core.log import recovery
 from liftpy.core.log.compaction_point import NEVER, Horizon, inferred
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
 from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.scrub import Scan
 from liftpy.core.log.segment import Segment, walk
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError, NoSpaceError, StorageError
 from sidecar.disk.files import FolderStorage
@@ -104,11 +104,11 @@ def test_rewrite_copy_that_fails_leaves_no_file(where: str) -> None:
 
     storage.fault = fault
     with pytest.raises(StorageError):
-        rewrite_unflushed._copy(storage, file, 2, 8, "a")
+        recovery._copy(storage, file, 2, 8, "a")
     storage.fault = None
     assert storage.names() == ["a"]
     assert bytes(storage.open("a").read(0, 99)) == b"0123456789"
-    rewrite_unflushed._copy(storage, file, 2, 8, "b")
+    recovery._copy(storage, file, 2, 8, "b")
     assert bytes(storage.open("b").read(0, 99)) == b"234567"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from liftpy.core.log.memory_storage import MemoryFile, MemoryStorage
+from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.errors import NoSpaceError, StorageError
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log import rewrite_unflushed, small_files
+from liftpy.core.log import recovery, small_files
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.recovery import recover
-from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME, recover
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from tests.unit.log.small_logs import a_log, add, filled
 
 
@@ -103,7 +102,7 @@ def test_log_open_completes_an_interrupted_split() -> None:
     data = bytes(storage.files[log_name(0)].data)
     at = len(data) // 2
     storage.create(f"{log_name(0)}.{at}-{2:020d}.tail").append([data[at:]])
-    rewrite_unflushed.finish_splits(storage, storage.names())
+    recovery.finish_splits(storage, storage.names())
     assert bytes(storage.files[log_name(0)].data) == data[:at]
     assert bytes(storage.files[log_name(2)].data) == data[at:]
 

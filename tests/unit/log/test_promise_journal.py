@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises, encode_promises
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import NoSpaceError, StorageError, UnknownFormatError
 
 KEYS = [f"orders-u1/{number}" for number in range(5)]

@@ -8,11 +8,10 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.recovery import OpenReport
-from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME, OpenReport
 from liftpy.core.log.segment import index_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, decode_index, encode_checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import NoSpaceError, StorageError
 from tests.unit.log.log_model import content, fill
 

@@ -6,10 +6,10 @@ import pytest
 from log_model import SMALL, batch, fill, reopened
 
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.reading import ReadResult, offset_at, segment_at, without_past
 from liftpy.core.log.segment import log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_filler, parse_batch, parse_header, split_batches
 from liftpy.errors import OffsetOutOfRangeError
 

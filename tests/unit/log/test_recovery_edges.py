@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.log.corruption_reports import EVERY_NS, MAX_ASKERS, Rechecks
-from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.log import EVERY_NS, MAX_ASKERS, Log, Rechecks
 from liftpy.core.log.recovery import BEHIND, drop_set_aside, recover, set_aside
 from liftpy.core.log.segment import Segment, index_name, log_name, walk
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
 from tests.unit.log.small_logs import a_log, add, filled

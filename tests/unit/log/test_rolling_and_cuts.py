@@ -9,10 +9,10 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.log.compaction_point import NEVER
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.retention import AT_ONCE, asked_start, held_start, is_below, retained_start
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import Checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch, split_batches
 from tests.unit.log.small_logs import S, a_log, add, filled, stored
 

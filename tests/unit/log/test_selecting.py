@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec, StreamConfig
-from liftpy.core.log import filtered_read
-from liftpy.core.log.filtered_read import read_narrow, read_selected
+from liftpy.core.log import range_reads
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.range_reads import read_narrow, read_selected
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.core.wire.batch_columns import Columns
-from liftpy.core.wire.batch_filter import VALUES
 from liftpy.core.wire.chunking import Assembly
-from liftpy.core.wire.filters import Filter
+from liftpy.core.wire.filters import VALUES, Filter
 from liftpy.errors import CorruptionError
 
 CONFIG = StreamConfig(segment_bytes=4096)
@@ -114,7 +113,7 @@ def test_filtered_read_returns_each_matching_record_once_in_order(
     if backwards:
         expected.reverse()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filtered_read, "LOOK_BYTES", look)
+        patch.setattr(range_reads, "LOOK_BYTES", look)
         assert read_all(log, wanted, start, max_bytes, room, log.log_end_offset, backwards=backwards) == expected
 
 
@@ -123,7 +122,7 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_answer(monkeypatch: p
     looked: list[int] = []
     mask = Filter.mask
     monkeypatch.setattr(Filter, "mask", lambda self, batch: looked.append(batch.header.size_bytes) or mask(self, batch))
-    monkeypatch.setattr(filtered_read, "LOOK_BYTES", 20_000)
+    monkeypatch.setattr(range_reads, "LOOK_BYTES", 20_000)
     for backwards, start in ((False, 0), (True, 200)):
         looked.clear()
         portion = read_selected(log, Filter(keys=(b"x",)), start, 1 << 20, 1 << 20, end_offset=200, backwards=backwards)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.recovery import DAMAGED_KEPT, drop_set_aside, names_set_aside, set_aside
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 
 SMALL = StreamConfig(segment_bytes=4096)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch, split_batches
 
 Row = tuple[bytes | None, str, bool, bool]

@@ -9,11 +9,11 @@ import pytest
 from liftpy.core.log import recovery
 from liftpy.core.log.inspect import headers, inspect
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
 from liftpy.core.log.recovery import Damage, OpenReport, recover
 from liftpy.core.log.scrub import Scan, freshly_sealed, next_segment, scan_of
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, decode_index, encode_checkpoint
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import CorruptionError
 from tests.unit.log.log_model import SMALL, batch, content
 from tests.unit.log.small_logs import S, a_log, add, filled

@@ -19,8 +19,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.group_thread import GroupThread, _read

@@ -33,8 +33,8 @@ from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.proposal_executor import ask_accused, ask_to_step_aside
+from sidecar.quorum.codec import seal
 from sidecar.quorum.library import Node
-from sidecar.quorum.sealing import seal
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.metadata.test_forwarding import Bus
 from tests.unit.metadata.test_member_driven import Made

@@ -14,7 +14,7 @@ import pytest
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.clock_trust import NO_AGE_NS
-from liftpy.core.wire.ping import encode_presence
+from liftpy.core.wire.frames import encode_presence
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import clock_watch
 from sidecar.metadata.clock_watch import HELD_BACK, ClockWatch

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pytest
 
 from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
-from sidecar.dev import demo_failover, demo_flights, demo_processes, demo_publisher, demo_steps
-from sidecar.dev.demo_processes import LineProcess
+from sidecar.dev import demo_flights, demo_publisher, demo_steps
+from sidecar.dev import demo_steps as demo_failover
+from sidecar.dev import demo_steps as demo_processes
 from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
-from sidecar.dev.demo_steps import Positions, Step, first_difference
+from sidecar.dev.demo_steps import LineProcess, Positions, Step, first_difference
 
 
 def flight(carrier: str, delay: str, number: int = 0) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.dev import nats_server
-from sidecar.dev.demo_processes import LineProcess
+from sidecar.dev.demo_steps import LineProcess
 from sidecar.dev.nats_server import NatsServer, dies_with_parent, find_nats_server, spawn
 
 PARENT = """

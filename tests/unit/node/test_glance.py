@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.observe.node_summary import ASKED, LATENCY_S, glance_of
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.node_summary import FRESH_S, MOST_WAITING, GlanceDesk, glance_at
 from sidecar.status.status_api import StatusDesk

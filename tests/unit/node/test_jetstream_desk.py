@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.nats.credentials import Credentials
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import free_ports
 from sidecar.node.jetstream_api import JetStreamDesk
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.credentials import Keys

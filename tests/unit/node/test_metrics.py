@@ -26,13 +26,13 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
 from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.groups.lag import GroupLag
-from liftpy.core.log.flush_scheduler import FlushPlace
+from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SPOKEN
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
-from liftpy.core.publish.pending_batch import IngestCounters
+from liftpy.core.publish.overload import IngestCounters
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.replication.phases import RoleName

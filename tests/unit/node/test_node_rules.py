@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.metadata.controller_list import ControllerList
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError

@@ -14,8 +14,7 @@ from liftpy.client.progress import ReadProgress
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import UnavailableError
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
 from sidecar.groups.coordinators import OwnNodeReader

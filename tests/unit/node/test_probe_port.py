@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.core.observe.node_health import Check
 from liftpy.errors import ConfigError
-from sidecar.dev.ports import free_ports
+from sidecar.dev.nats_server import free_ports
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status import http as module
 from sidecar.status.status_api import StatusDesk

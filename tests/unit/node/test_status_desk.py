@@ -17,12 +17,11 @@ import pytest
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.observe.history import question, rows_of
-from liftpy.core.publish.log_state_budget import NodeDerived
+from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.ping import decode_presence
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.frames import decode_presence
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ConfigError
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status import http

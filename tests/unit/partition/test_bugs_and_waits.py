@@ -11,8 +11,8 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.services.state_comparison import DIGEST_SIZE_BYTES, Agreement
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, Agreement
 from sidecar.partition import flushing
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.services import PartitionServices

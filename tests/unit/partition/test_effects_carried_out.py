@@ -12,7 +12,7 @@ from unittest.mock import ANY
 import pytest
 
 from liftpy.core.log.compaction_point import Horizon
-from liftpy.core.log.corruption_reports import Recheck
+from liftpy.core.log.log import Recheck
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch

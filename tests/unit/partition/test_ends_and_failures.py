@@ -14,8 +14,8 @@ import pytest
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import LiftError, NoSpaceError, StorageError

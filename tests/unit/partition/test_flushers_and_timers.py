@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from sidecar.partition.flushing import Flusher
 from tests.unit.partition.shell_parts import Clocked, until

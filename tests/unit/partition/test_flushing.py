@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.core.log.flush_scheduler import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
+from liftpy.core.log.flush import LARGE_BYTES, LONG_S, MOST_WAITING, FlushPlace
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.rewrite_unflushed import FLUSH_FAILED_NAME
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import StorageError
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread

@@ -15,7 +15,7 @@ import sidecar.partition.replica_manager as set_module
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.epoch_promises import PromiseJournal
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
@@ -24,8 +24,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.chunking import Piece
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import InvariantError, NoSpaceError, StorageError
 from sidecar.partition import driver as driver_module
 from sidecar.partition import replication

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from liftpy.core.log.epoch_promises import PromiseJournal
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.errors import StorageError
 from sidecar.partition.promises import Promises, Told
 

@@ -9,7 +9,7 @@ from shell_parts import until
 
 from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.log_state import REPLAY_BYTES, LogState
 from liftpy.core.replication import events
 from liftpy.core.wire.batch import build_batch, parse_batch

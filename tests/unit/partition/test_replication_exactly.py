@@ -16,9 +16,8 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import build_batch, parse_header
 from liftpy.core.wire.chunking import Held, Piece
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.routing_check import address
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.frames import address
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from tests.scripts.desk import FakeBus

@@ -18,7 +18,7 @@ from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.core.wire.chunking import Piece
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.core.wire.envelope import ChecksumError, MessageType
-from liftpy.core.wire.routing_check import address
+from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient

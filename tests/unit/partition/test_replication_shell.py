@@ -13,8 +13,7 @@ from liftpy.core.replication import events
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.batch import build_batch
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.quiescence import QuietAsker, QuietTalk
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.replication import _MAX_TOKENS, AnswerRouter, FetchClient

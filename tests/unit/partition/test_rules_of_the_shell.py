@@ -13,12 +13,11 @@ import pytest
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import events
-from liftpy.core.services.health import REPORT_EVERY_S
+from liftpy.core.services.sessions import REPORT_EVERY_S
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import StorageError
 from sidecar.partition import deletions as deletions_module
 from sidecar.partition.deletions import Deletions

@@ -14,7 +14,7 @@ from shell_parts import until
 from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish.dedup_window import Stored
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import Unwritten, state_names

@@ -11,9 +11,8 @@ import pytest
 
 from liftpy.config import AckPolicy, Codec, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.publish.log_state_budget import NodeDerived
-from liftpy.core.publish.standby_buffer import NodeHeard
-from liftpy.core.publish.standby_replay import SortingRules
+from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.standby import NodeHeard, SortingRules
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events
 from liftpy.errors import StorageError

@@ -9,9 +9,8 @@ import pytest
 from liftpy.core.metadata.controller_list import ControllerList, first_list
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
-from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.journal import CHANGE, GroupJournal, LogControllers, change_in
 from sidecar.quorum.library import FAIL_REASON
-from sidecar.quorum.log_controllers import CHANGE, LogControllers, change_in
 from sidecar.quorum.peer_sessions import PeerSessions
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.unit.raft.ours import OurNet, our_net

@@ -15,14 +15,13 @@ from liftpy.errors import CorruptionError, ProtocolError, StorageError
 from sidecar.quorum import codec
 from sidecar.quorum import driver as driver_module
 from sidecar.quorum import raft_rules as hardening_module
-from sidecar.quorum.codec import MAX_NUMBER
+from sidecar.quorum.codec import MAX_NUMBER, seal, unseal
 from sidecar.quorum.driver import MAX_INBOX_BYTES, GroupDriver, tick_once
 from sidecar.quorum.journal import _FRAME, _MAGIC, _RECORD, MAX_SPENT_BYTES, GroupJournal, _frame
 from sidecar.quorum.library import FAIL_REASON, Node
 from sidecar.quorum.peer_sessions import SILENCE_S, TERM_REACH, Peer, PeerSessions
 from sidecar.quorum.probation import FolderLineage, is_first_start
 from sidecar.quorum.raft_rules import Hardening
-from sidecar.quorum.sealing import seal, unseal
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 
 

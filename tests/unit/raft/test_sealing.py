@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.errors import ProtocolError
-from sidecar.quorum.sealing import seal, unseal
+from sidecar.quorum.codec import seal, unseal
 
 FRAME = bytes(range(100))
 

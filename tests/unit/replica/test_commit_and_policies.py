@@ -11,9 +11,15 @@ from liftpy.config import CommitPolicy
 from liftpy.core.replication.events import EpochQueryAnswered
 from liftpy.core.replication.fetch_handler import Waiter, Waiters
 from liftpy.core.replication.follower import Cut, StartAfresh, reconcile
-from liftpy.core.replication.follower_progress import FollowerProgress
-from liftpy.core.replication.high_watermark import isr_high_watermark, new_high_watermark, quorum_high_watermark
-from liftpy.core.replication.isr import IsrChange, may_join, wanted_isr
+from liftpy.core.replication.isr import (
+    FollowerProgress,
+    IsrChange,
+    isr_high_watermark,
+    may_join,
+    new_high_watermark,
+    quorum_high_watermark,
+    wanted_isr,
+)
 from liftpy.core.replication.lease import Lease
 from liftpy.core.replication.log_offsets import LogOffsets
 from liftpy.core.replication.role import Backoff

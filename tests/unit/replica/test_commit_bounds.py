@@ -10,7 +10,7 @@ from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.events import RefusalReason
-from liftpy.core.replication.high_watermark import isr_high_watermark, quorum_high_watermark
+from liftpy.core.replication.isr import isr_high_watermark, quorum_high_watermark
 from tests.unit.replica.stepping import Stepped, state
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from liftpy.config import ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.follower_progress import FollowerProgress
 from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeIntake
-from liftpy.core.replication.isr import wanted_isr
+from liftpy.core.replication.isr import FollowerProgress, wanted_isr
 from tests.unit.replica.stepping import S, Stepped, state
 
 KIB = 1024

@@ -8,10 +8,16 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeIntake, size_in_memory
-from liftpy.core.replication.load_shedding import Overflow
+from liftpy.core.replication.inflight_limits import (
+    RECORD_OVERHEAD_BYTES,
+    Gate,
+    InflightLimits,
+    NodeIntake,
+    Overflow,
+    size_in_memory,
+)
+from liftpy.core.replication.isr import SlowFlushes
 from liftpy.core.replication.quiescence import QuietFetch, QuietFetches
-from liftpy.core.replication.slow_disk import SlowFlushes
 from tests.unit.replica.stepping import KEY, S
 
 MS = 1_000_000

@@ -9,8 +9,7 @@ import pytest
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr
 from liftpy.core.replication.fetch_handler import Waiter, Waiters
-from liftpy.core.replication.follower_progress import DOUBT_NS, REACH_NS, FollowerProgress
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import DOUBT_NS, REACH_NS, FollowerProgress, IsrChange
 from liftpy.core.replication.lease import Lease, Succession
 from liftpy.core.replication.role import Backoff
 from tests.unit.replica.stepping import Stepped, state

@@ -10,10 +10,10 @@ from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.high_watermark import new_high_watermark
+from liftpy.core.replication.isr import new_high_watermark
 from liftpy.core.replication.reads import ReplicaSource
 from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
 from tests.unit.replica.stepping import S, Stepped, idle, state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.core.replication.node_connections import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath
+from liftpy.core.replication.lease import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath
 
 
 def test_data_path_is_down_at_once_without_replication() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage, judge
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage, LogOffsets, judge
 
 SAME, BEHIND = EpochVerdict(Lineage.SAME), EpochVerdict(Lineage.BEHIND)
 

@@ -9,8 +9,7 @@ import pytest
 
 from liftpy.core.log.compaction_point import NEVER, Horizon
 from liftpy.core.log.leader_epochs import EpochCache
-from liftpy.core.replication.log_offsets import LogOffsets
-from liftpy.core.replication.reader_truncation import Lineage, judge
+from liftpy.core.replication.log_offsets import Lineage, LogOffsets, judge
 from liftpy.errors import InvariantError
 from tests.unit.replica.stepping import KEY
 

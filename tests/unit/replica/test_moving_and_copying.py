@@ -11,8 +11,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.catchup_throttle import CatchupThrottle, LearnerCopy, backlog_part, pace_of
-from liftpy.core.replication.follower_progress import FollowerProgress
-from liftpy.core.replication.isr import IsrChange
+from liftpy.core.replication.isr import FollowerProgress, IsrChange
 from liftpy.core.replication.leader import heir, majority_holds, next_to_go
 from liftpy.core.replication.replica import Replica
 from tests.unit.replica.stepping import S, Stepped, state

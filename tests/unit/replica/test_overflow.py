@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.core.replication.load_shedding import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, Overflow
+from liftpy.core.replication.inflight_limits import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, Overflow
 
 MIB = 1024 * 1024
 MS = 1_000_000

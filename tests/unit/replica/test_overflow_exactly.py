@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.replication.load_shedding import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, Overflow
+from liftpy.core.replication.inflight_limits import BLIND_RATE_BYTES, FRESH_NS, LIMIT_BYTES, Overflow
 
 MIB = 1024 * 1024
 S = 1_000_000_000

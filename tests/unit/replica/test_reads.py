@@ -10,9 +10,9 @@ import pytest
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import reads as module
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

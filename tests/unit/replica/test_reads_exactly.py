@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.log.corruption_reports import Recheck
-from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.log import Log, Recheck
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication import reads as module
-from liftpy.core.replication.reader_truncation import EpochVerdict, Lineage
+from liftpy.core.replication.log_offsets import EpochVerdict, Lineage
 from liftpy.core.replication.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, OwnFiles, ReadBudget, Reads
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -8,8 +8,7 @@ from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication import isr as lag
-from liftpy.core.replication.follower_progress import FollowerProgress
-from liftpy.core.replication.slow_disk import SlowFlushes, successor, to_keep_out
+from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
 from liftpy.errors import ConfigError
 from tests.unit.replica.stepping import S, Stepped, state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from liftpy.core.services.state_comparison import BEGINNING, MAX_NODES, MAX_POSITIONS, Agreement, Difference
+from liftpy.core.services.snapshot import BEGINNING, MAX_NODES, MAX_POSITIONS, Agreement, Difference
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 

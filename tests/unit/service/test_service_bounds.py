@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from liftpy.core.services.effects import MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending
-from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Output
 from liftpy.core.services.queries import QueryDesk
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
 from liftpy.core.services.service import Role
 from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire.batch import Record
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES
 from liftpy.errors import ConfigError, LiftError
 from liftpy.service import Identity, Outbox, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.settings import ServiceSettings

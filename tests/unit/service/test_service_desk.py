@@ -18,8 +18,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.decode_errors import REPLY, by_reason
 from liftpy.core.wire.envelope import MessageType
-from liftpy.core.wire.inboxes import InboxRule
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.partition.services import PartitionServices, ServiceDesk
 
 

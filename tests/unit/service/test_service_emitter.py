@@ -13,7 +13,7 @@ import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.config import Codec
-from liftpy.core.publish.published_batch import body_to_store
+from liftpy.core.publish.message_decoder import body_to_store
 from liftpy.core.services.outbox import Output
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2

@@ -15,7 +15,7 @@ import pytest
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.progress import ReadProgress
 from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit
-from liftpy.core.services.routing import Route
+from liftpy.core.services.outbox import Route
 from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError

@@ -11,8 +11,8 @@ import pytest
 
 from liftpy.client import ReadOptions
 from liftpy.core.services.bad_records import BadRecordError, Failing, Unit
+from liftpy.core.services.outbox import Route
 from liftpy.core.services.replies import Reply
-from liftpy.core.services.routing import Route
 from liftpy.core.services.service import Service
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.snapshot_sources import MAX_OFFERS, Offer, PeerSearch, SnapshotRange
+from liftpy.core.services.snapshot import MAX_OFFERS, Offer, PeerSearch, SnapshotRange
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.subjects import Subjects

@@ -23,7 +23,7 @@ from liftpy.core.services.bad_records import SkipDecision, Unit
 from liftpy.core.services.replies import Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.errors import CorruptionError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
 from liftpy.service import DivergedError, Identity, Outbox, Record, Service, ServiceFailedError, ServiceMachine
 from liftpy.service.reply_sender import Replier

@@ -13,9 +13,17 @@ import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.config import Codec
-from liftpy.core.publish.published_batch import body_to_store
-from liftpy.core.services.outbox import OutputConflictError
-from liftpy.core.services.routing import Place, Route, headers_of, number_of, partitions_of, place_of, sort_in
+from liftpy.core.publish.message_decoder import body_to_store
+from liftpy.core.services.outbox import (
+    OutputConflictError,
+    Place,
+    Route,
+    headers_of,
+    number_of,
+    partitions_of,
+    place_of,
+    sort_in,
+)
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record, parse_batch, seal

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.positions import Bounds
-from liftpy.core.services.log_timers import LogTimers
+from liftpy.core.services.machine import LogTimers
 from liftpy.core.services.outbox import Outbox, Output
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -271,7 +271,7 @@ def test_log_timers_random_operations_match_a_table() -> None:
 
 
 def test_log_timers_at_their_bound_reject_new_timers_but_move_existing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.core.services.log_timers.MAX_TIMERS", 3)
+    monkeypatch.setattr("liftpy.core.services.machine.MAX_TIMERS", 3)
     timers = LogTimers()
     for name in "abc":
         timers.set(name, 5)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.services.health import Wellbeing
-from liftpy.core.services.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell
-from liftpy.core.services.state_comparison import Difference
+from liftpy.core.services.sessions import MAX_SERVICES, Replayed, ReplicaView, ServiceSessions, Tell, Wellbeing
+from liftpy.core.services.snapshot import Difference
 from liftpy.core.wire._pb import service_pb2 as pb
 
 KEY = PartitionKey("s", "u1", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.core.services.health import MAX_REPORTED, REST_S, Wellbeing, Wellness
+from liftpy.core.services.sessions import MAX_REPORTED, REST_S, Wellbeing, Wellness
 
 GRACE_S = 5.0
 OTHERS = ("n2", "n3")

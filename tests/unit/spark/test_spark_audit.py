@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.core.wire.batch_columns import Mask
-from liftpy.core.wire.batch_filter import kept
+from liftpy.core.wire.filters import kept
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module

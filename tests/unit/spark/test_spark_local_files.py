@@ -14,8 +14,8 @@ import pytest
 from liftpy.client.closest_replica import this_host
 from liftpy.client.range_size import RangeFiles
 from liftpy.config import StreamConfig
-from liftpy.core.log.file_ranges import MAX_FILES, FileSpan, spans_of
 from liftpy.core.log.log import Log
+from liftpy.core.log.range_reads import MAX_FILES, FileSpan, spans_of
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, LiftError
@@ -75,7 +75,7 @@ def test_file_spans_of_a_range_name_files_and_positions(log: Log) -> None:
 
 def test_file_spans_over_too_many_files_are_empty(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_FILES >= 256
-    monkeypatch.setattr("liftpy.core.log.file_ranges.MAX_FILES", 2)
+    monkeypatch.setattr("liftpy.core.log.range_reads.MAX_FILES", 2)
     assert len(spans_of(log, 0, 40)) == 2
     assert spans_of(log, 0, 41) == []
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from liftpy.client.range_size import RangeFacts
 from liftpy.config import StreamConfig
-from liftpy.core.log.file_ranges import measure
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
+from liftpy.core.log.range_reads import measure
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import Bounds

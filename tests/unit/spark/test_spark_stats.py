@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
-from liftpy.core.wire.batch_filter import kept
-from liftpy.core.wire.columnar import ByteArray
+from liftpy.core.wire.batch import ByteArray, RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.filters import kept
 from liftpy.core.wire.partitioner import hashes_of_column, murmur2
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec

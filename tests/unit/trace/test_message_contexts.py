@@ -17,8 +17,7 @@ from liftpy.core.observe.trace_context import (
     traceparent,
     with_context,
 )
-from liftpy.core.wire.batch import build_batch, parse_batch, seal
-from liftpy.core.wire.columnar import body_of
+from liftpy.core.wire.batch import body_of, build_batch, parse_batch, seal
 from liftpy.core.wire.headers import Pairs
 
 OWN, OTHER = TraceContext(5, 6, 1), TraceContext(7, 8, 1)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.core.publish.dedup_window import ids_of
 from liftpy.core.publish.log_state import headers_of
-from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.batch import FEW, build_batch, few_headers, split_batches
 from liftpy.core.wire.batch_columns import Columns
-from liftpy.core.wire.small_batch import FEW, few_headers
 from liftpy.errors import CorruptionError
 
 Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.core.wire import filters
 from liftpy.core.wire.batch import Record, RecordBatch, build_batch, build_filler, parse_batch
-from liftpy.core.wire.batch_filter import kept
-from liftpy.core.wire.filters import Filter, SubjectTree
+from liftpy.core.wire.filters import Filter, SubjectTree, kept
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import ConfigError, InvalidNameError
 

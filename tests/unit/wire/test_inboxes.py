@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.core.metadata.subject_index import begins_under
-from liftpy.core.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subjects, check_inbox_prefixes
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.memory_storage import MemoryStorage
-from liftpy.core.log.message_chunks import read_portion
+from liftpy.core.log.range_reads import read_portion
+from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.replication.effects import SendFetch
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from liftpy.core.wire.ack_ranges import answered_by, counted, run_end
+from liftpy.core.wire.envelope import answered_by, counted, run_end
 
 
 def test_ack_run_ends_where_the_numbers_do_not_follow() -> None:

@@ -31,9 +31,8 @@ from liftpy.core.wire.batch import (
 from liftpy.core.wire.chunking import Assembly, Piece
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
-from liftpy.core.wire.inboxes import MAX_REPLY_BYTES, InboxRule
 from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
-from liftpy.core.wire.subjects import Subjects, data_subject, is_protocol_shaped
+from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
 
 MOST = (1 << 63) - 1

@@ -12,9 +12,9 @@ from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.chunking import Assembly, Held, Piece, room_bytes
 from liftpy.core.wire.decode_errors import by_reason, refused
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
+from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.core.wire.headers import pairs_of
 from liftpy.core.wire.permissions import USES, AccessRole, Scope, partition_subjects, rights_of
-from liftpy.core.wire.routing_check import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.core.wire.subjects import PARTITION_WORDS, Subjects
 from liftpy.errors import ConfigError, InvalidNameError, ProtocolError
 

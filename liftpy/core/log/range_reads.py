@@ -1,0 +1,356 @@
+"""Reads with a filter, with fewer columns, or backwards, over the log of one partition.
+
+An answer examines about LOOK_BYTES of the log at most, and about LOOK_SUBJECTS distinct subjects if it filters by
+subject. It says how far it got. So a filter that matches nothing costs no more than a normal read [A21]. A batch whose
+records all match is returned as it is. Otherwise the matching records are returned at their offsets in a new batch,
+after a check of the CRC-32C.
+
+Backwards, ``offset`` is exclusive: the answer has the batches below it, in ascending order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from liftpy.core.log.log import Log
+from liftpy.core.log.reading import offset_some_bytes_before, segment_at
+from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
+from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_header, split_batches
+from liftpy.core.wire.chunking import NOTHING, Held, Piece
+from liftpy.core.wire.filters import Filter, kept, narrow
+from liftpy.errors import CorruptionError
+
+LOOK_BYTES = 1 << 20
+LOOK_SUBJECTS = 10_000
+"""Distinct subjects of batches, each counted once per batch: some 20 ms."""
+
+
+def read_selected(
+    log: Log,
+    wanted: Filter,
+    offset: int,
+    max_bytes: int,
+    room_bytes: int,
+    *,
+    end_offset: int,
+    backwards: bool = False,
+    held: Held = NOTHING,
+) -> Portion:
+    """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
+
+    ``end_offset``: exclusive; no batch that reaches past it is given. Raises as ``Log.read``.
+    """
+    most_bytes = min(max_bytes, room_bytes)
+    found: list[memoryview] = []
+    size_bytes, position, looked_subjects = 0, offset, 0
+    for batch in _below(log, offset, end_offset) if backwards else _from(log, offset, end_offset):
+        data = _kept(batch, wanted)
+        if data is not None:
+            if found and size_bytes + len(data) > most_bytes:
+                break
+            if len(data) > room_bytes:
+                return _piece(data, room_bytes, offset, held)
+            found.append(data)
+            size_bytes += len(data)
+        position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset
+        looked_subjects += _count_subjects(batch) if wanted.subjects else 0
+        if looked_subjects >= LOOK_SUBJECTS:
+            break
+    if backwards:
+        found.reverse()
+    return Portion(tuple(found), size_bytes, position)
+
+
+def read_narrow(
+    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
+) -> Portion:
+    """Read like ``read_portion``, without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
+    most_bytes = min(max_bytes, room_bytes)
+    found: list[memoryview] = []
+    size_bytes = looked_bytes = 0
+    position = offset
+    for batch in _from(log, offset, end_offset):
+        data = narrow(batch, left_out)
+        if found and size_bytes + len(data) > most_bytes:
+            break
+        if len(data) > room_bytes:
+            return _piece(data, room_bytes, offset, held)
+        found.append(data)
+        size_bytes, looked_bytes, position = size_bytes + len(data), looked_bytes + len(batch.view), batch.next_offset
+    return Portion(tuple(found), size_bytes, position, looked_bytes=looked_bytes)
+
+
+def _count_subjects(batch: RecordBatch) -> int:
+    try:
+        subjects = batch.columns.subjects
+    except CorruptionError:
+        return 0
+    return 0 if subjects is None else len(subjects.entries.ends)
+
+
+def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
+    """Return the matching part of a batch, None if nothing matches.
+
+    Without a filter everything matches, fillers too. A batch with invalid columns is returned as it is, so that the reader
+    reports the damage.
+    """
+    if not wanted:
+        return batch.view
+    try:
+        mask = wanted.mask(batch)
+    except CorruptionError:
+        return batch.view
+    if not mask.any():
+        return None
+    return batch.view if mask.all() else memoryview(kept(batch, mask))
+
+
+def _piece(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
+    """Return a piece of one batch that is larger than a message."""
+    crc = int.from_bytes(data[:4], "little")
+    position = held.position if held.crc == crc and held.position < len(data) else 0
+    return portion_of(Piece(crc, len(data), position, data[position : position + room_bytes]), offset)
+
+
+def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+    """Iterate over about LOOK_BYTES of checked batches, from the one that contains ``offset``."""
+    read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
+    for chunk in read.chunks:
+        yield from _checked(log, chunk)
+
+
+def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+    """The batches of about LOOK_BYTES below ``offset``, the last one first, checked."""
+    batches: list[RecordBatch] = []
+    if offset > log.log_start_offset:
+        at = max(offset_some_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
+        while at < offset:
+            read = log.read(at, LOOK_BYTES, end_offset=end_offset)
+            if not read.chunks:
+                break
+            for chunk in read.chunks:
+                batches += [batch for batch in _checked(log, chunk) if batch.base_offset < offset]
+            at = read.next_offset
+    while batches:
+        yield batches.pop()
+
+
+def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
+    try:
+        return split_batches(chunk)
+    except CorruptionError as error:
+        log.met_damage(error)
+        raise
+
+
+# Sizes and batch boundaries of offset ranges, and their places in the files.
+#
+# Readers that split a range use batch boundaries, so that no batch is cut in two. They are found through the sparse
+# index. Boundaries count bytes from the first batch of the range, so they are the same on every replica of a stream that
+# is not compacted.
+#
+# Example: batches of 100 bytes and 10 records at 0, 10, ... 90, and the range [5, 87) takes 900 bytes. Every 250 bytes:
+# the batches at 20, 50 and 70.
+#
+# A reader on the same host may open the files itself. Retention and compaction replace whole files, and an open file
+# stays readable. The reader opens all files at once and checks each batch. If something does not fit, it asks a node.
+
+
+MAX_BORDERS = 128
+"""Of one answer: each costs a look into the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSize:
+    """Size of an offset range. ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside
+    the range. ``positions``: bytes before each.
+    """
+
+    size_bytes: int
+    borders: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+
+
+def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
+    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries.
+
+    By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By records: the
+    last one that begins at most a step after the border before it, and the next one where a batch has more. At most MAX_BORDERS.
+    Raises CorruptionError.
+    """
+    if end <= start:
+        return RangeSize(0)
+    first = segment_at(log.segments, start)
+    reached = log.segments[first : segment_at(log.segments, end - 1) + 1]
+    try:
+        measured = _Range(reached, start, end)
+        if every_bytes:
+            found = measured.by_bytes(every_bytes)
+        else:
+            found = measured.by_records(every_records) if every_records else []
+    except CorruptionError as error:
+        log.met_damage(error)
+        raise
+    return RangeSize(measured.size_bytes, tuple(offset for offset, _ in found), tuple(position for _, position in found))
+
+
+class _Range:
+    """An offset range over segments. ``_begins``: position of the first byte of each segment, relative to the first batch."""
+
+    def __init__(self, segments: Sequence[Segment], start: int, end: int) -> None:
+        self._segments, self._start, self._end = segments, start, end
+        hint = segments[0].entry_at(start)
+        segments[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
+        sizes = (segment.size_bytes for segment in segments[:-1])
+        self._begins = list(itertools.accumulate(sizes, initial=-segments[0].locate(start)))
+        last, at = last_begun(segments[-1], end - 1)
+        self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
+
+    def by_bytes(self, step: int) -> list[tuple[int, int]]:
+        """(offset, position) of the borders. All multiples of the step within one batch have the same one."""
+        found: list[tuple[int, int]] = []
+        position = step
+        while position < self.size_bytes and len(found) < MAX_BORDERS:
+            number = bisect_right(self._begins, position) - 1
+            begin = self._begins[number]
+            batch, at = _last_at(self._segments[number], position - begin)
+            if batch.base_offset > self._start and begin + at > 0:
+                found.append((batch.base_offset, begin + at))
+            position = -(-(begin + at + batch.size_bytes) // step) * step
+        return found
+
+    def by_records(self, step: int) -> list[tuple[int, int]]:
+        """(offset, position) of the borders."""
+        found: list[tuple[int, int]] = []
+        before = self._start
+        while before + step < self._end and len(found) < MAX_BORDERS:
+            border = self._last_above(before, before + step)
+            if border is None:
+                break
+            found.append(border)
+            before = border[0]
+        return found
+
+    def _last_above(self, before: int, most: int) -> tuple[int, int] | None:
+        """The last border above ``before`` and at or below ``most``, else the first one above; None: no other is within the range."""
+        number = segment_at(self._segments, most)
+        batch, at = last_begun(self._segments[number], most)
+        if batch.base_offset <= before:
+            at += batch.size_bytes
+            if at >= self._segments[number].size_bytes:
+                number, at = number + 1, 0
+            if number == len(self._segments) or batch.next_offset >= self._end:
+                return None
+            batch = next(header for _, header in self._segments[number].batches(at, at + 1))
+        return (batch.base_offset, self._begins[number] + at) if before < batch.base_offset < self._end else None
+
+
+def last_begun(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
+    """(header, position) of the last batch that begins at or below ``offset``; of the first one where none does."""
+    number = max(bisect_right(segment.entries, offset, key=lambda e: e.base_offset) - 1, 0)
+    return _last_of_block(segment, number, lambda header, _: header.base_offset <= offset)
+
+
+def _last_at(segment: Segment, position: int) -> tuple[BatchHeader, int]:
+    """(header, position) of the last batch that begins at or before ``position`` of the segment's file."""
+    number = max(bisect_right(segment.entries, position, key=lambda e: e.position) - 1, 0)
+    return _last_of_block(segment, number, lambda _, at: at <= position)
+
+
+def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader, int], bool]) -> tuple[BatchHeader, int]:
+    """Return the last ``wanted`` batch from index entry ``number`` on, or the first one there."""
+    begin = segment.entries[number].position
+    segment.check(begin, begin + 1)
+    found: tuple[BatchHeader, int] | None = None
+    for at, header in segment.batches(begin, segment.size_bytes):
+        if found is not None and not wanted(header, at):
+            break
+        found = (header, at)
+    if found is None:
+        raise CorruptionError(
+            f"{log_name(segment.base_offset)}: no batch at position {begin}. The segment is damaged: run `liftpy log verify`."
+        )
+    return found
+
+
+MAX_FILES = 256
+"""Of one answer: a reader has them open all at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """Whole batches in a segment file: bytes ``begin`` (inclusive) to ``end`` (exclusive) of the file with offset
+    ``base_offset``."""
+
+    base_offset: int
+    begin: int
+    end: int
+
+
+def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
+    """Return the file ranges of the batches of [``start``, ``end``), in order.
+
+    The range must be in the log. Empty if the range is empty or needs more than MAX_FILES files. Raises CorruptionError.
+    """
+    if end <= start:
+        return []
+    first, last = segment_at(log.segments, start), segment_at(log.segments, end - 1)
+    if last - first >= MAX_FILES:
+        return []
+    reached = log.segments[first : last + 1]
+    try:
+        hint = reached[0].entry_at(start)
+        reached[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
+        begins = [reached[0].locate(start), *(0 for _ in reached[1:])]
+        batch, at = last_begun(reached[-1], end - 1)
+    except CorruptionError as error:
+        log.met_damage(error)
+        raise
+    ends = [*(segment.size_bytes for segment in reached[:-1]), at + batch.size_bytes]
+    found = [FileSpan(s.base_offset, a, b) for s, a, b in zip(reached, begins, ends, strict=True)]
+    return [span for span in found if span.begin < span.end]
+
+
+# Selects the part of a log that fits into one message: whole batches, or a piece of a large one.
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A part of a log for one message. ``chunks``: whole batches, or one piece. ``next_offset``: where to continue.
+
+    ``size_bytes``: size of all chunks. ``looked_bytes``: their size in the log, before columns were removed.
+    """
+
+    chunks: tuple[memoryview, ...]
+    size_bytes: int
+    next_offset: int
+    piece: Piece | None = None
+    looked_bytes: int = 0
+
+
+def read_portion(
+    log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: Held = NOTHING
+) -> Portion:
+    """Batches from the one that holds ``from_offset`` on, as ``Log.read``, but never more than ``room_bytes``.
+
+    One that has more comes as a piece: the one after what is ``held``, if that is part of this very batch.
+    """
+    if held.position:
+        found = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)
+        if found is not None and found[0].crc == held.crc:
+            header, data = found
+            return portion_of(Piece(header.crc, header.size_bytes, held.position, data), from_offset)
+    read = log.read(from_offset, min(max_bytes, room_bytes), end_offset=end_offset)
+    if read.size_bytes <= room_bytes:
+        return Portion(read.chunks, read.size_bytes, read.next_offset)
+    (batch,) = read.chunks  # a read gives more than it may for its first batch alone
+    header = parse_header(batch)
+    return portion_of(Piece(header.crc, header.size_bytes, 0, batch[:room_bytes]), from_offset)
+
+
+def portion_of(piece: Piece, from_offset: int) -> Portion:
+    """Return a portion that consists of one piece."""
+    return Portion((piece.data,), len(piece.data), from_offset, piece)
