@@ -403,8 +403,9 @@ def consume(
 
     async def work(client: Client) -> None:
         image = await client.stream(name)  # there is an error at once when there is no such stream
-        read = range(len(image.partitions)) if member is not None else (partition or 0,)
-        _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)
+        if subjects:
+            read = range(len(image.partitions)) if member is not None else (partition or 0,)
+            _warn_of_unmatched(name, [data_subject(image.subject, place) for place in read], subjects)
         if member is not None:
             doing = consume_as_member(client, member)
         else:

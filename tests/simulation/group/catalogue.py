@@ -11,7 +11,7 @@ MEMBERS = (
     ),
     PlantedBug(
         "no fence behind a session", "group.GroupMember.end_ns",
-        "+ limits.FENCE_MS * NS_PER_MS", "- limits.FENCE_MS * NS_PER_MS", 1, "G1",
+        "+ commands.FENCE_MS * NS_PER_MS", "- commands.FENCE_MS * NS_PER_MS", 1, "G1",
     ),
     PlantedBug(
         "an outage is time that has passed", "machine.HeardClock.advance",
