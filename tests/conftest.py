@@ -1,6 +1,6 @@
-"""The suite on two cores, ``python -m pytest -n 5``: what starts real nodes is one test after another, on four of the workers.
+"""The suite on two cores, ``python -m pytest -n 4``: what starts real nodes is one test after another, on all workers first.
 
-Such a test waits as much as it computes, so that five workers keep two cores busy.
+Such a test waits as much as it computes, so that four workers keep two cores busy.
 """
 
 from __future__ import annotations

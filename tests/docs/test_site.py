@@ -23,6 +23,7 @@ import folders
 import from_code
 
 
+@pytest.mark.long
 def test_docs_site_builds_without_a_warning(tmp_path: Path) -> None:
     """All that a page can get wrong; ``python -m tests.docs`` writes the HTML too, which takes as long again."""
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "dummy", "-d", str(tmp_path / "trees"), "docs"]

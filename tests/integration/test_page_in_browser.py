@@ -115,6 +115,7 @@ async def browser(base: str, scheme: str = "light") -> AsyncIterator[Browsed]:
         await started.close()
 
 
+@pytest.mark.long
 def test_dashboard_in_a_browser_shows_the_cluster(fragile_cluster: DevCluster) -> None:
     asyncio.run(_seen(fragile_cluster))
 

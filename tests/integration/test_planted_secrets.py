@@ -27,6 +27,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 USERS = f"authorization: {{ users: [ {{ user: u1, password: {IN_URL} }}, {{ user: u2, password: {IN_ENVIRONMENT} }} ] }}"
 
 
+@pytest.mark.long
 def test_planted_secrets_are_found_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "spawn", spawn_interpreter)  # a forked node has no command line of its own
     said: list[str] = []

@@ -96,6 +96,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_pytest_plugin_runs_tests_of_another_project(project: Path) -> None:
     done = run_pytest(project)
     assert done.returncode == 0, done.stdout + done.stderr

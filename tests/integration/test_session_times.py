@@ -96,6 +96,7 @@ async def in_sync(client: Client) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_session_times_change_under_load_regardless_of_node_settings(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
 

@@ -142,6 +142,7 @@ def test_archive_continues_after_loss_of_driver_or_checkpoint(lake: Lake) -> Non
         lake.archive("again")
 
 
+@pytest.mark.long
 def test_compact_during_rewrites_contains_every_key(lake: Lake) -> None:
     (log,) = lake.node.add_stream("keys").partitions
     log.compacted = True

@@ -87,6 +87,7 @@ def test_streaming_query_with_repeated_batch_stores_each_record_once(sinks: Sink
     assert Counter(sinks.written()) == wanted
 
 
+@pytest.mark.long
 def test_streaming_query_with_nondeterministic_plan_fails_on_repeat(sinks: Sinks) -> None:
     sinks.run_to_end(value="cast(uuid() as binary)")
     before = sinks.written()

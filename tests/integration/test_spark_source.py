@@ -237,6 +237,7 @@ def test_spark_checkpoint_rejects_a_recreated_stream(streams: Streams) -> None:
     assert streams.last_offsets("reborn") == {"reborn": {"0": 80, "epochs": {"0": 1}, "uid": "second"}}
 
 
+@pytest.mark.long
 def test_spark_streaming_with_retention_after_the_checkpoint_raises_or_warns(streams: Streams) -> None:
     log = streams.node.add_stream("trimmed").partitions[0]
     append(log, 100)

@@ -35,6 +35,7 @@ async def published(cluster: DevCluster, name: str, app: Application) -> list[tu
     return [(context.trace_id, context.span_id) for context in contexts if context is not None]
 
 
+@pytest.mark.long
 async def test_micro_batch_span_belongs_to_trace_of_first_publisher(
     shared_cluster: DevCluster, spark: Any, stream_name: str, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_demo_without_java_runs_the_rest_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
+@pytest.mark.long
 def test_demo_interrupted_leaves_no_processes_or_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
     running = subprocess.Popen(
         [*INTERRUPTIBLE_LIFTPY, "demo"],

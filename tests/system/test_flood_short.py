@@ -29,6 +29,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
+@pytest.mark.long
 async def test_flood_changes_neither_leader_nor_isr_and_stores_everything(cluster: DevCluster) -> None:
     outcome = await flood(cluster, 900_000, flush="always", size_bytes=100, publishers=6, per_second=0, min_isr=2)
     assert outcome.calm, outcome.text()

@@ -25,6 +25,7 @@ SHORT_FRAMES = 3_000
 PLACE = Place(Subjects("ns"), ("n1", "n2"), "s", "data.s", 2)
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 def test_garbage_on_every_subject_changes_nothing() -> None:

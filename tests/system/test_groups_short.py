@@ -9,6 +9,7 @@ from tests.system.groups.__main__ import run
 from tests.system.groups.judge import Committed, Given
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 async def test_group_members_and_coordinator_killed_lose_no_record() -> None:

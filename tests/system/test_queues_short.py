@@ -50,6 +50,7 @@ def test_queue_verdict_finds_skipped_and_late_records() -> None:
     assert judged(GOOD, {0: 4}, 2.0, 2.0).wrong == ["a record came again after 5.0 s, its wait is 2 s"]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 async def test_queue_workers_and_coordinator_killed_lose_no_record(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_raft_mutant_is_detected_by_its_seed(mutant: RaftMutant) -> None:
         assert run_seed(mutant.seed, Counter()), "it survives"
 
 
+@pytest.mark.long
 def test_raft_simulation_does_not_depend_on_the_hash_seed() -> None:
     printed = []
     for hash_seed in ("1", "2"):

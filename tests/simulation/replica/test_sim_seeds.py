@@ -149,6 +149,7 @@ def _digest(hash_seed: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.long
 def test_simulated_seed_gives_one_history_for_any_hash_order() -> None:
     assert _digest("1") == _digest("2")
 

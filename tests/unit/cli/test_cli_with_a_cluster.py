@@ -34,7 +34,7 @@ from tests.unit.node.test_metrics import a_reporter, gathered
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
-    for name in ("partition", "node", "status", "stream", "permissions", "consume", "delete_records")
+    for name in ("partition", "node", "status", "stream", "permissions", "consume")
 }
 
 
@@ -449,7 +449,7 @@ def test_consume_prints_each_record_and_ends_after_the_last(
     assert not left.value.code
     said = capsysbinary.readouterr()
     assert given == [("orders", 1, 3, 5)]
-    assert said.err == b"skipped: 2\n"
+    assert said.err.endswith(b"skipped: 2\n")
     lines = said.out.splitlines()
     if as_json:
         assert [json.loads(line)["offset"] for line in lines] == [3, 4, 5]

@@ -157,17 +157,21 @@ def test_disk_file_reread_of_a_sealed_file_leaves_the_page_cache_unchanged(tmp_p
     file.append([os.urandom(1024 * page)])
     file.sync()
     file.seal()
-    with path.open("rb", buffering=0) as reader:
-        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if any(cached_pages(path)):
-            pytest.skip("this file system keeps its files in memory")
-        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        os.pread(reader.fileno(), 256 * page, 512 * page)
-    for at in range(0, 1024 * page, 100_000):
-        file.reread(at, 100_000)
-    cached = cached_pages(path)
+    for _ in range(5):  # the kernel keeps pages that another core is about to put into its lists
+        with path.open("rb", buffering=0) as reader:
+            os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if any(cached_pages(path)):
+                pytest.skip("this file system keeps its files in memory")
+            os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            os.pread(reader.fileno(), 256 * page, 512 * page)
+        for at in range(0, 1024 * page, 100_000):
+            file.reread(at, 100_000)
+        cached = cached_pages(path)
+        by_scrub = sum(cached[:512] + cached[768:])
+        if by_scrub < 50:
+            break
     assert sum(cached[512:768]) > 200, "what a reader had read"
-    assert sum(cached[:512] + cached[768:]) < 50, "what only the scrub had read"
+    assert by_scrub < 50, "what only the scrub had read"
     file.close()
 
 
