@@ -79,7 +79,7 @@ def group_of(nodeid: str) -> str:
         if not nodeid.startswith(ONE_AT_A_TIME[0]):
             return "system"
         return "integration" if nodeid < LATER_HALF else "integration, later"
-    return "sources" if nodeid.startswith("tests/test_") else nodeid.split("::", 1)[0]
+    return "sources" if nodeid.startswith(("tests/test_", "tests/docs/test_site.py")) else nodeid.split("::", 1)[0]
 
 
 def place_of(nodeid: str) -> int:

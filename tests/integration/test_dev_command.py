@@ -174,6 +174,7 @@ def test_node_settings_are_merged_from_file_environment_and_flags(
         assert "stopped clean=yes" in log
 
 
+@pytest.mark.long
 def test_data_directory_accepts_one_process_and_one_node_id(
     started: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

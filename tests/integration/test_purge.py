@@ -40,6 +40,7 @@ async def left(bench: Bench) -> list[bytes]:
     return [record.value or b"" async for record in bench.client.consume("mail", until="end")]
 
 
+@pytest.mark.long
 async def test_purge_completes_despite_killed_nodes(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with DevCluster(3, data=data) as cluster:

@@ -122,6 +122,7 @@ async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, 
 
 
 # ---- network-split ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 async def test_network_split_majority_side_continues_and_minority_stops(ground: Apart, bench: Bench) -> None:
     await create_on(bench, "orders", "n3", "n1", "n2")
     for number in range(3):

@@ -104,6 +104,7 @@ def stream_into(spark: Any, place: Place, name: str) -> list[tuple[int, bytes]]:
     return sorted((row["offset"], bytes(row["value"])) for row in rows)
 
 
+@pytest.mark.long
 def test_spark_reader_role_reads_batches_and_streams_without_denials(spark: Any, place: Place) -> None:
     said_before = len(place.server.log)  # the publisher asks, in vain, where the stream is while it opens
     frame = (

@@ -209,6 +209,7 @@ def test_spark_streaming_restart_reads_everything_once(streams: Streams) -> None
     assert behind == [250, 100, 0]
 
 
+@pytest.mark.long
 def test_spark_repeated_micro_batch_has_the_same_records(streams: Streams) -> None:
     log = streams.node.add_stream("again").partitions[0]
     append(log, 100)

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 LIMIT_S = 1.5
 
 
+@pytest.mark.long
 def test_hanging_disk_is_reported_in_time_by_a_node_that_answers() -> None:
     try:
         with table({"LIFTPY_REPLICATION_HUNG_FLUSH_S": str(LIMIT_S)}) as struck:

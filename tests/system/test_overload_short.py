@@ -22,6 +22,7 @@ async def test_quota_holds_beside_another_stream_and_while_altered() -> None:
     assert out.by_client > 0
 
 
+@pytest.mark.long
 async def test_flood_rejections_are_all_answered() -> None:
     with DevCluster(3, settings=flood.SETTINGS, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
         out = await flood.run(cluster, 2.0, shortest_s=1.0)

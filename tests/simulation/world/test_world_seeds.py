@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -30,6 +32,7 @@ def _digests(printed: str) -> list[str]:
     return [line for line in printed.splitlines() if line[:1].isdigit() and len(line.split()) == 2]
 
 
+@pytest.mark.long
 def test_simulated_world_seed_gives_the_same_trace_in_two_processes() -> None:
     first, second = (_run(seed, "--profile", "one", "--seeds", "2", "--busy", "2", "--digests") for seed in (1, 2))
     assert _digests(first) == _digests(second) != []

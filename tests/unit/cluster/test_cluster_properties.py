@@ -168,7 +168,7 @@ class Follower:
 _ALL_EMPTIED = [("register", node, 0, False, False) for node in ("n1", "n1", "n1", "n2", "n3")]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @example(history=_ALL_EMPTIED, cut=0, elections=False, quorum=True)
 @given(st.lists(steps, min_size=5, max_size=60), st.integers(0, 59), st.booleans(), st.booleans())
 def test_cluster_state_invariants_hold_after_any_sequence_of_requests(
@@ -243,7 +243,7 @@ def test_cluster_state_does_not_depend_on_the_python_hash_seed() -> None:
     assert len(outputs.pop()) > 1000
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=10))
 def test_fsm_apply_of_random_bytes_never_raises(entries: list[bytes]) -> None:
     driver = Driver(("a", "b"))
@@ -264,7 +264,7 @@ def _apply(driver: Driver, entry: bytes) -> None:
         assert driver.fsm.image is before
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_fsm_apply_of_damaged_requests_never_raises(data: st.DataObject) -> None:
     driver = Driver(("a", "b", "c"))

@@ -45,7 +45,7 @@ def _streams() -> st.SearchStrategy[tuple[str, int]]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_streams(), min_size=1, max_size=6), _streams())
 def test_subject_index_finds_exactly_the_overlapping_streams(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
     index = SubjectIndex()

@@ -66,7 +66,7 @@ def _rows(batches: list[RecordBatch], first: int, end: int) -> list[dict]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(_logs(), st.integers(0, 60), st.integers(0, 150))
 def test_to_arrow_rows_are_the_records_between_the_offsets(batches: list[RecordBatch], first: int, end: int) -> None:
     got = to_arrow(batches, from_offset=first, end_offset=end)

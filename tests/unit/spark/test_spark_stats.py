@@ -234,6 +234,7 @@ def test_executor_error_is_raised_as_the_original_error() -> None:
 
 
 # ---- the plot ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.long
 def test_stats_plot_shows_each_partition(access: Access, node: FakeNode, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     stream = node.add_stream("orders", partitions=2)
