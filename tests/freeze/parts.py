@@ -14,7 +14,6 @@ import logging
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -343,10 +342,12 @@ def page_shapes() -> Values:
             return json.loads(text.removeprefix("data: "))
 
         found: dict[str, set[str]] = {view: set() for view in PAGE_VIEWS}
-        for _ in range(12):  # some entries are there only after the node has looked again
-            for view in PAGE_VIEWS:
-                found[view].update(_shape(read(view)))
-            time.sleep(0.5)
+        with urllib.request.urlopen(f"{cluster.nodes['n1'].status_url}/api/live", timeout=30) as live:
+            for _ in range(8):  # some entries are there only after the node has looked again
+                while not live.readline().startswith(b"data: "):
+                    pass
+                for view in PAGE_VIEWS:
+                    found[view].update(_shape(read(view)))
         return {view: "\n".join(sorted(lines)) for view, lines in found.items()}
 
 

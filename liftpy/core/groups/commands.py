@@ -252,20 +252,20 @@ NS_PER_MS = 1_000_000
 
 MAX_COMMAND_BYTES = 512 * 1024
 MAX_STREAMS = 64
-"""That one member reads."""
+"""Most streams that one member reads."""
 MAX_PARTITIONS = 4_000
-"""Of all streams of one group."""
+"""Most partitions that the streams of one group may have in all."""
 MAX_POSITIONS = 1_000
-"""In one command."""
+"""Most positions in one command."""
 MAX_RANGES = 10_000
-"""In one settlement."""
+"""Most ranges in one settlement."""
 MAX_SETTLEMENTS = 64
 MAX_TAKE = 10_000
-"""Records of one take."""
+"""Most records of one take."""
 MAX_GRANTED_RANGES = 500
-"""Of one take: an answer fits into one message."""
+"""Most ranges of records that one take returns, so that the answer fits into one message."""
 MAX_LOST_RANGES = 1_000
-"""That one answer names."""
+"""Most lost ranges that one answer names."""
 MAX_CLIENT_LENGTH = 128
 MAX_REASON_BYTES = 200
 MAX_LIST = 1000
@@ -273,21 +273,21 @@ MAX_HOLDERS = 50
 """Workers of one queue that an operator is shown."""
 
 MAX_GROUPS = 10_000
-"""Of one coordinator, which has one partition of the stream of groups."""
+"""Most groups of one coordinator. It has one partition of the stream of groups."""
 MAX_MEMBERS = 1000
-"""Of one group."""
+"""Most members of one group."""
 MAX_SUBSCRIPTIONS = 16_000
-"""Streams of all members of one group: each change of a member divides all of them anew."""
+"""Most streams that the members of one group may have in all. Each change of a member assigns all of them again."""
 MAX_QUEUES = 1000
 """Partitions of which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
 """In which the state of one queue is kept: beyond it nothing new is given, until what is out or returned has been settled."""
 MAX_KEYS = 10_000
-"""Of new records, that one take tells."""
+"""Most keys of new records that one take sends."""
 MAX_HELD = 10_000
 """Records of one queue that wait for an earlier one of their key: beyond them nothing new is given, until some are free."""
 MAX_STATE_BYTES = 64 * 1024 * 1024
-"""Of the coordinator's state, as estimated by ``machine``: beyond it nothing new is taken in."""
+"""Limit of the coordinator's state, as ``machine`` estimates it. Beyond it the coordinator accepts nothing new."""
 
 SESSION_MS = 10_000
 MIN_SESSION_MS = 3_000
@@ -295,9 +295,9 @@ MAX_SESSION_MS = 3_600_000
 MAX_HEARTBEAT_MS = 1_000
 FEW_MEMBERS = 32
 QUICK_HEARTBEAT_MS = 500
-"""Of a group of so few members: what is to move is heard of sooner, and there are not many commands all the same."""
+"""Heartbeat interval in a group with at most ``FEW_MEMBERS`` members. They hear of a new assignment sooner, and send few commands."""
 WAITING_HEARTBEAT_MS = 200
-"""Of a member that waits for others to give something up."""
+"""Heartbeat interval of a member that waits until another member gives partitions up."""
 FENCE_MS = 2_000
 """A session ends for the coordinator so long after it has ended for the member: clocks of leaders are set, and are not in step."""
 MAX_CLOCK_STEP_MS = 1_000

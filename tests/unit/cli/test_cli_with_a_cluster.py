@@ -476,7 +476,7 @@ class Written:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
-def test_consume_output_file_gets_its_name_when_it_is_complete(
+def test_consume_output_until_complete_has_a_temporary_name(
     suffix: str, reverse: bool, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []

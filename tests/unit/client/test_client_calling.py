@@ -185,7 +185,7 @@ async def test_command_rejected_after_a_silent_attempt_has_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("said", [(ack(ackError=_Ack.WRONG_STREAM), None), (message(), None)])
-async def test_command_answered_by_another_stream_or_nobody_looks_up_the_address(said: Any) -> None:
+async def test_service_command_with_an_answer_of_another_stream_looks_up_the_address(said: Any) -> None:
     wire = Wire(said, (ack(), reply()))
     assert (await wire.call()).offset == 17
     assert [sent.streamUid for _, sent, _ in wire.sent] == ["u1", "u2"]

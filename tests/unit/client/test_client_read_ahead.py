@@ -135,7 +135,7 @@ async def test_client_close_cancels_read_ahead_and_wakes_the_reader() -> None:
     assert (fetching.cancelled(), home.callbacks) == (True, [])
 
 
-async def test_client_close_reaches_a_reader_whose_read_ahead_is_full() -> None:
+async def test_client_close_with_a_full_read_ahead_ends_the_reader() -> None:
     home = Home()
     ahead = ahead_of(Source(*[[piece(n)] for n in range(9)]), home, depth=2)
     await ahead.next()

@@ -481,7 +481,7 @@ def test_reader_joins_fragments_of_a_batch_from_one_node_or_another() -> None:
 
 
 # ---- what a client remembers -----------------------------------------------------------------------------------------------------
-async def test_client_caches_a_stream_description_until_it_is_refreshed() -> None:
+async def test_client_stream_description_without_refresh_comes_from_the_cache() -> None:
     client: Any = Client.__new__(Client)
     client._streams, client._describing = {"s": "old"}, {}
     asked: list[Any] = []

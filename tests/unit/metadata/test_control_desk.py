@@ -102,7 +102,7 @@ async def test_control_desk_of_the_leader_answers(controller: Controller) -> Non
     assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
 
 
-async def test_control_desk_of_a_follower_answers_only_what_it_can_decide_alone(controller: Controller) -> None:
+async def test_control_desk_on_a_follower_is_silent_where_the_leader_decides(controller: Controller) -> None:
     controller.leads = False
     await controller.receive(Message(REQUEST))
     assert controller.replies == []
@@ -446,7 +446,7 @@ async def test_control_desk_flooding_sender_waits_without_delaying_others(contro
     assert len(controller.desk._turns) == 0
 
 
-async def test_control_desk_request_whose_turn_does_not_come_is_unavailable(
+async def test_control_desk_request_waiting_past_its_limit_is_unavailable(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_TIMEOUT_S", 0.01)

@@ -420,7 +420,7 @@ def test_streaming_offsets_never_decrease_with_a_new_leader(source: Open, node: 
     assert streaming(source()).latestOffset(start, ALL) == start
 
 
-def test_available_now_query_reads_what_existed_at_its_start(source: Open, node: FakeNode, link: Link) -> None:
+def test_spark_available_now_query_reads_records_up_to_its_start(source: Open, node: FakeNode, link: Link) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(startingOffsets="earliest"))
