@@ -42,12 +42,11 @@ from sidecar.disk.flush_thread import FlushThread
 from sidecar.disk.flush_times import NodeFlushTimes, probe_flushes
 from sidecar.groups.coordinators import GroupCoordinators
 from sidecar.metadata.clock_watch import ClockWatch
-from sidecar.metadata.duplicate_process_check import wait_for_predecessor
 from sidecar.metadata.group import MetadataGroup
+from sidecar.metadata.group_role import GroupLink
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
-from sidecar.metadata.joining import GroupLink
-from sidecar.metadata.membership import Membership
+from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.jetstream_api import JetStreamDesk
 from sidecar.node.publish_memory import PublishMemory
 from sidecar.node.reload import LiveParts, Reloading

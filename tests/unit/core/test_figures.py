@@ -250,7 +250,7 @@ LESS: list[tuple[str, str, str]] = [
     ("liftpy.client.retrying:FIRST_WAIT_S", "liftpy.client.retrying:LONGEST_WAIT_S", "waits grow"),
     (
         "sidecar.partition.replica_manager:_ASIDE_S",
-        "sidecar.metadata.proposal_executor:STEP_ASIDE_TIMEOUT_S",
+        "sidecar.metadata.member:STEP_ASIDE_TIMEOUT_S",
         "who steps aside says so in time",
     ),
     ("sidecar.runtime.timers:GRID_NS", "sidecar.runtime.timers:FAR_GRID_NS", "what is far off may be later"),

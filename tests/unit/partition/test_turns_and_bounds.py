@@ -14,7 +14,7 @@ import pytest
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import events
-from sidecar.metadata.proposal_executor import STEP_ASIDE_TIMEOUT_S
+from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S
 from sidecar.partition import driver
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import scrub as scrub_module
