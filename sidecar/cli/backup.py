@@ -37,7 +37,6 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from sidecar.backup.create import TakenBackup, TakeOptions, take_backup
 from sidecar.backup.drill import Drilled, drill
 from sidecar.backup.inspect import Listed, list_backups, prune_backups, read_image, verify_backup
-from sidecar.backup.positions import set_cursors
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     Restore,
@@ -46,6 +45,7 @@ from sidecar.backup.restore import (
     RestoreOptions,
     RestoreWish,
     cluster_wide_of,
+    set_cursors,
 )
 from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store

@@ -29,7 +29,7 @@ from liftpy.core.services import outbox as routing
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader, sink_options
-from sidecar.disk import descriptors
+from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.partition import figures, housekeeping
 from sidecar.runtime.settings import defaults
@@ -66,8 +66,8 @@ LIMITS: dict[str, Iterable[str]] = {
     "streams": [f"{streams.MAX_STREAMS:,}"],
     "partitions of a stream": [f"{streams.MAX_PARTITIONS_PER_STREAM:,}"],
     "replicas of a partition": [f"{streams.MAX_REPLICATION_FACTOR} ", f"default {streams.DEFAULT_REPLICATION_FACTOR}"],
-    "replicas on a node": [f"{descriptors.budget_of(20_000).partitions:,} with 20,000", f"{descriptors.RESERVE}"],
-    "segment files that a node holds open": [f"{descriptors.MOST_MAPS:,}"],
+    "replicas on a node": [f"{files.budget_of(20_000).partitions:,} with 20,000", f"{files.RESERVE}"],
+    "segment files that a node holds open": [f"{files.MOST_MAPS:,}"],
     "worker processes of a node": [f"{worker_assignment.MOST_WORKERS} ", f"default {defaults()['workers']}"],
     "length of a stream, node or service name": ["64 characters"] if ids.is_name("a" * 64) and not ids.is_name("a" * 65) else ["?"],
     "length of a subject of a stream": [f"{ids.MAX_SUBJECT_LENGTH} characters"],

@@ -43,7 +43,7 @@ LOOKS: Figures = {
 """A loop looks: late by so much at most, and a look costs some 20 us."""
 
 TURNS: Figures = {
-    "sidecar.runtime.cooperative_batches": {"SLICE_S": (0.004, 0.02)},
+    "sidecar.runtime.tasks": {"SLICE_S": (0.004, 0.02)},
     "sidecar.runtime.timers": {"SLICE_NS": (4 * MS, 20 * MS)},
     "sidecar.partition.housekeeping": {"_AT_ONCE": (8, 64)},
     "sidecar.partition.recovery": {"_AT_ONCE": (16, 128)},
@@ -72,7 +72,7 @@ ROUNDS: Figures = {
         "_REST": (19, 99),
         "_REST_SEALED": (4, 9),
     },
-    "sidecar.runtime.gc_tuning": {"OPENED": (64, 512), "CLOSED": (128, 1024), "YOUNG": (5000, 50_000)},
+    "sidecar.runtime.memory": {"OPENED": (64, 512), "CLOSED": (128, 1024), "YOUNG": (5000, 50_000)},
     "liftpy.core.metadata.controller.quorum_member": {"LOOK_EVERY_NS": (50 * MS, 200 * MS), "HEAD_EVERY_NS": (250 * MS, S)},
     "liftpy.core.metadata.controller.reassignment_planner": {"LOOK_EVERY_NS": (50 * MS, S), "AGAIN_AFTER_NS": (2 * S, 10 * S)},
     "liftpy.core.metadata.controller.unplaced_streams": {"LOOK_EVERY_NS": (200 * MS, 300 * MS), "AGAIN_AFTER_NS": (5 * S, 20 * S)},
@@ -83,7 +83,7 @@ AGAIN: Figures = {
     "sidecar.partition.deletions": {"_ATTEMPT_S": (1, 5), "_PAUSE_S": (0.1, 1), "_GIVE_UP_AFTER_S": (15, 120)},
     "sidecar.partition.proposals": {"_TIMEOUT_S": (2, 10)},
     "sidecar.partition.replica_manager": {"_RETRY_S": (2, 15)},
-    "sidecar.runtime.log_rate_limit": {"SELDOM_S": (0.5, 5)},
+    "sidecar.runtime.logs": {"SELDOM_S": (0.5, 5)},
     "liftpy.client.encode_publish": {"_FIRST_WAIT_S": (0.1, 1), "_LONGEST_WAIT_S": (5, 30)},
     "liftpy.client.admin": {"DEADLINE_S": (10, 30), "ATTEMPT_S": (1, 3)},
     "liftpy.client.service_commands": {"_ATTEMPT_S": (1, 5)},

@@ -19,7 +19,7 @@ from liftpy.core.replication.effects import Acts, acts_of
 from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
 from liftpy.core.replication.phases import Leading, RoleName
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.traced_executor import TracedReplica, trace
+from sidecar.partition.executor import TracedReplica, trace
 from sidecar.partition.worker import PartitionWorker
 
 SENDER = TraceContext(7, 8, 1)
