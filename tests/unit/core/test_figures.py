@@ -31,10 +31,9 @@ PEOPLE_WAIT: Figures = {
 LOOKS: Figures = {
     "liftpy.service.effect_runner": {"_LOOK_S": (0.005, 0.02), "_SOON_S": (0.02, 0.1), "_IDLE_LOOK_S": (10, 60)},
     "liftpy.service.query_server": {"_LOOK_S": (0.002, 0.01), "_JOIN_LOOK_S": (0.05, 0.25), "_IDLE_LOOK_S": (10, 60)},
-    "liftpy.service.snapshot_manager": {"_NOTICED_S": (0.005, 0.05)},
+    "liftpy.service.snapshots": {"_NOTICED_S": (0.005, 0.05), "_LOOK_S": (2, 15)},
     "liftpy.service.reply_sender": {"_LOOK_S": (0.001, 0.005), "_IDLE_LOOK_S": (10, 60)},
     "liftpy.service.record_feeder": {"_PAUSE_S": (0.1, 0.5)},
-    "liftpy.service.snapshot_server": {"_LOOK_S": (2, 15)},
     "sidecar.partition.replica_manager": {"_POLL_S": (0.002, 0.01)},
     "sidecar.partition.proposals": {"_GATHER_S": (0.001, 0.005)},
     "sidecar.runtime.timers": {"GRID_NS": (2 * MS, 10 * MS), "FAR_GRID_NS": (50 * MS, 200 * MS), "FAR_NS": (200 * MS, S)},
@@ -58,8 +57,10 @@ TURNS: Figures = {
     "liftpy.nats.parser": {"READ_BYTES": (256 * KIB, 4 * MIB)},
     "liftpy.service.record_feeder": {"_FIRST_CHUNK_RECORDS": (16, 64), "_MAX_CHUNK_RECORDS": (64, 512)},
     "liftpy.service.reply_sender": {"_MAX_TURN": (64, 1024)},
-    "liftpy.service.output_router": {"_CHUNK_RECORDS": (1024, 16_384), "_BATCH_RECORDS": (256, 4096)},
-    "liftpy.service.output_writer": {"_BATCH_RECORDS": (256, 4096)},
+    "liftpy.service.output_writer": {
+        "_CHUNK_RECORDS": (1024, 16_384),
+        "_BATCH_RECORDS": (256, 4096),
+    },
 }
 """Pieces of work between two turns of an event loop: a few ms of a core each, and few enough that the turns themselves cost nothing."""
 
@@ -103,18 +104,13 @@ AGAIN: Figures = {
     "liftpy.core.metadata.sessions": {"COLD_START_S": (5, 30), "_DRIFT_SHARE": (20, 100)},
     "liftpy.service.effect_runner": {"_APPLIED_WITHIN_S": (5, 30), "_FIRST_WAIT_S": (0.5, 2), "_LONGEST_WAIT_S": (30, 120)},
     "liftpy.service.output_writer": {"_AGAIN_S": (0.02, 0.2), "_LOST_AFTER_S": (2, 10)},
-    "liftpy.service.snapshot_download": {
-        "_ANSWER_S": (1, 5), "_FIRST_PAUSE_S": (0.1, 1), "_LONGEST_PAUSE_S": (2, 15), "_BEGINS_SLOWLY_S": (5, 30),
+    "liftpy.service.snapshots": {"_ANSWER_S": (1, 5), "_FIRST_PAUSE_S": (0.1, 1), "_LONGEST_PAUSE_S": (2, 15), "_BEGINS_SLOWLY_S": (5, 30),
         "_BARRED_S": (30, 300),
-        "_SLOWEST_BYTES_PER_S": (16 * KIB, 256 * KIB), "_TRIES": (3, 3),
-    },
-    "liftpy.service.snapshot_server": {"_HELD_S": (30, 120)},
-    "liftpy.service.host": {"_READ_PATIENCE_S": (1, 5), "_CANCEL_AGAIN_S": (0.05, 0.5), "_AHEAD_S": (2, 15), "_ASK_S": (0.1, 0.5)},
-    "liftpy.service.snapshot_manager": {"_LONGEST_TURN_S": (2, 15), "_TURN": (1.2, 3)},
+        "_SLOWEST_BYTES_PER_S": (16 * KIB, 256 * KIB), "_TRIES": (3, 3), "_HELD_S": (30, 120), "_LONGEST_TURN_S": (2, 15), "_TURN": (1.2, 3)},
+    "liftpy.service.host": {"_READ_PATIENCE_S": (1, 5), "_CANCEL_AGAIN_S": (0.05, 0.5), "_AHEAD_S": (2, 15), "_ASK_S": (0.1, 0.5), "AGAIN_S": (5, 30)},
     "liftpy.core.services.bad_records": {"FIRST_WAIT_S": (0.5, 2), "LONGEST_WAIT_S": (30, 120), "DECIDED_WAIT_S": (5, 30)},
     "liftpy.core.services.queries": {"PATIENCE_S": (1, 2.5)},
     "liftpy.core.services.replies": {"_MAX_AGE_NS": (30 * S, 300 * S)},
-    "liftpy.service.version_upgrade": {"AGAIN_S": (5, 30)},
     "liftpy.core.services.versions": {"_BELIEVED_S": (2, 10)},
     "liftpy.core.services.sessions": {"REPORT_EVERY_S": (0.5, 2), "REST_S": (30, 120), "_BELIEVED_S": (3, 10)},
 }  # fmt: skip
@@ -168,9 +164,7 @@ BOUNDS: Figures = {
     "liftpy.core.services.snapshot": {"MAX_POSITIONS": (8, 64), "MAX_NODES": (8, 64), "MAX_OFFERS": (4, 15), "MAX_AGREED": (32, 256), "_CERTAIN": (2, 2), "_SAID_BYTES": (100, 400)},
     "liftpy.service.query_server": {"_HEADERS_BYTES": (512, 4096)},
     "liftpy.core.services.effects": {"MAX_PENDING": (10_000, 10_000), "MAX_PENDING_BYTES": (8 * MIB, 8 * MIB), "MAX_NAME_BYTES": (256, 256)},
-    "liftpy.service.snapshot_download": {"_MAX_PEERS": (8, 64)},
-    "liftpy.service.snapshot_server": {"_MAX_HELD": (4, 15), "_MAX_WAITING": (32, 256)},
-    "liftpy.service.snapshot_manager": {"_KNOWN": (32, 256), "_TOLD": (3, 8)},
+    "liftpy.service.snapshots": {"_MAX_PEERS": (8, 64), "_MAX_HELD": (4, 15), "_MAX_WAITING": (32, 256), "_KNOWN": (32, 256), "_TOLD": (3, 8)},
     "liftpy.core.services.machine": {"MAX_TIMERS": (10**6, 10**6), "MAX_TIMER_NAME_BYTES": (1024, 1024), "MAX_FIRES_PER_RECORD": (10**5, 10**5), "MAX_OUTPUTS_PER_CALLBACK": (1000, 1000)},
     "liftpy.core.services.outbox": {"MAX_OUTPUT_BYTES": (256 * KIB, 256 * KIB), "MAX_SAMPLES": (64, 1024), "_OVERHEAD_BYTES": (64, 256)},
     "liftpy.core.services.bad_records": {"MAX_ERROR_BYTES": (250, 1000), "MAX_SKIPS": (128, 1024)},
@@ -219,7 +213,7 @@ LESS: list[tuple[str, str, str]] = [
     ),
     (
         "liftpy.core.services.versions:_BELIEVED_S",
-        "liftpy.service.version_upgrade:AGAIN_S",
+        "liftpy.service.host:AGAIN_S",
         "who has gone is forgotten before it is asked again",
     ),
     (
