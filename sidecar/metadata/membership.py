@@ -24,12 +24,10 @@ from liftpy import __version__
 from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
-from liftpy.core.metadata.duplicate_process_check import DEFAULT_WAIT_S, Predecessor, Sign, Verdict
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Registered, registered
-from liftpy.core.metadata.sessions import heartbeat_every_s
+from liftpy.core.metadata.node_identity import DEFAULT_WAIT_S, DirectoryIdentity, Predecessor, Sign, Verdict
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registered
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
@@ -314,7 +312,7 @@ def _values(times: SessionTimes | None) -> tuple[int, int]:
     return (0, 0) if times is None else (times.session_ms, times.lease_ms)
 
 
-# A new process asks whether another process uses its node id (``liftpy/core/metadata/duplicate_process_check.py``).
+# A new process asks whether another process uses its node id (``liftpy/core/metadata/node_identity.py``).
 
 
 node_logger = logging.getLogger("liftpy.node")

@@ -26,9 +26,8 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.metadata.directory_identity import stopped_cleanly
-from liftpy.core.metadata.duplicate_process_check import Predecessor
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import Predecessor, stopped_cleanly
 from liftpy.core.observe.node_health import Signs
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import (

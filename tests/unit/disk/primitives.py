@@ -15,7 +15,7 @@ from typing import Any
 from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.services.snapshot import Identity, Snapshot
 from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
 from liftpy.errors import LiftError

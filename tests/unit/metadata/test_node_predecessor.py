@@ -7,7 +7,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.metadata.duplicate_process_check import Predecessor
+from liftpy.core.metadata.node_identity import Predecessor
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError
 from sidecar.metadata import membership
