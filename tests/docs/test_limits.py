@@ -28,7 +28,8 @@ from liftpy.core.services import machine as log_timers
 from liftpy.core.services import outbox as routing
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
-from liftpy.spark import options, range_reader, sink_options
+from liftpy.spark import options, range_reader
+from liftpy.spark import options as sink_options
 from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.partition import figures, housekeeping

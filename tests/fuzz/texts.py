@@ -26,8 +26,7 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.frames import decode_presence, encode_presence
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
-from liftpy.spark.options import OPTIONS, SourceOptions
-from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
+from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptions
 from sidecar.metadata import cluster_events as events_desk
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
 from sidecar.status import answers
@@ -444,7 +443,7 @@ def decoders() -> list[Decoder]:
             [bytes([number]) + text for number, text in enumerate(_SINK_OPTIONS)],
             _sink_options,
             c,
-            covers=("liftpy.spark.sink_options:SinkOptions.parse",),
+            covers=("liftpy.spark.options:SinkOptions.parse",),
         ),
         Decoder(
             "Spark options together",
