@@ -31,7 +31,7 @@ from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.observe.spans import SPANS_PER_S, Attributes, SpanBudget
+from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from sidecar.backup.create import TakenBackup, TakeOptions, take_backup

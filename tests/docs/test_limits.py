@@ -19,7 +19,7 @@ from liftpy.core.groups import lag
 from liftpy.core.log import compaction, recovery
 from liftpy.core.metadata import controller_list, request_limits
 from liftpy.core.metadata.controller import admission, cluster_events, nodes, streams
-from liftpy.core.observe import spans
+from liftpy.core.observe import trace_context
 from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, message_decoder, quota
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.replication import reads
@@ -178,7 +178,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "streams and groups with series of their own, of a node": [f"{n}" for n in (figures.MOST_LABELS, lag.MOST_GROUPS)],
     "series of `/metrics/partitions`": [f"{metrics.MOST_SERIES_OF_A_STREAM:,}"],
     "connections of the status page": [f"{http.MOST_CONNECTIONS}", f"{http.MOST_LIVE} live"],
-    "traced spans of a node": [f"{spans.SPANS_PER_S:g} a second"],
+    "traced spans of a node": [f"{trace_context.SPANS_PER_S:g} a second"],
 }  # fmt: skip
 """Row of the page -> what its value has to say; nothing where the code has the number under a private name."""
 

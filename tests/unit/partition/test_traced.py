@@ -11,8 +11,7 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.spans import SpanTree
-from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.trace_context import SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.effects import Acts, acts_of
