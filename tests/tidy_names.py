@@ -120,7 +120,7 @@ UNREAD = {
     "sidecar.cli.help.HelpGroup.command_class": "click reads it",
     "sidecar.transport.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.transport.ingest_connection.Inflow._pings_outstanding": _SETS,
-    "sidecar.runtime.gc_tuning.Garbage.full_collection_count": _FOR_TESTS,
+    "sidecar.runtime.memory.Garbage.full_collection_count": _FOR_TESTS,
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 

@@ -13,8 +13,8 @@ import click
 
 from liftpy.client import Client
 from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.election import misplaced
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import click
 
-from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
+from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_AGE_S, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
 from liftpy.spark.pipelines.archive import archive as run
-from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
@@ -80,7 +79,7 @@ def archive(
 ) -> None:  # fmt: skip
     """Archive STREAMS into a table, each record exactly once. After a failure, run the command again: it resumes.
 
-    Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive_reader.whole returns the
+    Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive.whole returns the
     table and the live stream as one DataFrame.
     """
     plan = ArchivePlan(

@@ -24,7 +24,7 @@ from liftpy.client.positions import FromEnd, Position, parse_start
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
-from liftpy.core.metadata.controller.unplaced_streams import why_it_waits
+from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY
 from liftpy.core.metadata.reassignment_progress import movements
