@@ -50,7 +50,7 @@ class Receiver(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connection is open and no data waits for the reading task."""
+        """True if the connection is open and no data waits for the reading task."""
         return not self._left and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:

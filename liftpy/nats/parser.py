@@ -78,7 +78,7 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Whether the subscription is sent messages under ``subject``."""
+        """Return whether the subscription is sent messages under ``subject``."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:

@@ -33,7 +33,7 @@ class Answers:
         self._numbers = count()
         self._asked: dict[int, _Asked] = {}
         self.is_open = False
-        """Whether answers can come."""
+        """True if answers can come."""
 
     @property
     def waiting_count(self) -> int:

@@ -258,7 +258,7 @@ class Transport:
 
     @property
     def has_room(self) -> bool:
-        """Whether a message can be written without waiting: the buffer is small, or a reconnect is running."""
+        """True if a message can be written without waiting: the buffer is small, or a reconnect is running."""
         return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
 
     async def room(self, give_up_at: float) -> None:

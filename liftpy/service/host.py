@@ -95,7 +95,7 @@ class _Serving:
             self.effects.wake()
 
     def at_home(self) -> bool:
-        """Whether this is the thread in which records are applied, and not that of an effect."""
+        """Return whether this is the thread in which records are applied, and not that of an effect."""
         return threading.get_ident() == self.thread
 
 
@@ -130,14 +130,14 @@ class ServiceHost:
         self._instance = secrets.randbits(63) or 1
         self._inbox = transport.connection.new_inbox()
         self._greeted = False
-        """Whether a first JoinLog has come: the hellos after it don't take anybody's place."""
+        """True if a first JoinLog has come: the hellos after it don't take anybody's place."""
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
         """When the last JoinLog came, monotonic seconds."""
         self._unheard = 0
         """Hellos since the node was heard last."""
         self._unbound = False
-        """Whether the node is spoken to on the subject that names neither stream nor service: older versions know that only."""
+        """True if the node is spoken to on the subject that names neither stream nor service: older versions know that only."""
         self._emitter: Emitter | None = None
         self._routers: list[Router] = []
         self._feeder: Feeder | None = None

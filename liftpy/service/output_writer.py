@@ -152,7 +152,7 @@ class Emitter:
         """Without a subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
-        """Whether the end of the output stream has to be learned before anything is sent."""
+        """True if the end of the output stream has to be learned before anything is sent."""
         self._shorter_since_s: float | None = None
         """Since when the output stream has ended below what is known to be written."""
         self._wait_s = _AGAIN_S

@@ -160,7 +160,7 @@ class SnapshotKeeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether ``keep`` is to be called."""
+        """True if ``keep`` is to be called."""
         settings = self._settings
         late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes

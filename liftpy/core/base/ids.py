@@ -38,7 +38,7 @@ MAX_UID_LENGTH = 64
 
 
 def is_utf8(text: str) -> bool:
-    """Whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
+    """Return whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -47,7 +47,7 @@ def is_utf8(text: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether it may be a stream's, node's or service's."""
+    """Return whether it may be a stream's, node's or service's."""
     return _NAME.fullmatch(name) is not None
 
 

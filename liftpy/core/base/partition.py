@@ -23,7 +23,7 @@ class PartitionStatus(IntEnum):
 
 
 class Pause(IntEnum):
-    """Whether a partition takes publishes; the numbers of ``cluster.proto``."""
+    """True if a partition takes publishes; the numbers of ``cluster.proto``."""
 
     NOT_PAUSED = 0
     UNTIL_RESUMED = 1
@@ -46,7 +46,7 @@ class Pause(IntEnum):
 
     @property
     def until_publish(self) -> bool:
-        """Whether a publish ends it."""
+        """True if a publish ends it."""
         return self in (Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY)
 
     @property
@@ -178,7 +178,7 @@ class PartitionState:
     purged: tuple[PurgedBy, ...] = ()
     """Who has said so, members of ``isr`` only, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
     pause: Pause = Pause.NOT_PAUSED
-    """Whether operators have it take no publishes. Reading goes on."""
+    """True if operators have it take no publishes. Reading goes on."""
     pauses: int = 0
     """How often they have paused it, or said anew until when, or what is refused: so that a replica knows when it has missed one."""
 
@@ -244,7 +244,7 @@ class HeldPartition:
 
     @property
     def has_standby(self) -> bool:
-        """Whether standby followers also receive the published messages."""
+        """True if standby followers also receive the published messages."""
         return self.config.failover_standby and len(self.state.holders) > 1
 
     def __post_init__(self) -> None:

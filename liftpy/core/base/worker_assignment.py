@@ -29,7 +29,7 @@ class WorkerShare:
             raise ValueError(f"invalid share {self.number} of {self.of} processes")
 
     def holds(self, stream: str, partition: int) -> bool:
-        """Whether the partition is this share's."""
+        """Return whether the partition is this share's."""
         return self.of == 1 or share_of(stream, partition, self.of) == self.number
 
     def holds_folder(self, name: str) -> bool:

@@ -265,7 +265,7 @@ class ConsumerGroup:
 
     @property
     def settled(self) -> bool:
-        """Whether each member has exactly its assigned partitions."""
+        """True if each member has exactly its assigned partitions."""
         return self.owners == self.targets
 
     def lacks(self, name: str) -> bool:
@@ -467,6 +467,6 @@ def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load
 
 
 def _is_uneven(share: Mapping[str, int], load: Mapping[str, int], floor: int) -> bool:
-    """Whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
+    """Return whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
     most = max(load[name] for name, count in share.items() if count > floor)
     return most >= 2 + min(load[name] for name, count in share.items() if count == floor)

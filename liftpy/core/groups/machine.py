@@ -81,12 +81,12 @@ class GroupRecord:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something in it expires with time."""
+        """True if something in it expires with time."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to store."""
+        """True if there is nothing to store."""
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
@@ -116,7 +116,7 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """Whether something expires with time. Then the log needs records, even empty ones."""
+        """True if something expires with time. Then the log needs records, even empty ones."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:

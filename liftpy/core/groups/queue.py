@@ -75,7 +75,7 @@ class KeyOrder:
         return len(line) == 1
 
     def holds(self, key: int, offset: int) -> bool:
-        """Whether ``offset`` has to wait."""
+        """Return whether ``offset`` has to wait."""
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
@@ -243,7 +243,7 @@ class WorkQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the state is too large for new deliveries."""
+        """True if the state is too large for new deliveries."""
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:

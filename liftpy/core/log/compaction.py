@@ -80,7 +80,7 @@ class Superseded:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is to be learned."""
+        """True if no more is to be learned."""
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
@@ -129,7 +129,7 @@ class Superseded:
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
-        """Whether no later record of its key was learned; of records without a key always."""
+        """Return whether no later record of its key was learned; of records without a key always."""
         keys = batch.columns.keys
         assert keys is not None
         entries = keys.to_list()

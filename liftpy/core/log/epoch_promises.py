@@ -112,7 +112,7 @@ class PromiseJournal:
 
     @property
     def is_written(self) -> bool:
-        """Whether the file has all promises. False if the disk was full."""
+        """True if the file has all promises. False if the disk was full."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:

@@ -36,7 +36,7 @@ class Flush:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the flush covers exactly one file and nothing else."""
+        """True if the flush covers exactly one file and nothing else."""
         return not self.seals and not self.new_names
 
     def run(self) -> None:
@@ -100,7 +100,7 @@ class FlushPlace:
 
     def __init__(self) -> None:
         self.on_loop = False
-        """Whether short flushes run on the loop now."""
+        """True if short flushes run on the loop now."""
         self.waiting = 0
         """Logs that want a flush in this turn of the loop; counted by the caller of ``takes``."""
         self.done_on_loop = 0

@@ -216,7 +216,7 @@ class Log:
 
     @property
     def needs_flush(self) -> bool:
-        """Whether records, or the index of a sealed segment, are not on disk yet."""
+        """True if records, or the index of a sealed segment, are not on disk yet."""
         return self._durable_end_offset != self.log_end_offset or bool(self._unsynced)
 
     def begin_flush(self) -> Flush | None:
@@ -507,17 +507,17 @@ class Log:
 
     @property
     def may_give_up(self) -> bool:
-        """Whether ``apply_retention`` may have something to delete."""
+        """True if ``apply_retention`` may have something to delete."""
         return self.config.has_retention or self.log_start_offset < self.asked_start or bool(self.cleaning.purges)
 
     @property
     def may_be_cleaned(self) -> bool:
-        """Whether compaction may have something to do."""
+        """True if compaction may have something to do."""
         return self.config.is_cleaned or bool(self.cleaning.purges)
 
     @property
     def may_have_gaps(self) -> bool:
-        """Whether offsets may be without a record, here or on a replica that this one fetched from."""
+        """True if offsets may be without a record, here or on a replica that this one fetched from."""
         return self.config.is_cleaned or self.horizon.end_offset > 0
 
     def told(self, state: PartitionState) -> bool:

@@ -113,7 +113,7 @@ class OpenReport:
 
     @property
     def must_leave_isr(self) -> bool:
-        """Whether this replica may miss records that it acknowledged."""
+        """True if this replica may miss records that it acknowledged."""
         return bool(self.damage) or self.lost_committed or self.lost_flushed
 
 
@@ -129,11 +129,11 @@ class Recovered:
     """What a log reads besides: ``leader-epochs`` and ``compaction-horizon``, those that are there."""
 
     has_states: bool = False
-    """Whether there are checkpoints of derived state."""
+    """True if there are checkpoints of derived state."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether opening the log on it touches no file any more."""
+        """True if opening the log on it touches no file any more."""
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 

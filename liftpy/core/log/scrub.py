@@ -40,7 +40,7 @@ class Scan:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been checked."""
+        """True if everything has been checked."""
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:

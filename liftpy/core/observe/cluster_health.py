@@ -28,7 +28,7 @@ class Reason(NamedTuple):
     """``runbook``: the page below docs/runbooks, without ``.md``."""
 
     stops: bool
-    """Whether somewhere nothing can be published or read."""
+    """True if somewhere nothing can be published or read."""
     text: str
     runbook: str
 

@@ -25,7 +25,7 @@ class Check(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the check passed."""
+        """True if the check passed."""
         return not self.why
 
 
@@ -63,7 +63,7 @@ def live(signs: Signs) -> list[Check]:
 
 
 def ready(signs: Signs) -> list[Check]:
-    """Whether it takes part in the cluster."""
+    """Return whether it takes part in the cluster."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
     silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"

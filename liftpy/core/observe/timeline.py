@@ -41,7 +41,7 @@ _OF = {
 
 
 def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
-    """Whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
+    """Return whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
     if only.get("kind") and event.get("kind") != only["kind"]:
         return False
     if only.get("stream") and event.get("stream") != only["stream"]:

@@ -34,7 +34,7 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether its sender records it."""
+        """True if its sender records it."""
         return bool(self.flags & SAMPLED)
 
 

@@ -60,7 +60,7 @@ def may_bear(batch: bytes) -> bool:
 
 
 def names_one(headers: HeadersColumn) -> bool:
-    """Whether a message may be traced, of a column: by one search in its names."""
+    """Return whether a message may be traced, of a column: by one search in its names."""
     return bytes(headers.names.data).find(_NAME) >= 0
 
 
@@ -200,7 +200,7 @@ class PartitionTraces:
 
     @property
     def follows(self) -> bool:
-        """Whether any batch is on its way."""
+        """True if any batch is on its way."""
         return bool(self._open)
 
     @property

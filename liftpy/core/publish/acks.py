@@ -324,7 +324,7 @@ class PendingAcks:
 
     @property
     def owes_a_no(self) -> bool:
-        """Whether there are delayed rejections for ``say_untold``."""
+        """True if there are delayed rejections for ``say_untold``."""
         return bool(self._untold)
 
     def say_untold(self, *, may: bool = True) -> None:

@@ -78,7 +78,7 @@ class RecentIds:
         self.forgotten = 0
         """Ids that went before their time, for want of room, ever."""
         self.takes_shorter_window = False
-        """Whether ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
+        """True if ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
@@ -242,7 +242,7 @@ class RecentIds:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ids within the window of the last committed record are known."""
+        """True if all ids within the window of the last committed record are known."""
         return not self.is_blind(0)
 
     def hold_in_hand(self, ids: Iterable[bytes]) -> None:

@@ -282,7 +282,7 @@ class Ingest:
 
     @property
     def open(self) -> bool:
-        """Whether publishes are taken."""
+        """True if publishes are taken."""
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
@@ -377,12 +377,12 @@ class Ingest:
 
     @property
     def idle(self) -> bool:
-        """Whether all received messages are stored or rejected, and all waiting publishers were answered."""
+        """True if all received messages are stored or rejected, and all waiting publishers were answered."""
         undecided = self._taken_over is not None and self._taken_over.undecided
         return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
 
     def _holds_unread(self) -> bool:
-        """Whether publishes have arrived that are not judged yet."""
+        """Return whether publishes have arrived that are not judged yet."""
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:

@@ -186,7 +186,7 @@ class LastOfSubjects:
 
     @property
     def is_full(self) -> bool:
-        """Whether the subjects of the log do not fit."""
+        """True if the subjects of the log do not fit."""
         if self._full_until is not None and (
             self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
         ):
@@ -196,7 +196,7 @@ class LastOfSubjects:
 
     @property
     def lacks(self) -> bool:
-        """Whether the log must be read backwards."""
+        """True if the log must be read backwards."""
         return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
 
     @property

@@ -95,7 +95,7 @@ class LogState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it covers the log to its end."""
+        """True if it covers the log to its end."""
         return self.end_offset == self._log.log_end_offset
 
     def appended(
@@ -147,12 +147,12 @@ class LogState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no message id and no producer went before its time."""
+        """True if no message id and no producer went before its time."""
         return self.ids.is_whole and self.producers.is_whole
 
     @property
     def is_blank(self) -> bool:
-        """Whether the state may be empty after the records are deleted."""
+        """True if the state may be empty after the records are deleted."""
         return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
 
     def catch_up(self) -> None:
@@ -272,7 +272,7 @@ class LogState:
 
     @property
     def lacks(self) -> bool:
-        """Whether a part of the log must be read in the background."""
+        """True if a part of the log must be read in the background."""
         return self._is_behind or self.subjects.lacks
 
     def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:

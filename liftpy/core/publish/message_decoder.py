@@ -277,9 +277,9 @@ class MessageDecoder:
         self.quota: Quota | None = None
         """What the stream lets in; None: whatever comes."""
         self.wants_offsets = False
-        """Whether a publish that expects no offset is refused (optimistic concurrency)."""
+        """True if a publish that expects no offset is refused (optimistic concurrency)."""
         self._takes_plain = not is_internal(key.stream) or key.stream == PROBE_STREAM
-        """Whether plain NATS messages are records. Into an internal stream only commands and offers of the cluster go [A22]."""
+        """True if plain NATS messages are records. Into an internal stream only commands and offers of the cluster go [A22]."""
         self._own_is_protocol = is_protocol_shaped(own_subject)
         self._forms = [
             Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
@@ -296,7 +296,7 @@ class MessageDecoder:
 
     @property
     def answers(self) -> bool:
-        """Whether the stream's publishers are answered at all."""
+        """True if the stream's publishers are answered at all."""
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:

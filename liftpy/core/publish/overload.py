@@ -38,7 +38,7 @@ class KnownIds(NamedTuple):
     in_hand: Container[bytes]
     """On their way into the log."""
     waits: Callable[[], bool]
-    """Whether something has arrived that was not looked at yet, and may have one."""
+    """True if something has arrived that was not looked at yet, and may have one."""
 
 
 class Overload:

@@ -214,7 +214,7 @@ class Producers:
 
     @property
     def is_full(self) -> bool:
-        """Whether no unknown producer is accepted: there is no room, or the log may know it."""
+        """True if no unknown producer is accepted: there is no room, or the log may know it."""
         return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
 
     @property
@@ -228,12 +228,12 @@ class Producers:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all producers that have not expired are known."""
+        """True if all producers that have not expired are known."""
         return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
 
     @property
     def can_be_whole(self) -> bool:
-        """Whether some are gone that there would be room for by now."""
+        """True if some are gone that there would be room for by now."""
         if self.is_whole:
             return False
         count = len(self._states) + self._lost_count
@@ -241,7 +241,7 @@ class Producers:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether there is room for one more uncommitted batch of a known producer."""
+        """True if there is room for one more uncommitted batch of a known producer."""
         return self.share.fits(TAIL_BYTES)
 
     @property

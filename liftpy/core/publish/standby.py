@@ -376,7 +376,7 @@ class _Step:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the leader can decide by the producer's sequence whether it is stored [A3]."""
+        """True if the leader can decide by the producer's sequence whether it is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
     def is_bound(self, index: int) -> bool:
@@ -618,7 +618,7 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        """Whether any of the messages of ``report`` is more than none."""
+        """True if any of the messages of ``report`` is more than none."""
         return self.heard.pushed_out > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:

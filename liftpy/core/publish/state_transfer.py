@@ -124,7 +124,7 @@ class StateTaker:
         self._log = log
         self._of = of
         self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
-        """Whether a state is to be there before the next fetch."""
+        """True if a state is to be there before the next fetch."""
         self._leader_epoch = 0
         self._silent = 0
         """Questions without an answer, in a row."""

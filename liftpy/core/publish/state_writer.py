@@ -34,7 +34,7 @@ class Pace(NamedTuple):
     """Growth by so many times the last file is much; 0: how large that was does not matter."""
 
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
-        """Whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""
+        """Return whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""
         if grown_bytes >= max(self.much_bytes, self.last_files * last_bytes):
             return True
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
@@ -95,7 +95,7 @@ class StateWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether records are not covered by a file yet."""
+        """True if records are not covered by a file yet."""
         return self._wanted >= 0
 
     def _give_up(self) -> None:

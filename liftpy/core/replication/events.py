@@ -113,7 +113,7 @@ class PublishesReceived:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no publisher waits for an answer."""
+        """True if no publisher waits for an answer."""
         return self.plain_count >= self.record_count
 
 

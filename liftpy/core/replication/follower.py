@@ -195,7 +195,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def agrees(self) -> bool:
-        """Whether the log is known to be a prefix of the leader's log in this epoch."""
+        """True if the log is known to be a prefix of the leader's log in this epoch."""
         return self.phase in _AGREED
 
     @property
@@ -469,7 +469,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _may_wait_quietly(self) -> bool:
-        """Whether a fetch has nothing to report and nothing to request: an ISR member whose records are all known to be
+        """True if a fetch has nothing to report and nothing to request: an ISR member whose records are all known to be
         committed."""
         state = self.shared.state
         all_committed = self.log.high_watermark == self.log.newest_offset
@@ -553,7 +553,7 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        """Return whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
@@ -651,7 +651,7 @@ class FetchAssembly:
         return self._assembly.held
 
     def is_asked(self, request_id: int) -> bool:
-        """Whether an answer to ``request_id`` may be taken."""
+        """Return whether an answer to ``request_id`` may be taken."""
         return request_id == self._request_id
 
     def take(self, piece: Piece) -> memoryview | None:

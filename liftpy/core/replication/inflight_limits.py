@@ -71,7 +71,7 @@ class InflightLimits:
 
     @property
     def holds(self) -> bool:
-        """Whether publishes are delayed. Later ones must wait behind them."""
+        """True if publishes are delayed. Later ones must wait behind them."""
         return bool(self._held)
 
     def may_append(self) -> bool:

@@ -91,7 +91,7 @@ _PATIENCE = 6
 
 
 def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
-    """Whether a member of the ISR should leave it."""
+    """Return whether a member of the ISR should leave it."""
     if now_ns - progress.caught_up_ns > max_lag_ns:
         return True
     if max_lag_records == 0 or progress.position is None:
@@ -100,7 +100,7 @@ def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max
 
 
 def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
-    """Whether it fetches, and has more each time."""
+    """Return whether it fetches, and has more each time."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
@@ -430,7 +430,7 @@ class FollowerProgress:
     incarnation: int = 0
     """Whose position this is; 0: none yet."""
     live: bool = False
-    """Whether its node's session stands."""
+    """True if its node's session stands."""
     position: int | None = None
     """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
     was_caught_up: bool = False

@@ -118,7 +118,7 @@ class Pausing:
 
     @property
     def sleeps(self) -> bool:
-        """Whether the first publish resumes the partition and waits until then."""
+        """True if the first publish resumes the partition and waits until then."""
         return self._shared.state.pause.until_publish
 
     def is_over(self, intake: InflightLimits) -> bool:
@@ -251,12 +251,12 @@ class LeaderRole(ReplicaRole):
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
     def _is_short(self) -> bool:
-        """Whether the ISR has too few members to commit records."""
+        """True if the ISR has too few members to commit records."""
         return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
     def takes_publishes(self) -> bool:
-        """Whether arriving publishes are appended at once."""
+        """True if arriving publishes are appended at once."""
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:

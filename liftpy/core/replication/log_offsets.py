@@ -43,12 +43,12 @@ class LogOffsets:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the log has no records."""
+        """True if the log has no records."""
         return self.log_end_offset <= self.log_start_offset
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all records are flushed."""
+        """True if all records are flushed."""
         return self.flushed_end_offset == self.log_end_offset
 
     def opened(

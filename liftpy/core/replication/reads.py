@@ -83,7 +83,7 @@ class ReadSource(Protocol):
 
     @property
     def compacted(self) -> bool:
-        """Whether offsets may be without a record."""
+        """True if offsets may be without a record."""
 
     @property
     def high_watermark(self) -> int:
@@ -99,17 +99,17 @@ class ReadSource(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether the metadata names this replica as leader."""
+        """True if the metadata names this replica as leader."""
 
     @property
     def may_serve(self) -> bool:
-        """Whether its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
+        """True if its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
 
     def may_answer_latest(self, now_ns: int) -> bool:
         """Return whether its HW may be returned as the latest one [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Whether a reader's last record lies on this log [R6]."""
+        """Return whether a reader's last record lies on this log [R6]."""
 
 
 class ReplicaSource:
@@ -126,7 +126,7 @@ class ReplicaSource:
 
     @property
     def compacted(self) -> bool:
-        """Whether offsets may be without a record."""
+        """True if offsets may be without a record."""
         return self.log.may_have_gaps
 
     @property
@@ -146,12 +146,12 @@ class ReplicaSource:
 
     @property
     def leads(self) -> bool:
-        """Whether this node is the leader in the metadata, whatever the replica does."""
+        """True if this node is the leader in the metadata, whatever the replica does."""
         return self.leader == self._replica.node_id
 
     @property
     def may_serve(self) -> bool:
-        """Whether the replica may serve reads.
+        """True if the replica may serve reads.
 
         ISR membership is not needed: services of a returned node read at once. A candidate also serves up to its HW.
         """
@@ -176,7 +176,7 @@ class ReadShell(Protocol[_Told]):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more answer can probably be sent now."""
+        """True if one more answer can probably be sent now."""
 
     def now_ns(self) -> int:
         """Monotonic time, in nanoseconds."""
@@ -209,7 +209,7 @@ class ReadBudget:
     used_bytes: int = 0
 
     def take(self, cost_bytes: int) -> bool:
-        """Whether there was room."""
+        """Return whether there was room."""
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
         self.used_bytes += cost_bytes

@@ -82,7 +82,7 @@ class Deadlines:
             self.cancel(kind, out)
 
     def is_set(self, kind: Deadline) -> bool:
-        """Whether ``kind`` is waited for."""
+        """Return whether ``kind`` is waited for."""
         return kind in self._at_ns
 
     def reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:

@@ -99,7 +99,7 @@ class SkipDecision:
 
 
 def is_decision(record: Record) -> bool:
-    """Whether the record is for the framework: no service's ``on_record`` sees it."""
+    """Return whether the record is for the framework: no service's ``on_record`` sees it."""
     return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
@@ -172,9 +172,9 @@ class Failing:
     """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
     wait for the next scan. None: no scan is under way."""
     undone: bool = False
-    """Whether the state was not made anew since it failed."""
+    """True if the state was not made anew since it failed."""
     stored: bool = False
-    """Whether there is a snapshot right below it, so that no try replays more than one record."""
+    """True if there is a snapshot right below it, so that no try replays more than one record."""
 
     @property
     def unit(self) -> Unit:

@@ -116,9 +116,9 @@ class ServiceMachine:
         self.active_version = FIRST
         """By which records are applied."""
         self.failed = False
-        """Whether a callback raised: the state may be half of one."""
+        """True if a callback raised: the state may be half of one."""
         self.at_home: Callable[[], bool] = _yes
-        """Whether what calls is the thread in which records are applied; whoever drives it with others beside it puts a look here."""
+        """True if what calls is the thread in which records are applied; whoever drives it with others beside it puts a look here."""
         self.on_work: Callable[[], None] | None = None
         """Called when records were applied and effects or timers wait: whoever acts on them puts it here."""
         service.surroundings = self
@@ -126,7 +126,7 @@ class ServiceMachine:
     # ---- life ------------------------------------------------------------------------------------------------------------
     @property
     def starts_in_thread(self) -> bool:
-        """Whether ``start`` may run in another thread before all other calls."""
+        """True if ``start`` may run in another thread before all other calls."""
         return self._service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
@@ -171,7 +171,7 @@ class ServiceMachine:
 
     @property
     def waits_for_outputs(self) -> bool:
-        """Whether a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
+        """True if a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
         return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
 
     # ---- records ---------------------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class ServiceMachine:
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
     def takes_queries(self) -> bool:
-        """Whether the service defines ``on_query``."""
+        """True if the service defines ``on_query``."""
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:

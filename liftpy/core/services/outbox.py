@@ -110,14 +110,14 @@ class Outbox:
         self.emitted_end = 0
         """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
         self.known = False
-        """Whether ``emitted_end`` comes from the output stream, and the state was not disproven there."""
+        """True if ``emitted_end`` comes from the output stream, and the state was not disproven there."""
         self.compared_end = 0
         """Outputs below it are the ones that were written, all of them."""
         self._began_at = 0
         """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
         self._began_digest = b""
         self._proven = True
-        """Whether the digest that the state began with was compared, or there was nothing to compare."""
+        """True if the digest that the state began with was compared, or there was nothing to compare."""
         self.diverged = ""
         """What was produced here and is not what was written; '' as long as there is no such thing."""
         self._samples: dict[int, bytes] = {}
@@ -137,12 +137,12 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Whether a LEADER must not produce more before some are written."""
+        """True if a LEADER must not produce more before some are written."""
         return len(self._kept) >= self._max_records or self._kept_bytes >= self._max_bytes
 
     @property
     def must_rewind(self) -> bool:
-        """Whether unwritten outputs are not in memory any more. An earlier snapshot must produce them again."""
+        """True if unwritten outputs are not in memory any more. An earlier snapshot must produce them again."""
         return self.known and self.emitted_end < self.first_kept
 
     # ---- the state -------------------------------------------------------------------------------------------------------

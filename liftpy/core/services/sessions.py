@@ -188,7 +188,7 @@ class _Gate:
     began: dict[str, int]
     """Position of each when it began."""
     may_fail: bool
-    """Whether a service that hangs fails it."""
+    """True if a service that hangs fails it."""
     position: int = field(default=-1)
     """The slowest one's, as last told."""
 
@@ -224,7 +224,7 @@ class ServiceSessions:
         """Services that were registered and are not."""
         self._gate: _Gate | None = None
         self._failed_one = False
-        """Whether services let the last promotion here that waited for some fail."""
+        """True if services let the last promotion here that waited for some fail."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -551,7 +551,7 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is or was a service."""
+        """True if there is or was a service."""
         return bool(self._sessions or self._gone)
 
     def ended(self, now_ns: int) -> list[Ended]:
@@ -663,7 +663,7 @@ class Wellness:
 
     @property
     def anybody_is_ill(self) -> bool:
-        """Whether a service was failing at the last ``look``."""
+        """True if a service was failing at the last ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:

@@ -143,12 +143,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether compaction removed records of the batch: it has fewer records than offsets."""
+        """True if compaction removed records of the batch: it has fewer records than offsets."""
         return self.record_count <= self.last_offset_delta or self.is_remains
 
     @property
     def is_remains(self) -> bool:
-        """Whether compaction removed all records of a producer's last batch. Its stamps and its note remain."""
+        """True if compaction removed all records of a producer's last batch. Its stamps and its note remain."""
         return self.control and self.producer_id != 0
 
 

@@ -38,7 +38,7 @@ _IN_SUBJECT = rb"[!-)+-=?-~\x80-\xff]"
 
 
 Allows = Callable[[bytes], bool]
-"""Whether a reply subject may be answered: an ``InboxRule``, or what stands for one."""
+"""True if a reply subject may be answered: an ``InboxRule``, or what stands for one."""
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
@@ -70,11 +70,11 @@ class InboxRule:
         self._lines = re.compile(rb"(?:(?:%b)%b++\n)*+" % (choices, _IN_SUBJECT))
 
     def __call__(self, subject: bytes) -> bool:
-        """Whether a node may publish there."""
+        """Return whether a node may publish there."""
         return self.allows(subject)
 
     def allows(self, subject: bytes) -> bool:
-        """Whether a node may publish there."""
+        """Return whether a node may publish there."""
         fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
         return fits and (subject.isascii() or _is_utf8(subject))
 
@@ -290,7 +290,7 @@ def jetstream_api(domain: str, rest: str) -> str:
 
 
 def is_protocol_shaped(subject: str) -> bool:
-    """Whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
+    """Return whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
     tokens = subject.split(".")
     return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
 

@@ -370,7 +370,7 @@ class MemoryTransport(Transport):
             self._line.close()
 
     def at_eof(self) -> bool:
-        """Whether the server has hung up, and all was read."""
+        """Return whether the server has hung up, and all was read."""
         return self._reader is None or self._reader.at_eof()
 
     def __bool__(self) -> bool:

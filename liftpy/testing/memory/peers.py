@@ -72,7 +72,7 @@ class Peers:
         raise NotImplementedError
 
     def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Whether the log did it."""
+        """Return whether the log did it."""
         raise NotImplementedError
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
