@@ -16,7 +16,7 @@ from typing import Protocol
 from liftpy.config import NS_PER_S, StreamConfig
 
 AT_ONCE = 32
-"""Segments that go at a time where somebody asked for it."""
+"""Number of segments that are deleted at a time after an operator's request."""
 
 
 class Retained(Protocol):

@@ -40,7 +40,7 @@ class SpanTree(NamedTuple):
 
 
 SPANS_PER_S = 100.0
-"""Of one node; of one client, in each direction."""
+"""Maximum number of spans per second of a node, or of a client in each direction."""
 
 
 class SpanBudget:
@@ -51,7 +51,7 @@ class SpanBudget:
         self._tokens = per_s
         self._at_ns: int | None = None
         self.dropped = 0
-        """Spans that were not made, or made and not handed over, since the process began."""
+        """Number of spans that were not created, or created and not exported, since the process began."""
 
     def takes(self, spans: int, now_ns: int) -> bool:
         """Return whether ``spans`` spans may be created at ``now_ns`` (monotonic). If not, they count as dropped."""

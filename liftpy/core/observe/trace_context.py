@@ -19,7 +19,7 @@ from liftpy.core.wire.headers import Pairs
 TRACEPARENT = "traceparent"
 """The header's name, in this case alone: as OpenTelemetry's propagators write it."""
 TRACEPARENT_BYTES = 55
-"""Of a header of version 00; of a later one at least."""
+"""Length of a version 00 header, and minimum length of later versions, in bytes."""
 MAX_TRACEPARENT_BYTES = 512
 SAMPLED = 0x01
 _FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -58,7 +58,7 @@ def traceparent(context: TraceContext) -> bytes:
 
 TRACESTATE = "tracestate"
 MAX_STATE_BYTES = 512
-"""Of a ``tracestate`` that is put into a message; a longer one is left out."""
+"""Maximum length of a ``tracestate`` that is put into a message, in bytes. A longer one is left out."""
 
 
 def bears_one(pairs: Pairs) -> bool:
