@@ -1,7 +1,8 @@
-"""The answers to a connection's requests: one inbox, a number for each request.
+"""Answers to a connection's requests: one inbox, and a number for each request.
 
-nats-py's own ``request`` swallows a cancellation here and there, may take longer than its time-out when the socket is blocked, and
-knows nothing of rights. Here a request has one deadline for everything, and what the server refuses is told to whoever asked.
+The ``request`` method of nats-py sometimes swallows a cancellation, may exceed its timeout when the socket is blocked,
+and knows nothing
+of permissions. Here a request has one deadline for everything, and the caller gets the error if the server denies it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class _Asked:
 
 
 class Answers:
-    """``begin`` when somebody listens on the inbox; then ``expect`` and ``forget`` for each request; ``leave`` at the end."""
+    """Requests that wait for answers. Call ``begin`` after subscribing to the inbox, ``expect`` and ``forget`` for each
+    request, then ``leave``.
+    """
 
     def __init__(self) -> None:
         self._inbox = ""
@@ -45,7 +48,7 @@ class Answers:
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the inbox."""
         subscription, self._subscription, self.is_open = self._subscription, None, False
         if subscription is not None:
             with contextlib.suppress(Exception):
