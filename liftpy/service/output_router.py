@@ -46,7 +46,7 @@ class Router:
         self._fatal = fatal
         self._target: StreamImage | None = None
         self._places: dict[int, Place] = {}
-        """By partition; empty: to be learned."""
+        """Partition -> output stream partition. Empty: not known yet."""
         self._next = 0
         """Offset in the output stream that is looked at next."""
         self._wake = asyncio.Event()

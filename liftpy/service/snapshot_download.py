@@ -21,14 +21,14 @@ logger = logging.getLogger("liftpy.service")
 
 _ANSWER_S = 2.0
 _TRIES = 3
-"""For each piece."""
+"""Maximum number of attempts for each piece."""
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _SLOWEST_BYTES_PER_S = 64 * 1024
 _BEGINS_SLOWLY_S = 10.0
-"""After so long a peer has to give so many bytes a second, on average."""
+"""Time after which a peer must deliver a minimum rate on average, in seconds."""
 _BARRED_S = 60.0
-"""A snapshot that was taken is not taken again for so long."""
+"""Time for which a downloaded snapshot is not downloaded again, in seconds."""
 _MAX_PEERS = 16
 
 
@@ -56,10 +56,10 @@ class SnapshotFetcher:
         self._took_s: dict[bytes, float] = {}
         """Digest of what was taken, and when, monotonic."""
         self.problem = ""
-        """What is being done; '' while nothing is."""
+        """Problem of the current download, as text. '': none."""
         self.fetched_bytes = 0
         self.tried = ""
-        """What the last ``fetch`` that found nothing has tried."""
+        """Snapshots that the last ``fetch`` without a result has tried."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
         """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_timeout_s``."""

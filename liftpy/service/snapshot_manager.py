@@ -1,13 +1,16 @@
-"""SnapshotKeeper: when a service's state is stored, and how far back the log is needed because of it.
+"""``SnapshotKeeper``: decides when a service's state is stored, and how far back the log is needed for it.
 
-At every multiple of ``snapshot_interval_records`` the machine brings a snapshot about, on all nodes alike. On one node alone it is also
-stored
-after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, when the process is told to stop, when an operator asks, and right
-below a record that can't be applied.
+At every multiple of ``snapshot_interval_records`` the machine takes a snapshot on all nodes. A single node also stores
+one after
+``snapshot_interval_s`` or ``snapshot_bytes`` of the log, when the process stops, when an operator requests it, and
+right below a record
+that cannot be applied.
 
-All nodes come to a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for long. They
-take it there,
-so that the bytes can be compared, but in turn: the leader's node at once, the others after one, two, ... times what the last one took.
+All nodes reach a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
+long. They take the
+snapshot there, so that the bytes can be compared, but in turn: the leader's node at once, the others after one, two,
+... times the
+duration of the last snapshot.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _KNOWN = 64
 _TOLD = 4
 _NOTICED_S = 0.01
 _TURN = 1.5
-"""Of what the last snapshot took: between the turns of two nodes."""
+"""Time between the turns of two nodes, as a share of the last snapshot's duration."""
 _LONGEST_TURN_S = 5.0
 
 
@@ -50,18 +53,18 @@ class SnapshotKeeper:
         """The newest snapshots, ascending."""
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
-        """Of the log, since the newest snapshot."""
+        """Number of bytes of the log since the newest snapshot."""
         self._soon = False
         self._blocked_s = 0.0
-        """How long the last snapshot has blocked the service."""
+        """Time for which the last snapshot blocked the service, in seconds."""
         self.given_bytes = 0
-        """To services beside other nodes."""
+        """Number of bytes sent to services beside other nodes."""
         self.turn = 0
-        """Of this node, as the sidecar says: 0 is the first."""
+        """Turn of this node, from the sidecar. 0 is the first."""
         self.life = secrets.randbits(62)
-        """Another one whenever the state begins anew."""
+        """Number that changes when the state is rebuilt."""
         self._began: Kept | None = None
-        """What the state began from, until the log has shown that it is one of its own."""
+        """Snapshot from which the state began, until the log has confirmed it."""
         self.digests: list[tuple[int, bytes]] = []
         """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
         self.stored_count = 0
@@ -69,7 +72,7 @@ class SnapshotKeeper:
         self.saved_s: float | None = None
         """When the newest of them was stored, monotonic."""
         self.state_bytes = 0
-        """Of the newest of them."""
+        """Size of the newest snapshot, in bytes."""
         self.problem = ""
         """Why the last snapshot was not stored; shown in status where nothing worse is."""
 

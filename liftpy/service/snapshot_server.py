@@ -64,10 +64,10 @@ class SnapshotGiver:
         """Questions that were not answered, by reason."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
         self._held: dict[bytes, _Held] = {}
-        """By digest, the one that was used last at the end."""
+        """Open snapshots by digest, the last used one at the end."""
 
     async def run(self) -> None:
-        """Answer forever."""
+        """Answer requests until it is canceled."""
         subscription = await self._transport.connection.subscribe(
             self._subject, cb=self._guard.callback(self._arrived), pending_msgs_limit=_MAX_WAITING
         )

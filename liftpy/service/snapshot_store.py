@@ -71,7 +71,7 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 
 
 class OpenSnapshot:
-    """Open file of a snapshot. It closes when nobody uses it. Any thread may read."""
+    """Open file of a snapshot. It closes when its last user releases it. Any thread may read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

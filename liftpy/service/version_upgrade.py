@@ -1,4 +1,4 @@
-"""Upgrader: beside the partition's leader, writes the decision that activates the next version of a service.
+"""``Upgrader``: beside the partition's leader, writes the decision that activates the next version of a service.
 
 See ``versions.py``.
 """
@@ -20,7 +20,7 @@ from liftpy.service.settings import ServiceSettings
 logger = logging.getLogger("liftpy.service")
 
 AGAIN_S = 10.0
-"""A decision that was appended is looked for so long before it is made again."""
+"""Time to look for an appended decision before it is made again, in seconds."""
 
 
 class Upgrader:

@@ -105,7 +105,7 @@ REPLICATION, INGEST = "replication", "ingest"
 """The connections that leaders need, by name."""
 INGEST_GRACE_NS = 10 * NS_PER_S
 GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
-"""For how long each may be down before it counts."""
+"""Times for which each dependency may be down before it counts, in nanoseconds."""
 
 
 class DataPath:

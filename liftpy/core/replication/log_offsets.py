@@ -133,11 +133,11 @@ class Lineage(Enum):
     """Result of the check of a reader's last record."""
 
     SAME = "same"
-    """It lies on this log, or retention has removed the record that could tell."""
+    """The position is on this log, or retention has removed the record that would show it."""
     BEHIND = "behind"
     """This replica can't know yet: ask another one, or later."""
     CUT = "cut"
-    """It does not lie on this log: records that were read are gone."""
+    """The position is not on this log: records that were read are gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ MAX_WAIT_MS = 30_000
 MAX_WAITING = 4096
 """Readers in a long poll at one partition."""
 MAX_WAITING_BYTES = 32 << 20
-"""What those of a whole node are remembered by, with their reply subjects and what Python needs."""
+"""Maximum memory of waiting readers of a node, with their reply subjects and Python objects, in bytes."""
 MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
 """A ReadRequest names a stream and a uid; one of our own has 150, and what its filter has."""
 WAITING_COST_BYTES = 1500
-"""What a reader that waits costs beside the bytes of its request and its reply subject: measured."""
+"""Measured memory of a waiting reader in addition to the bytes of its request and reply subject."""
 TOO_LARGE = f"{REFUSED}read request, too large"
 NOT_WAITED = "readers answered without their wait"
 NOT_SERVED = "reads dropped, too many answers unsent"
@@ -236,7 +236,7 @@ class Reads(Generic[Asker]):
         self.record_count = 0
         """Records that were sent to readers, again and again where they were."""
         self.size_bytes = 0
-        """Of batches that were."""
+        """Size of the batches that were read, in bytes."""
         self._budget = budget or ReadBudget()
         self._key = key
         self._node_id = node_id
@@ -246,7 +246,7 @@ class Reads(Generic[Asker]):
         self._waiting: dict[int, _WaitingReader[Asker]] = {}
         self._next_id = 1
         self.give_state: GiveState | None = None
-        """None: backups get no state of producers and message ids."""
+        """Returns the deduplication state. None: backups get no state."""
 
     @property
     def waiting_count(self) -> int:

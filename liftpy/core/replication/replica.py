@@ -141,9 +141,9 @@ class FollowerSnapshot:
     caught_up_age_s: float
     """Seconds since it was last at the log end."""
     flush_ms: float = 0.0
-    """What its last flush took, as it said; 0: unknown."""
+    """Duration of its last flush, as reported, in ms. 0: unknown."""
     has_slow_disk: bool = False
-    """Its flushes are far slower than the others': it stays out of the ISR as long as that is large enough without it."""
+    """True if its flushes are far slower than the others'. It stays out of the ISR while the ISR is large enough without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +161,9 @@ class ReplicaSnapshot:
     isr: tuple[str, ...]
     log_start_offset: int
     log_end_offset: int
-    """Exclusive."""
+    """Log end, exclusive."""
     flushed_end_offset: int
-    """Exclusive."""
+    """End of the flushed records, exclusive."""
     high_watermark: int
     """Inclusive, -1: none."""
     lease_is_current: bool
@@ -174,11 +174,11 @@ class ReplicaSnapshot:
     joining: str = ""
     """The learner; '': there is none."""
     copy_lag_records: int | None = None
-    """Of a learner: records that its leader has committed, and that it does not have; None: it is none, or does not know yet."""
+    """Records that a learner lacks of the leader's committed ones. None: not a learner, or not known yet."""
     has_slow_disk: bool = False
-    """It leads, and its own flushes are far slower than its followers'."""
+    """True if it leads, and its own flushes are far slower than its followers'."""
     paused: str = ""
-    """Until when, for people, as far as this replica knows; '': it takes publishes, if it leads."""
+    """End of the pause that this replica knows, as text. '': not paused."""
 
 
 class Replica:

@@ -1,7 +1,9 @@
-"""MemoryService: one replicated service of a cluster in memory: the shipped machine, replies, queries, effects and outputs.
+"""``MemoryService``: one replicated service of a cluster in memory, with the real machine, replies, queries, effects and
+outputs.
 
-There is one instance, which leads; it lives beside no node, outlives them all, and keeps no snapshots. What replicas of a service
-do to each other has ``ServiceTest`` and the real cluster.
+There is one instance, and it leads. It belongs to no node, survives all of them, and keeps no snapshots.
+``ServiceTest`` and the real
+cluster cover what replicas of a service do to each other.
 """
 
 from __future__ import annotations
