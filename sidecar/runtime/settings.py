@@ -134,7 +134,7 @@ class NodeSettings:
     dashboard_hostnames: tuple[str, ...] = ()
     """Host names that a request to the status page may use in addition to the loopback names."""
     elections: bool = True
-    """Whether this cluster elects new leaders. With false, a partition waits until its leader is back."""
+    """True if this cluster elects new leaders. With false, a partition waits until its leader is back."""
     bootstrap_majority: bool = False
     """For the first start only: confirms that unreachable controllers never belonged to the metadata group. A majority of
     the controllers may then form it."""
@@ -147,7 +147,7 @@ class NodeSettings:
     metrics_streams: tuple[str, ...] = ()
     """Names or patterns (`shop-*`) of streams that get metrics of their own."""
     trace: str = "off"
-    """Whether this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
+    """True if this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
     trace_endpoint: str = field(default="", repr=False)
     """URL of the OpenTelemetry collector. Empty: the value of `OTEL_EXPORTER_OTLP_ENDPOINT`."""
     scrub_bytes_per_s: int = 1024 * 1024
@@ -157,9 +157,9 @@ class NodeSettings:
     jetstream_api: str = ""
     """JetStream domain under which this node answers the read part of the JetStream API. Empty: not answered."""
     run_group_coordinators: bool = True
-    """Whether this node runs coordinators of groups and queues. With false, run them elsewhere."""
+    """True if this node runs coordinators of groups and queues. With false, run them elsewhere."""
     local_file_reads: bool = False
-    """Whether readers on this host may open the segment files themselves. It makes reading with Spark faster."""
+    """True if readers on this host may open the segment files themselves. It makes reading with Spark faster."""
     workers: int = 1
     """Number of processes that share the partitions of this node. Use about one per core at most."""
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
@@ -225,7 +225,7 @@ class NodeSettings:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller, a member of the metadata group."""
+        """True if this node is a controller, a member of the metadata group."""
         return self.node_id in self.controllers
 
 
