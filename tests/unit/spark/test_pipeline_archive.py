@@ -23,13 +23,12 @@ from liftpy.errors import (
     StorageError,
     UnavailableError,
 )  # fmt: skip
-from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.failures import SourceError, WorkerStartError, coded, error_of, plainly
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
 from liftpy.spark.pipelines.archive_writer import Writing, write_range
 from liftpy.spark.pipelines.delta import stats_of
-from liftpy.spark.pipelines.job_errors import WorkerStartError, error_of, plainly
 from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
