@@ -14,7 +14,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import LiftError, OutcomeUnknownError, UnavailableError
 
 COORDINATOR_S = 60.0
-"""So long a coordinator may not answer."""
+"""Time to wait for a coordinator, in seconds."""
 _AGAIN_S = 0.2
 _AT_ONCE = 16
 """Partitions that are asked for their bounds at the same time."""

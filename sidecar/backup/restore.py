@@ -1,23 +1,30 @@
-"""Restoring: streams of a backup, under a new uid, with the same offsets, time stamps and bytes, into a cluster that runs.
+"""Restores streams of a backup into a running cluster, with a new uid and the same offsets, times and bytes.
 
-Goal: what is served after a restore is what the backup holds, and nothing before that is served at all; nothing is overwritten.
-Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
+Goal: after a restore the streams have exactly the records of the backup. Before that they serve nothing. Nothing is
+overwritten.
+Constraint: no user may write history into a cluster over a subject. No half-restored stream may look complete, whatever
+fails.
 
-Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
-node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
-given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
-skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
-From then on its replicas move: to the nodes
-that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
-removed.
+Algorithm: the command reads and checks everything first, and writes it into logs on this machine (``staging.py``). A
+*helper*, an
+ordinary node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as
+their only
+replica. It gets the logs, starts, and leads them in a LeaderEpoch above all that they contain: the request that creates
+a stream makes
+the cluster skip the LeaderEpochs below. A stream with many partitions is created with some of them, and the others are
+added. Then its
+replicas move to the nodes that placement has chosen. When these are in sync and the stream takes publishes again, the
+replica of the
+helper is removed, and then the helper.
 
-A stream that is read-only and has a replica on a dead helper is unfinished, has taken no publish, and is removed by the next restore
-of its name. Everything else that is there is refused.
+A read-only stream with a replica on a dead helper is unfinished and has taken no publish. The next restore of its name
+removes it. Any
+other existing stream is rejected.
 
-Worked example: orders, two replicas wanted on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
+Worked example: orders, two replicas wanted on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1
+n3.
 
-What of a backup is the whole cluster's, said again to the empty cluster into which all of it is restored; or why it was not: its
-default quota, and its session times where somebody had set them.
+The module also restores the default quota and the session times of the cluster into an empty cluster, or says why not.
 """
 
 from __future__ import annotations
@@ -149,7 +156,7 @@ def _seconds(ms: int) -> float:
 
 
 STALLED_S = 120.0
-"""So long nothing may change before a restore gives up."""
+"""Time without any change after which a restore fails, in seconds."""
 _LOOK_S = 0.2
 _CREATED_TOGETHER = 1000
 """Maximum number of partitions in one request that creates partitions on the helper: about 30 bytes each, of 64 KiB."""

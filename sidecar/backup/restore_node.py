@@ -1,8 +1,9 @@
-"""The helper of a restore: an ordinary node, on the machine of whoever restores, for as long as that takes.
+"""Helper of a restore: an ordinary node on the machine of the command, for the duration of the restore.
 
-Goal: records get into a cluster byte for byte without a way to write into a log that publishers, or anybody, could use. So nothing
-of the protocol is new: the helper is a replica that holds the log already, and the others copy it as they copy any replica that
-moves."""
+Goal: records enter a cluster byte for byte, without a way to write into a log that others could use. So the protocol
+has nothing new:
+the helper is a replica that has the log already, and the others copy it like any replica that moves.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from sidecar.dev.cluster import DevNode
 from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
 
 PREFIX = "restore-"
-"""What the helpers' ids begin with."""
+"""Prefix of the helpers' ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sidecar.disk.files import OpenMaps
 
 RESERVE = 256
-"""For connections, the metadata group's files, temporary files, threads, libraries."""
+"""Number of file descriptors for connections, the metadata group, temporary files, threads and libraries."""
 MOST_MAPS = 4096
 _UNLIMITED = 1 << 20
 _SPARE = 0.8

@@ -1,12 +1,14 @@
 """Durations of flushes, of a node and of each partition.
 
-A flush counts from when it was wanted until the loop knows that it is done, its wait for a thread of the pool included: that is what a
-publisher waits for. The last ones are kept, and told as medians and 99th percentiles; one that takes a second is warned of.
+A flush is measured from the request until the loop knows its end, with the wait for a thread, because a publisher waits
+for all of it.
+The last durations are kept and reported as medians and 99th percentiles. A flush of a second logs a warning.
 
-What a short flush takes in a data folder, tried out when a node starts: ``FlushPlace`` need not learn it from its publishers' waits.
-
-A few small appends, each flushed, to a file of its own, which is removed at the end. Its name is always the same, so what a process
-left that was killed meanwhile is used and removed by the next one, and nobody else ever reads it.
+At the start of a node, the module also measures a short flush in its data directory, so that ``FlushPlace`` need not
+learn it from waiting
+publishers. It flushes a few small appends to a file that it then removes. The name of the file is always the same, so
+the next process
+removes a file that a killed process left.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class NodeFlushTimes(FlushTimes):
 
 PROBE_NAME = "flush-probe.tmp"
 _WITHIN_S = 0.02
-"""No flush begins later than this after the first one."""
+"""Time after the first flush in which further ones may begin, in seconds."""
 _APPENDED = bytes(512)
 """About a batch of one small record."""
 

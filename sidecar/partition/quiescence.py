@@ -66,7 +66,7 @@ class QuietTalk:
         self._slot = router.add(self._answered)
         self._quiet = QuietFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
-        """Of those that wait."""
+        """Feeds of the waiting fetches."""
         self._asked: dict[int, WaitQuestion] = {}
         """The last turn's."""
         self._timer = Timer(self._turn)

@@ -37,7 +37,7 @@ class StateCheckpoints:
         self.taker = StateTaker(derived, log, state_owner(key))
         self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
         self._unwritten: Unwritten | None = None
-        """To be written once HW is stored."""
+        """States to be written when HW is stored."""
         self._waited = False
         """Records wait for what is being written."""
         self._writing: asyncio.Future[None] | None = None

@@ -1,10 +1,10 @@
-"""Memory limit of this process: that of its control group, or of the machine.
+"""Memory limit of this process: that of its control group, or of the machine. Also settings of glibc's allocator.
 
-Keeping freed buffers: what glibc's allocator has to be told so that batches of a megabyte don't cost page faults.
-
-glibc returns the top of its heap to the kernel when more than twice the largest block ever freed lies there; a process whose
-largest blocks are 1 MiB batches does so after nearly every batch, and pays a page fault for every 4 KiB of the next one.
-Measured: joining 1 MB twice takes 540 us so, 102 us once a larger block has been freed. Elsewhere than glibc this does nothing.
+glibc returns the top of its heap to the kernel if it is more than twice the largest block ever freed. A process whose
+largest blocks are
+batches of 1 MiB does so after nearly every batch, and pays a page fault for every 4 KiB of the next one. Joining 1 MB
+twice takes 540 us
+then, and 102 us if a larger block was freed before. Without glibc the module changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
 
 
 RETAINED_BYTES = 16 * 1024 * 1024
-"""From here on up to twice as much freed memory stays with the process."""
+"""Number of freed bytes, up to twice as much, that stay with the process."""
 
 
 def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
