@@ -35,7 +35,7 @@ from liftpy.spark.retrying_fetch import (
 )
 
 ANSWER_S = 3.0
-"""How long an answer may take, from when everything before it is done with; then it is asked for the sure way, which hedges."""
+"""Maximum time of an answer after the one before it, in seconds. Then the client with retries requests it."""
 _FULL = 7 / 8
 """Part of an answer that is planned for: records differ in size."""
 _PAYLOAD_RESERVE_BYTES = 4096

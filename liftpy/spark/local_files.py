@@ -1,15 +1,18 @@
 """Reads a planned range from the segment files of a replica on the executor's own host.
 
-A node with ``local_file_reads`` says in which files, from where to where, a range lies that it has and knows to be committed; whose
-host it
-is, and that its log agrees with its leader's, it says in the same answer. The task opens all of them at once: what is open outlives its
-removal, so retention and compaction take nothing from it until it ends. That is the lease: the system keeps it, for the bytes of these
-files and the time of this task, and nobody has to be told. Where retention was faster the files are not there, and the nodes are asked
-as by everybody: they have the records, or say that they are gone (R5).
+A node with ``local_file_reads`` names the files and positions of a committed range, its host, and the state of its log.
+The task opens all
+files at once. An open file stays readable after its removal, so retention and compaction take nothing from the task
+until it ends. No
+lease is needed. If retention was faster, the files are missing, and the task asks the nodes like any reader: they have
+the records, or
+report them as deleted (R5).
 
-Every batch is checked as one that came over NATS: CRC, no gap, LeaderEpochs as planned; the folder must be that of the planned
-stream's uid (R9). What does not fit (a log that was cut meanwhile, damage, a file that can't be opened) ends the reading of files, not
-the task: the rest comes over NATS. ``pread``, not a mapping: a file that is cut under a mapping ends the process.
+Every batch is checked like one from NATS: CRC, no gap, planned LeaderEpochs. The directory must belong to the planned
+stream's uid (R9). A
+mismatch (a truncated log, damage, a file that cannot be opened) ends the reading of files, not the task: the rest comes
+over NATS. The
+task uses ``pread``, because a file that is truncated under a mapping ends the process.
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ from liftpy.spark.retrying_fetch import FetchRules, check_pieces
 BLOCK_BYTES = 4 * 1024 * 1024
 """Read at a time; more where one batch is larger."""
 ELSEWHERE_S = 60.0
-"""A node that is on another host, or does not offer its files, is not asked again for so long."""
+"""Time for which a node on another host, or without local reads, is not asked again, in seconds."""
 SILENT_S = 5.0
-"""The same for one that does not answer, or has not all of a range: what it costs to ask is paid so often."""
+"""Time for which a node that did not answer, or lacks a part of the range, is not asked again, in seconds."""
 _ASK_S = 0.5
 FILES, NATS = "records from files", "records over NATS"
 counts: Counter[str] = Counter()
-"""Of this process: FILES, NATS."""
+"""Numbers of records of this process: from files, over NATS."""
 _lock = threading.Lock()
 _logger = logging.getLogger(__name__)
 

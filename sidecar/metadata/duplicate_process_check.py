@@ -19,7 +19,7 @@ _ASK_EVERY_S = 0.1
 
 
 async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: Predecessor) -> None:
-    """Return when nobody answers for ``node_id``. Raise FencedError if another process keeps answering."""
+    """Return when no process answers for ``node_id``. Raise FencedError if another process keeps answering."""
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else Sign.UNASKED

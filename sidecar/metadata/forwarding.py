@@ -41,7 +41,7 @@ class Forwarder:
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
     ) -> pb.ControlResponse:
-        """Repeat ``request`` until somebody has decided it or the time is over. ``here``: decides if this node leads."""
+        """Repeat ``request`` until a controller has decided it or the time is over. ``here``: decides if this node leads."""
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
         way = Forwarding(request, clock.now_ns() + round(timeout_s * NS_PER_S))

@@ -52,9 +52,9 @@ class GroupThread:
         self._inner: GroupRole | None = None
         self._watchers: list[Watcher] = []
         self._newest = ClusterImage()
-        """As the group has it; written in the thread."""
+        """Newest image of the group. The thread writes it."""
         self._shown = self._newest
-        """As the watchers have seen it."""
+        """Image that the watchers have seen."""
         self._announced = False
         """``_show`` is on its way."""
 

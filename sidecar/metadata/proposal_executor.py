@@ -1,7 +1,8 @@
-"""Carries out the decisions of a metadata group member (``liftpy.core.metadata.controller.quorum_member``), and waits for the
+"""Carries out the decisions of a metadata group member (``liftpy.core.metadata.controller.quorum_member``), and waits for
+the
 results.
 
-What a controller asks nodes over the bus, beside the group's own traffic; ``liftpy.cluster`` decides when, and what it means.
+It also sends a controller's requests to nodes, apart from the group's own traffic.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from sidecar.transport.liveness import is_absent
 
 STEP_ASIDE_TIMEOUT_S = 0.8
 _MOST_QUESTIONS = 3
-"""To one node, where what comes back can't be read as an answer."""
+"""Maximum number of requests to a node whose answers cannot be decoded."""
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:

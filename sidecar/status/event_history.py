@@ -1,6 +1,7 @@
 """Reads the stream of events for a page, newest first, from this node's own replica.
 
-Committed events are looked through backwards, ``STEP`` at once and ``MOST_LOOKED_AT`` for one question; the asker goes on from there.
+It reads committed events backwards, ``STEP`` at once and at most ``MOST_LOOKED_AT`` per request. The caller continues
+from there.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from sidecar.status.report import Reporter
 STEP = 500
 MOST_LOOKED_AT = 20_000
 SKEW_NS = 60 * NS_PER_S
-"""By so much the clocks of the metadata leader, whose are the events' times, and of the stream's leader may differ."""
+"""Maximum difference between the clocks of the metadata leader, which stamps the events, and of the stream's leader."""
 NOT_TOLD = "request"
-"""Who asked for what is told to operators alone (`liftpy events`)."""
+"""Events about users are shown only to operators (`liftpy events`)."""
 SLICE_S = 0.002
 _READ_BYTES = 256 * 1024
 Place = tuple[int, int]

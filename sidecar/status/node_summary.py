@@ -34,9 +34,9 @@ from sidecar.status.report import Reporter
 PART_OF_LOOP = 0.05
 """Gathering takes at most this part of the time, however often it is asked for."""
 FRESH_S = 0.5
-"""An answer is given again for so long."""
+"""Time for which an answer is repeated, in seconds."""
 MOST_WAITING = 64
-"""Askers while figures are being gathered; more of them hear nothing."""
+"""Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
 def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
@@ -140,7 +140,7 @@ class GlanceDesk:
         self._answer = b""
         self._fresh_until = 0.0
         self._waiting: list[Callable[[bytes], None]] | None = None
-        """None: nothing is being gathered."""
+        """Waiting callers. None: no figures are being collected."""
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
         """``answer`` is called with the glance, now or soon."""

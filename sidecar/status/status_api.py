@@ -1,8 +1,11 @@
 """Serves the status of a node: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``site.py``), ``/status`` JSON of this node,
-``/metrics`` Prometheus, of one stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and
-stops it. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
+The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``site.py``), ``/status`` (JSON
+of this node),
+``/metrics`` (Prometheus), ``/metrics/partitions?stream=S`` (one stream by partition), ``/livez`` and ``/readyz`` (for a
+supervisor).
+``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order, with ``?after=STREAM/PARTITION`` those after
+that one.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ from sidecar.transport.liveness import QUESTION
 _HOST = "127.0.0.1"
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
-"""In one answer over NATS, and on a page of the status port that names no other number."""
+"""Number of partitions in one answer over NATS, and on a page without another number."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
 """Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
@@ -94,7 +97,7 @@ class StatusDesk:
         self._keeping: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
         self.whole: Whole | None = None
-        """None: the node is one process."""
+        """Status of the whole node. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
@@ -381,7 +384,7 @@ def _asked_after(payload: bytes) -> tuple[str, int]:
 
 
 MOST_S = 24 * 3600.0
-"""A level that was asked for holds at most so long."""
+"""Maximum time for which a requested log level is kept, in seconds."""
 
 
 async def _nothing_to_reload() -> dict[str, Any]:

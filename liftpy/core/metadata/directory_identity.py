@@ -27,9 +27,9 @@ class DirectoryIdentity:
     folder_id: str
     """Drawn when the folder was made: an emptied folder is another one."""
     starts: int = 0
-    """How many there have been."""
+    """Number of starts."""
     nonce: int = 0
-    """Of the last one, 0 when there was none."""
+    """Nonce of the last start. 0: none."""
     registered: int = 0
     """Nonce of the last one that knew itself registered; kept among ``earlier`` however many follow that don't get so far."""
     earlier: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class ProcessRelation(Enum):
     """Relation of a registering process to the one that registered last."""
 
     FOLLOWS = "follows"
-    """It starts on the folder that the other has left, as far as can be told."""
+    """It starts on the directory that the other process has left, as far as known."""
     SAME = "is the same process"
     OUTLIVED = "is of a process before that one"
     """The request outlived its sender, which a later start has replaced."""

@@ -15,7 +15,7 @@ from liftpy.config import NS_PER_S
 DEFAULT_WAIT_S = 15.0
 """Longer than a node takes to stop in good order."""
 DEFAULT_SILENCES = 3
-"""So many questions without an answer in a row, each waited for."""
+"""Number of unanswered requests in a row after which the other process counts as hanging."""
 
 
 class Sign(Enum):
@@ -43,7 +43,7 @@ class Predecessor:
         self._silences = silences
         self._silent = 0
         self.is_present = False
-        """It has answered, and not been proved gone since."""
+        """True if it has answered and was not proved gone since."""
 
     def heard(self, sign: Sign, now_ns: int) -> Verdict:
         """Note the result of one question. Return the verdict."""

@@ -220,9 +220,9 @@ def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
 DEFAULT_ELECTION_WAIT_S = 0.25
 DEFAULT_RETRY_S = 1.0
 GETS_ON_WITHIN_S = 0.5
-"""A node that has told any position, or finished any promotion, so short a time ago makes progress."""
+"""Time after a reported position or finished promotion for which a node makes progress, in seconds."""
 PATIENCE = 15
-"""Times ``candidate_timeout_s``: so long one node is waited for at most."""
+"""Maximum time to wait for one node, as a multiple of ``candidate_timeout_s``."""
 Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
 
 
@@ -233,9 +233,9 @@ class _Clock:
     began_ns: int
     deadline_ns: int
     told: set[str] = field(default_factory=set)
-    """In an election: who has told its position to this metadata leader."""
+    """Replicas that have reported their position to this metadata leader in this election."""
     replayed_end_offset: int = -1
-    """Of the candidate's last report that showed progress."""
+    """Replayed end offset in the candidate's last report with progress."""
     newest_offset: int = -1
 
 
@@ -258,7 +258,7 @@ class ElectionTimers:
         self._queue: list[tuple[int, PartitionKey]] = []
         """Heap of (deadline, partition); an entry whose deadline is not its clock's any more means nothing."""
         self._got_on_ns: dict[str, int] = {}
-        """Node id -> when it last told a position or finished a promotion."""
+        """Node id -> time of its last reported position or finished promotion."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin: this node is the metadata leader."""

@@ -28,7 +28,7 @@ class DirtyStreams:
     """A persistent ring of stream names in the order of their changes."""
 
     origin: object = field(default_factory=object)
-    """The same object in all images that come from one another."""
+    """Object that all images of the same origin share."""
     steps: Map[int, str] = field(default_factory=Map)
     """Step number -> stream name, for the last MAX_STEPS steps."""
     step_count: int = 0
@@ -59,25 +59,28 @@ class NodeImage:
 
     node_id: str
     incarnation: int
-    """Of the process that runs now or ran last; from a counter, never used twice."""
+    """Incarnation of the process that runs now or ran last. It comes from a counter and is never used twice."""
     rack: str = ""
     weight: float = 1.0
     version: str = ""
     status_address: str = ""
     fenced: bool = False
-    """Its session has ended: it joins no ISR and leads nothing new."""
+    """True if its session has ended. The node joins no ISR and becomes no leader."""
     session_time_ns: int = 0
     """Image time of the registration, fencing or unfencing."""
     previous_incarnation: int = 0
-    """What its data folder held when it registered. A process that dies before it stores its new incarnation comes
-    back with this one, having acknowledged nothing in between."""
+    """Incarnation in its data directory when it registered.
+
+    A process that fails before it stores its new incarnation returns with this one, and has acknowledged nothing in
+    between.
+    """
     folder_id: str = ""
     start: int = 0
     """The process is the ``start``-th one on the data folder ``folder_id``."""
     nonce: int = 0
     """Drawn by the process; 0: registered by a version that drew none."""
     earlier_nonces: tuple[int, ...] = ()
-    """Of processes before it on the folder, as the folder knew them; oldest first, bounded (``starts.py``)."""
+    """Nonces of earlier processes in its directory, oldest first, limited (``starts.py``)."""
     partition_budget: int = 0
     """Replicas that it takes, as its process said; 0: it did not say."""
     weight_by_hand: bool = False
@@ -105,7 +108,7 @@ class StreamImage:
     replication_factor: int = 0
     """0: as many replicas as partition 0 has."""
     waiting: int = 0
-    """So many partitions wait until there are enough nodes for them (``insufficient-nodes``); there are none yet."""
+    """Number of partitions that wait for enough nodes (``insufficient-nodes``). The stream has none yet."""
     config_version: int = 0
     """Grows with each change of ``config``."""
 
@@ -226,28 +229,27 @@ class ClusterImage:
     """
 
     index: int = 0
-    """Of the last applied entry."""
+    """Index of the last applied entry."""
     time_ns: int = 0
-    """Of the last applied request, by the wall clock of who proposed it: for people. One that is years off says nothing about the
-    next, so nothing is decided by it."""
+    """Wall time of the last applied request at its sender, for display. A clock may be wrong, so it decides nothing."""
     nodes: Map[str, NodeImage] = field(default_factory=Map)
     streams: Map[str, StreamImage] = field(default_factory=Map)
     counters: Counters = Counters()
     operations: IdempotencyCache = field(default_factory=IdempotencyCache)
     reports: Reports = field(default_factory=Map)
-    """By (stream uid, partition): at most one report per witness, in the order of arrival."""
+    """Reports by (stream uid, partition): at most one per witness, in the order of arrival."""
     controllers: ControllerList = field(default_factory=ControllerList)
-    """Who forms the metadata group, as of ``index``; index 0: nobody has changed those of the settings."""
+    """Controllers of the metadata group at ``index``. Index 0: those of the settings, never changed."""
     feature_level: int = NO_LEVEL
-    """By which apply decides (``features.py``); ``NO_LEVEL``: the group is new."""
+    """Feature level by which apply decides (``features.py``). ``NO_LEVEL``: the group is new."""
     rules: ClusterRules | None = None
-    """None: the group is new."""
+    """Rules of the cluster. None: the group is new."""
     default_quota: DefaultQuota = NO_QUOTA
-    """Of streams without one of their own."""
+    """Quota of streams without their own."""
     session_times: SessionTimes | None = None
-    """None: the group is new, and each process goes by its own settings."""
+    """Session times of the cluster. None: the group is new, and each process uses its own settings."""
     digest: bytes = field(default=b"", compare=False)
-    """Of the records of all entries since the level was set; b'': there is none yet, or a node only follows the feed."""
+    """Digest of the records of all entries since the level was set. b'': none yet, or a node that only follows the feed."""
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)
@@ -259,7 +261,7 @@ class ClusterImage:
     waiting: frozenset[str] = frozenset()
     """Names of the streams that wait for nodes."""
     trail: DirtyStreams = field(default_factory=DirtyStreams, compare=False, repr=False)
-    """Which streams changed last."""
+    """Streams that have changed last."""
 
     def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
         """The partition, or None; ``uid`` '' means the stream that has the name now."""

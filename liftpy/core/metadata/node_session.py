@@ -48,7 +48,7 @@ class Granted(NamedTuple):
     sent_ns: int
     """When the heartbeat was sent, monotonic: from there it runs."""
     lease_ns: int
-    """As its answer says; 0: as the node's settings say."""
+    """Lease in the answer, in nanoseconds. 0: that of the node's settings."""
 
 
 class AnsweredHeartbeats:

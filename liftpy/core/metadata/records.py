@@ -52,9 +52,9 @@ class StreamAltered:
     uid: str
     replication_factor: int
     config: StreamConfig | None = None
-    """None: as they are."""
+    """New settings. None: unchanged."""
     config_version: int = 0
-    """Of ``config``."""
+    """Version of ``config``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class FeatureLevelSet:
 
     level: int
     rules: ClusterRules | None = None
-    """What the image holds of them from now on."""
+    """Rules in the image from now on."""
     times: SessionTimes | None = None
-    """The same."""
+    """Session times in the image from now on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 1024
-"""Of one name, subject or setting, in UTF-8; most have to be far shorter, as who decides says."""
+"""Maximum size of one name, subject or setting in UTF-8, in bytes. Most have a lower limit."""
 MAX_LIST_LENGTH = 256
 _LONG_LISTS = {"manual": 10_000}
 """Maps of partitions, made by hand; MAX_REQUEST_BYTES bounds them."""

@@ -1,14 +1,16 @@
-"""Which stream answers on which subject: at most one does [A8].
+"""Finds the stream that answers on a subject. At most one does [A8].
 
-Two streams that both answered a publish would give one request two answers, and a publisher could take the one for the
-other. So a stream that answers (any ack policy but ``none``) may not overlap with another one that does, wildcards and the
-subjects of partitions (``<subject>.N``) included.
+If two streams answered a publish, its publisher could take one ack for the other. So a stream that answers (any ack
+policy but ``none``)
+may not overlap with another one, with wildcards and the subjects of partitions (``<subject>.N``).
 
-Goal: to find an overlapping stream without looking at every stream; there may be 100,000. Algorithm: a tree of subject tokens,
-shared between images like everything in them. A search walks down the tokens of the new subject; only where it has a wildcard
-are all branches looked at. A stream with P partitions stands at its subject's last token, with the number P: its partitions are
-branches that nobody stores. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1`` and ``shop.*.2``; it
-overlaps with ``shop.eu`` and with ``shop.eu.2``, but not with ``shop.eu.3``.
+Goal: find an overlapping stream without checking every stream, of which there may be 100,000. Algorithm: a tree of
+subject tokens, shared
+between images. A search follows the tokens of the new subject, and visits all branches only at a wildcard. A stream
+with P partitions is
+stored at its subject's last token with the number P. Worked example: ``shop.*`` with 3 partitions stands for
+``shop.*``, ``shop.*.1`` and
+``shop.*.2``. It overlaps with ``shop.eu`` and ``shop.eu.2``, but not with ``shop.eu.3``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class _Branch:
     streams: tuple[tuple[str, int], ...] = ()
     """(name, number of partitions) of the streams whose subject ends here, by name."""
     below: Map[str, _Branch] = field(default_factory=Map)
-    """By the next token."""
+    """Branches by the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,18 @@ class SubjectIndex:
     root: _Branch = field(default_factory=_Branch)
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
-        """With the stream ``name``, which is not in it."""
+        """Return the index with the stream ``name``, which it does not contain."""
         return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
-        """Without the stream ``name``; nothing is left of it."""
+        """Return the index without the stream ``name``."""
         return SubjectIndex(_put(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
-        """The name of a stream that a stream on ``subject`` with so many partitions would overlap with, the same on every node; ''."""
+        """Return the name of a stream that overlaps with a stream on ``subject`` with these partitions. '': none.
+
+        The result is the same on every node.
+        """
         tokens = subject.split(".")
         return next(_of_subject(self.root, tokens), "") or (next(_of_numbers(self.root, tokens, partitions), ""))
 
@@ -113,7 +118,7 @@ def _all(branch: _Branch) -> Iterator[str]:
 
 
 def _is_number(token: str, partitions: int) -> bool:
-    """Whether ``token`` is that of a partition from 1 to ``partitions`` - 1 (inclusive), or stands for any token."""
+    """Return whether ``token`` can be that of a partition from 1 to ``partitions`` - 1 (inclusive)."""
     if token == ANY:
         return partitions > 1
     plain = token.isascii() and token.isdigit() and len(token) <= len(str(partitions)) and token[0] != "0"
@@ -121,7 +126,7 @@ def _is_number(token: str, partitions: int) -> bool:
 
 
 def begins_under(subject: str, partitions: int, prefix: str) -> bool:
-    """Whether a stream on ``subject`` would listen to some subject under the inbox prefix ``prefix`` (``subjects.py``)."""
+    """Return whether a stream on ``subject`` would receive a subject under the inbox prefix ``prefix`` (``subjects.py``)."""
     wanted = prefix.removesuffix(".").split(".")
     tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
     for place, token in enumerate(wanted):

@@ -35,7 +35,7 @@ _ANSWER_BYTES = 1024 * 1024
 _ID_BITS = 63
 _AT_OFFSET = re.compile(r"\(offset (\d{1,18})\)")
 _CORRUPTION = f"{CorruptionError.code}:"
-"""What the words of a node begin with that has met damage of its own."""
+"""Beginning of a node's error text about damage in its own log."""
 
 
 class Damaged(Exception):

@@ -60,7 +60,7 @@ class ArchivedRange:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(stream, partition)."""
+        """Stream and partition."""
         return self.stream, self.partition
 
 

@@ -46,9 +46,10 @@ class Table(Protocol):
         """Return the current state with the values of these marks, None without a table."""
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or with ``replace`` put them in the place of all others; the table's new version.
+        """Add the files, or with ``replace`` replace all others. Return the table's new version.
 
-        Raises FencedError where somebody else committed since the newest ``state``, so that the marks may have changed.
+        Raises FencedError if another writer has committed since the newest ``state``, so that the marks may have
+        changed.
         """
 
     def forget_old_files(self) -> None:

@@ -96,7 +96,7 @@ class ActiveController:
         self._waiting = WaitingStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = HeardLevels()
-        """What the nodes speak."""
+        """Feature levels that the nodes support."""
         self._image = ClusterImage()
         self._leading = False
 

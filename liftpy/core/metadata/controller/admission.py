@@ -149,7 +149,7 @@ class RequestRates:
     def __init__(self) -> None:
         self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)
         self._of: dict[str, Allowance] = {}
-        """By principal, '' where none is named; the one that asked last stands last."""
+        """Principal -> allowance. '' is for requests without one. The last one used is at the end."""
 
     def __len__(self) -> int:
         return len(self._of)

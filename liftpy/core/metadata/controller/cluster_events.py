@@ -340,15 +340,15 @@ class EventTrail:
         self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
         self._most_noted = most_noted
         self.index = 0
-        """Of the last entry whose events are here."""
+        """Index of the last entry whose events are stored here."""
         self.begins = 0
-        """Of entries up to this one nothing is known here, or not all."""
+        """Index up to which events are missing or incomplete here."""
         self.begins_ns = 0
-        """Since then all is known; wall clock."""
+        """Wall time since which the events are complete, in nanoseconds."""
         self.dropped = 0
         """Entries that found no room to be noted."""
         self.written: tuple[int, int] | None = None
-        """Where the stream of events ends, as the controller knows that writes it; None: it does not."""
+        """End of the stream of events, as known by the controller that writes it. None: this controller does not write."""
         self.lost = 0
         """Events that went before they were written."""
 

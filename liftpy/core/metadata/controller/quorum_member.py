@@ -50,7 +50,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 
 MAX_BARRIERS = 32
-"""Of the leader's own under way at the same time."""
+"""Maximum number of the leader's own barriers at a time."""
 
 
 def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
@@ -112,9 +112,9 @@ MAX_LOOKS = 64
 MAX_QUESTIONS = 256
 """Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
-"""How often the feed says where its head is while nothing happens."""
+"""Interval at which the feed reports its head while nothing changes, in nanoseconds."""
 HAND_OVER_EVERY_NS = NS_PER_S
-"""How often a leader that is to leave the group asks another one to take over."""
+"""Interval at which a leader that leaves the group asks another controller to take over, in nanoseconds."""
 _NEW = "the metadata leader has only just been elected"
 
 
@@ -127,7 +127,7 @@ class GroupLog(Protocol):
 
     @property
     def term(self) -> int:
-        """Raft term."""
+        """Current Raft term."""
 
     @property
     def leader_id(self) -> str:
@@ -163,7 +163,7 @@ class Order:
     takes_over: int = -1
     """The barrier with which the duties of that term begin."""
     own: bool = False
-    """Of the leader's duties: nobody waits for the answer."""
+    """True if the order belongs to the leader's own duties, so no caller waits for the answer."""
     is_first: bool = False
     """The operation was not in the log before."""
 
@@ -217,13 +217,13 @@ class QuorumMember:
         self._new_id = new_id
         self._leaderless = Leaderless()
         self._image = log.image
-        """As the duties know it."""
+        """Image that the leader's duties know."""
         self._term = -1
-        """In which the duties have begun, -1 while they have not."""
+        """Term in which the leader's duties began. -1: they have not begun."""
         self._taking_over = -1
         """Term of the barrier that is under way."""
         self._leaving = False
-        """It stops, and takes no duties any more."""
+        """True if it stops and accepts no more duties."""
         self._catching_up = True
         """A barrier is being asked for; a start does so first."""
         self._own_orders = 0
@@ -232,7 +232,7 @@ class QuorumMember:
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
         self._step_is_ordered = False
-        """Of a change of the controllers."""
+        """True if a step of a change of the controllers was ordered."""
         self._hand_over_at_ns = 0
         self._times = config.session_times
         self._birth = LevelBootstrap(rules, self._times)
@@ -253,7 +253,7 @@ class QuorumMember:
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
-        """Grant no lease and propose nothing as the leader any more: the leadership is lost, or is about to be handed over."""
+        """Grant no lease and propose nothing as the leader anymore: the leadership is lost, or is about to be transferred."""
         self._term = self._taking_over = -1
         self._duties.resign()
 
@@ -325,7 +325,7 @@ class QuorumMember:
         return decided
 
     def _controllers(self, now_ns: int) -> list[Decision]:
-        """Continue a change of the controllers, whoever started it."""
+        """Continue a change of the controllers that any member has started."""
         view = self._log.view()
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS

@@ -37,7 +37,7 @@ MAX_FIRST_LEADER_EPOCH = 1 << 48
 AS_MANY = "it has as many already"
 OVERLAP = "subjects overlap with an existing stream"
 OVERLAP_ERR_CODE = 10065
-"""What JetStream says, and its err_code."""
+"""JetStream's err_code for overlapping subjects."""
 
 
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
@@ -375,7 +375,7 @@ def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers:
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 RETENTION_BYTES = 64 * 1024 * 1024
-"""Of commands, a partition: many times what lies between two snapshots of a coordinator, and so what all of them have in theirs."""
+"""Retention of commands per partition, in bytes: many times the log between two snapshots of a coordinator."""
 
 
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:

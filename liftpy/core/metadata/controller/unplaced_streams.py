@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 AT_ONCE = 8
 LOOK_EVERY_NS = NS_PER_S // 4
 AGAIN_AFTER_NS = 10 * NS_PER_S
-"""What was proposed and is not placed is proposed again: it may not have come into the log, or there is room now."""
+"""Time after which an unplaced stream is proposed again. The proposal may be lost, or nodes have room now."""
 NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
 
 
@@ -36,10 +36,10 @@ class WaitingStreams:
     def __init__(self) -> None:
         self._image: ClusterImage | None = None
         self._look_at_ns: int | None = None
-        """None: nothing has changed since the last look."""
+        """Time of the next check. None: nothing has changed since the last one."""
         self._earliest_ns = 0
         self._proposed_ns: dict[str, int] = {}
-        """By uid."""
+        """Uid -> time of the last proposal."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin: this node is the metadata leader."""
