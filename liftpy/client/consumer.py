@@ -494,13 +494,15 @@ async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
 
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
-    """Read the error of a task that is not awaited any more."""
+    """Read the error of a task that no caller awaits anymore."""
     if not task.cancelled():
         task.exception()
 
 
 def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> list[BatchSlice]:
-    """The slices before the first record that is stamped at or after ``until_ns``; if it is there, ``progress`` ends before it."""
+    """Return the slices before the first record stamped at or after ``until_ns``. If that record is there, ``progress``
+    ends before it.
+    """
     kept: list[BatchSlice] = []
     for piece in slices:
         before, end_offset = piece.before(until_ns)

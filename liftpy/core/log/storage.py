@@ -237,7 +237,7 @@ class MemoryStorage:
         return self.files[name]
 
     def load(self, name: str) -> bytes | None:
-        """A small file's bytes."""
+        """Return the bytes of a small file."""
         file = self.files.get(name)
         return None if file is None else bytes(file.data)
 

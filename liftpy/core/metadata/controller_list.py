@@ -127,9 +127,9 @@ class GroupView:
     caught_up: bool = False
     """The learner has all that is committed, and everything that was lost before is behind it."""
     blocked: str = ""
-    """Why no change may be proposed at this moment; ''."""
+    """Reason why no change may be proposed now. '': none."""
     halted: str = ""
-    """Why nothing may be decided at all; ''."""
+    """Reason why nothing may be decided now. '': none."""
     untold: frozenset[str] = frozenset()
     """Voters that have not reported the digest of their image at the leader's newest place."""
     levels: Mapping[str, LevelRange | None] = field(default_factory=dict)

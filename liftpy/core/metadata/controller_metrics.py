@@ -48,7 +48,7 @@ class ControllerMetrics:
         self._seen = ClusterImage()
 
     def changed(self, image: ClusterImage, now_ns: int) -> None:
-        """The image is another one; compared with the last that was given here."""
+        """Update the values from a new image, compared with the last one."""
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:
             self.folders_lost += sum(_lost_its_folder(before.nodes.get(node.node_id), node) for node in image.nodes.values())

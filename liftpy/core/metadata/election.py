@@ -61,7 +61,9 @@ def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 def begin(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
 ) -> PartitionState:
-    """An election without ``deposed`` ('': everyone of the ISR may win), as far as it gets at once; ``report`` began it."""
+    """Start an election without ``deposed`` ('': every ISR member may win), as far as possible at once. ``report`` caused
+    it.
+    """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
     told = {} if is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
@@ -298,7 +300,7 @@ class ElectionTimers:
             self._got_on_ns[report.witness] = now_ns
 
     def progress(self, report: pb.ReportPromotion, now_ns: int) -> bool:
-        """A candidate's report that is not finished; whether it showed progress, and so restarted the candidate's clock."""
+        """Process an unfinished candidate's report. Return whether it showed progress and restarted the candidate's clock."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.CANDIDATE_FOUND:
             return False

@@ -9,7 +9,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 ATTEMPT_NS = NS_PER_S
 """Maximum time of one attempt over NATS, in seconds."""
 PAUSE_NS = NS_PER_S // 20
-"""Between two attempts."""
+"""Pause between two attempts."""
 _AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
 
 

@@ -78,7 +78,7 @@ class NodeImage:
     start: int = 0
     """The process is the ``start``-th one on the data folder ``folder_id``."""
     nonce: int = 0
-    """Drawn by the process; 0: registered by a version that drew none."""
+    """Random number of the process. 0: its version has none."""
     earlier_nonces: tuple[int, ...] = ()
     """Nonces of earlier processes in its directory, oldest first, limited (``starts.py``)."""
     partition_budget: int = 0
@@ -89,7 +89,7 @@ class NodeImage:
     leaving: bool = False
     """An operator drains it: it is given nothing, and what it holds moves away."""
     host: str = ""
-    """The machine that its process runs on, as ``liftpy.client.closest_replica`` has it; '': it did not say."""
+    """Host of its process, as in ``liftpy.client.closest_replica``. '': not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class ClusterImage:
     """Streams that have changed last."""
 
     def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
-        """The partition, or None; ``uid`` '' means the stream that has the name now."""
+        """Return the partition, or None. ``uid`` '' means the stream that has the name now."""
         found = self.streams.get(stream)
         if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
             return None

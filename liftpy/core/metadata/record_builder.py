@@ -140,7 +140,7 @@ class RecordBuilder:
         return changed
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
-        """The decision; without ``response`` a plain OK."""
+        """Return the decision. Without ``response`` it is a plain OK."""
         counters = Counters(self._incarnation, self._stream_uid, self._leader_epoch, self._epoch, self.placement_index)
         if counters != self.image.counters:
             self.add(CountersMoved(counters))

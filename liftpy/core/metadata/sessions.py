@@ -93,7 +93,7 @@ class NodeSessions:
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._cold_start_ns = round(COLD_START_S * NS_PER_S)
         self._times: SessionTimes | None = None
-        """The image's; None: as the settings say."""
+        """Session times of the image. None: those of the settings."""
         self._times_ns = 0
         """When this metadata leader began to go by them."""
         self._settling_ns = _NEVER

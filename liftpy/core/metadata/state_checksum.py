@@ -39,7 +39,7 @@ from liftpy.core.metadata.records import Record, record_to_pb
 
 DIGEST_SIZE = 8
 Checkpoint = tuple[int, bytes]
-"""(index of the last entry, digest after it); (0, b''): none."""
+"""Index of the last entry, and digest after it. (0, b''): none."""
 
 
 def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
@@ -75,7 +75,7 @@ class AppliedDigests:
         self.agreed: Checkpoint = NONE
         """Leader: the newest place where a majority agrees with this member."""
         self.halted = ""
-        """Leader: why nothing more may be decided, for people; ''."""
+        """Reason why a leader may decide nothing, as text. '': none."""
         self.found_count = 0
         """Leader: how often a member was found to differ, once for each place."""
         self._found: set[tuple[str, int]] = set()
@@ -88,7 +88,7 @@ class AppliedDigests:
             self.newest = (index, digest)
 
     def told(self, node_id: str, checkpoint: Checkpoint) -> None:
-        """A member has said its newest one."""
+        """Record the newest digest of a member."""
         if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)
 

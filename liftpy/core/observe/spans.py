@@ -16,7 +16,7 @@ Attributes = dict[str, str | int]
 
 @dataclass(slots=True)
 class Span:
-    """Times in ns of the wall clock. ``error``: why it failed; '': it did not."""
+    """A span. Times in ns of the wall clock. ``error``: why it failed. '': it did not."""
 
     name: str
     start_ns: int

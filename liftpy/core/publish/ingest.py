@@ -320,7 +320,7 @@ class Ingest:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
-        """The connection of ``shell`` is lost; it renews the subscription."""
+        """Called when the connection of ``shell`` is lost. It renews the subscription."""
         if self._hearing is None:
             self._stops_taking()
 
@@ -842,7 +842,7 @@ class Ingest:
         self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """HW, inclusive, has risen."""
+        """Record that HW (inclusive) has risen."""
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:

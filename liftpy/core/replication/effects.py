@@ -141,7 +141,7 @@ class DropFetched:
     token: int
     """Token of the FetchAnswered."""
     why: str
-    """Counted, for people."""
+    """Reason, for counters and logs."""
 
 
 @value
@@ -216,7 +216,7 @@ class WaitQuietly:
     request_id: int
     """Id of that fetch."""
     leader: str
-    """Whose node is asked."""
+    """Leader whose node is asked."""
     leader_epoch: int
     """LeaderEpoch in which this replica follows."""
 
@@ -367,7 +367,7 @@ class SendNotice:
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``, there or to come."""
     high_watermark: int
-    """Inclusive: of now."""
+    """Current high watermark, inclusive."""
     log_start_offset: int
     """Inclusive: of this log."""
 
@@ -468,7 +468,7 @@ class ReportPromotion:
     """Candidate: report the progress of the promotion to the metadata group."""
 
     leader_epoch: int
-    """The proposed one."""
+    """Proposed LeaderEpoch."""
     epoch: int
     """Epoch of the partition in the metadata, as known here."""
     replayed_end_offset: int

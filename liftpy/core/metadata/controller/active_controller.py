@@ -133,7 +133,7 @@ class ActiveController:
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Record that an entry was applied."""
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self.levels.image_changed(image)

@@ -405,7 +405,7 @@ def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
 
 GAP = "gap"
 NOTHING = (0, -1)
-"""Before all events."""
+"""Place before all events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +447,7 @@ class EventLog:
         self.tail: Tail | None = None
 
     def found(self, tail: Tail) -> None:
-        """The stream ends there."""
+        """Record the last event, and so the end of the stream."""
         self._ends_at(tail)
 
     def lost_track(self) -> None:

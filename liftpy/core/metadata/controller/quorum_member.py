@@ -108,7 +108,7 @@ MAX_DUTY_ORDERS = 64
 """Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
 LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
-"""Nodes that are asked for at the same time; the others' turn comes later."""
+"""Maximum number of nodes that are asked at a time. The others follow later."""
 MAX_QUESTIONS = 256
 """Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2

@@ -81,7 +81,7 @@ class ReassignmentPlanner:
         """Time of the next check. None: nothing has changed since the last check, and no time runs out."""
         self._earliest_ns = 0
         self._touched: set[str] | None = set()
-        """Streams to be looked at; None: all."""
+        """Streams to check. None: all."""
         self._down_since_ns: dict[str, int] = {}
         self._names: dict[str, str] = {}
         """Uid -> name, of the streams in ``_waiting``, ``_copying``, ``_finishing`` and ``_leading``."""
@@ -120,7 +120,7 @@ class ReassignmentPlanner:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Record that an entry was applied."""
         if self._image is None:
             return
         before, self._image = self._image, image

@@ -133,7 +133,7 @@ class RequestBatcher:
         self._then: dict[tuple[PartitionKey, str], _Wish] = {}
         self._out: list[_Wish] = []
         self.superseded_count = 0
-        """RequestBatcher whose place a newer one took."""
+        """Number of requests that a newer one has replaced."""
         self.batch_count = 0
         self.sent_count = 0
         """RequestBatcher that left in those batches."""

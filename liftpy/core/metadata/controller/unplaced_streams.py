@@ -53,7 +53,7 @@ class WaitingStreams:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Record that an entry was applied."""
         if self._image is None:
             return
         before, self._image = self._image, image

@@ -22,7 +22,7 @@ class NodeFacts:
     weight: float = 1.0
     """Weight of the node for weighted policies. 0: it gets no replicas from them."""
     live: bool = True
-    """Only live nodes are chosen; others by hand alone, and only where that is allowed."""
+    """True if the node is live. Other nodes are chosen only by an assignment that allows it."""
     replicas: int = 0
     """Number of replicas on the node."""
     leaders: int = 0
@@ -55,7 +55,7 @@ class Wanted:
     """Partitions to place: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
-    """'': the default one."""
+    """Name of the policy. '': the default one."""
     stream: str = ""
     partitions: int
     replication_factor: int
