@@ -22,12 +22,11 @@ from liftpy.core.base.ids import check_data_subject, check_name, check_new_strea
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
 from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.feature_range import FeatureLevels, said
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
-from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
+from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.subjects import Subjects

@@ -32,8 +32,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.request_reply import nobody_there
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, nobody_there
 
 _Ack = client_pb2.Ack
 _REFUSALS = {

@@ -40,8 +40,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.request_reply import nobody_there
-from liftpy.nats.transport import SILENT_S, Transport
+from liftpy.nats.transport import SILENT_S, Transport, nobody_there
 
 
 class FireAndForget:

@@ -33,6 +33,7 @@ from liftpy.core.services.replies import ReplyDesk
 from liftpy.core.services.rules import NO_PARAMETERS, check_outputs
 from liftpy.core.services.service import DivergedError, Role, Service
 from liftpy.core.services.snapshot import BEGINNING, Identity, Snapshot
+from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
@@ -41,17 +42,12 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, 
 from liftpy.nats.transport import Transport
 from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.effect_runner import EffectRunner
-from liftpy.service.output_router import Router
-from liftpy.service.output_writer import Emitter
+from liftpy.service.output_writer import Emitter, Router
 from liftpy.service.query_server import QueryServer
 from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_download import SnapshotFetcher
-from liftpy.service.snapshot_manager import SnapshotKeeper
-from liftpy.service.snapshot_server import SnapshotGiver
-from liftpy.service.snapshot_store import ServiceLock, SnapshotStore
-from liftpy.service.version_upgrade import Upgrader
+from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
 
 logger = logging.getLogger("liftpy.service")
 
@@ -575,3 +571,41 @@ class ServiceHost:
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         with contextlib.suppress(UnavailableError):  # the next heartbeat says it again
             await self._send(message)
+
+
+# Upgrader: beside the partition's leader, writes the decision that activates the next version of a service.
+#
+# See ``versions.py``.
+
+
+AGAIN_S = 10.0
+"""Time to look for an appended decision before it is made again, in seconds."""
+
+
+class Upgrader:
+    """Upgrader of one service process."""
+
+    def __init__(self, client: Client, settings: ServiceSettings) -> None:
+        self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
+        self._service = settings.service
+        self._decided_s = -math.inf
+
+    def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
+        """Return the decision to write now, and whether as the first record of the log.
+
+        None for none. The next call is rate-limited.
+        """
+        active, newest = machine.active_version, machine.version
+        first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
+        version = newest if first else active + 1
+        if version > min(newest, order.lowestVersion) or time.monotonic() - self._decided_s < AGAIN_S:
+            return None
+        self._decided_s = time.monotonic()
+        return VersionDecision(self._service, version, order.leaderEpoch), first
+
+    async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
+        """Append the decision. After a failure it is due again later."""
+        try:
+            await self._writer.upgrade(machine.identity, decision, first=first)
+        except LiftError as error:
+            logger.warning("%s: version %d could not be decided: %s: %s", machine.identity, decision.version, error.code, error)

@@ -27,7 +27,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshots import SnapshotKeeper
 
 logger = logging.getLogger("liftpy.service")
 

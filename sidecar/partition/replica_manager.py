@@ -37,9 +37,8 @@ from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
-from sidecar.runtime.cooperative_batches import Slices
-from sidecar.runtime.gc_tuning import Garbage
-from sidecar.runtime.tasks import attended, spawn
+from sidecar.runtime.memory import Garbage
+from sidecar.runtime.tasks import Slices, attended, spawn
 
 logger = logging.getLogger("liftpy.partitions")
 

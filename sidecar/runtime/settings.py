@@ -52,7 +52,7 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import SETTINGS, accept_old_keywords
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.subject_index import begins_under
+from liftpy.core.metadata.image import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.subjects import (
     DEFAULT_INBOX_PREFIXES,
@@ -65,6 +65,7 @@ from liftpy.core.wire.subjects import (
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, shown
+from sidecar.runtime.contexts import Contexts
 
 if TYPE_CHECKING:
     from liftpy.core.metadata.image import ClusterImage
@@ -288,13 +289,78 @@ def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mappin
 
 
 def target_from(
-    nats: str | None, namespace: str | None, flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None
+    nats: str | None,
+    namespace: str | None,
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    *,
+    context: str | None = None,
 ) -> Target:
-    """Return how to reach the cluster, from flags (None: not given) and the environment."""
+    """Return how to reach the cluster, from flags (None: not given), the environment and a context.
+
+    A context that the user names wins over the environment. The selected context is the default; it is not used at all
+    where a flag or the environment names the NATS servers: its credentials are for its own servers.
+
+    Raises:
+        ConfigError: A value is not valid, or the file of contexts cannot be used.
+        NotFoundError: There is no such context.
+    """
     environment = os.environ if environment is None else environment
+    name, values = context_values(nats, environment, context)
+    if values:
+        given = {_PREFIX + field_name.upper(): value for field_name, value in values.items()}
+        environment = {**environment, **given} if name == named_context(environment, context) else {**given, **environment}
     urls = nats or environment.get(_PREFIX + "NATS") or DEFAULT_NATS
     space = namespace or environment.get(_PREFIX + "NAMESPACE") or DEFAULT_NAMESPACE
-    return Target(_split(urls), space, _merge(Credentials, {}, environment, flags, _PREFIX, "credentials"))
+    return Target(_split(urls), space, credentials_from(flags, environment))
+
+
+def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> Credentials:
+    """Return credentials from flags (None: not given) and the environment.
+
+    Raises:
+        ConfigError: They exclude each other.
+    """
+    environment = os.environ if environment is None else environment
+    found = _merge(Credentials, {}, environment, flags, _PREFIX, "credentials")
+    assert isinstance(found, Credentials)
+    return found
+
+
+def config_home(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the directory for configuration files of the user. None: the environment names neither it nor a home."""
+    environment = os.environ if environment is None else environment
+    given, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
+    return Path(given) if os.path.isabs(given) else Path(home) / ".config" if home else None
+
+
+def contexts_file(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the file of the user's contexts. None: the user has no home."""
+    home = config_home(environment)
+    return None if home is None else home / "liftpy" / "contexts.json"
+
+
+def named_context(environment: Mapping[str, str] | None = None, context: str | None = None) -> str:
+    """Return the context that a flag or the environment names, '' for none."""
+    return context or (os.environ if environment is None else environment).get(_PREFIX + "CONTEXT", "")
+
+
+def context_values(
+    nats: str | None, environment: Mapping[str, str] | None = None, context: str | None = None
+) -> tuple[str, dict[str, str]]:
+    """Return the context of a command, by name, and its values. ('', {}): it uses none.
+
+    Raises:
+        ConfigError: The file of contexts cannot be used.
+        NotFoundError: There is no such context.
+    """
+    environment = os.environ if environment is None else environment
+    named, path = named_context(environment, context), contexts_file(environment)
+    if not named and (path is None or nats or environment.get(_PREFIX + "NATS")):
+        return "", {}
+    contexts = Contexts() if path is None else Contexts.load(path)
+    name = named or contexts.selected
+    return (name, contexts.named(name)) if name else ("", {})
 
 
 def search_path() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.spans import SPANS_PER_S, Attributes, SpanBudget, SpanTree
+from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget, SpanTree
 from liftpy.core.observe.tracing import NodeTraces, PartitionTraces
 from liftpy.errors import ConfigError
 from sidecar.runtime import clock

@@ -25,8 +25,7 @@ from liftpy.core.metadata.failure_reports import ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
-from liftpy.core.metadata.sessions import heartbeat_every_s
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, heartbeat_every_s
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev

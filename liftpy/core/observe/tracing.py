@@ -23,8 +23,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.core.observe.spans import Attributes, Span, SpanBudget, SpanTree
-from liftpy.core.observe.trace_context import SAMPLED, TRACEPARENT, TRACEPARENT_BYTES, TraceContext, parse_traceparent
+from liftpy.core.observe.trace_context import (
+    SAMPLED,
+    TRACEPARENT,
+    TRACEPARENT_BYTES,
+    Attributes,
+    Span,
+    SpanBudget,
+    SpanTree,
+    TraceContext,
+    parse_traceparent,
+)
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 from liftpy.errors import CorruptionError

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sidecar.node import run as running
+from sidecar.node import node as running
 from sidecar.node.node import Node
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
 from sidecar.runtime.settings import NodeSettings
