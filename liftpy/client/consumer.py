@@ -289,7 +289,7 @@ class PartitionReader:
                     if self._nearest is not None:
                         self._nearest.failed(asked)
                     raise
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         """Try one fetch from ``asked`` (empty: any replica). ``node`` is then the next node to ask."""
@@ -425,7 +425,7 @@ class PartitionReader:
                     self._transport.counters["answers doubted"] += 1
                     raise opinion.ask_again(error, head.leader) from None
                 return head
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         """Return the first answer. Without responders, check that the partition exists."""

@@ -85,7 +85,7 @@ class Refusal(Enum):
     OUT_OF_ORDER = "out of order"
     """An earlier one is missing there."""
     UNKNOWN = "unknown"
-    """The leader does not know its epoch: it is to be asked for another one."""
+    """The leader does not know the producer's epoch. The producer asks for another one."""
     FINAL = "final"
     """The batch will never be stored."""
 

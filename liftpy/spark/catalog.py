@@ -62,7 +62,7 @@ class Watch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted_s = 0.0
         self.ended = True
-        """Whether nothing is known."""
+        """True if nothing is known."""
 
     def views(self) -> Views | None:
         """Return the known views, None if unknown."""
@@ -129,7 +129,7 @@ class BoundsQuestion:
     known: tuple[StreamOffsets, ...] = ()
 
     def is_known_by(self, earlier: BoundsQuestion) -> bool:
-        """Whether an answer to ``earlier`` answers this too."""
+        """Return whether an answer to ``earlier`` answers this too."""
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:

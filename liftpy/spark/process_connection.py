@@ -122,7 +122,7 @@ class Link:
         async for attempt in retrying(patience_s):  # a NATS server that restarts just now is no reason to fail a task
             with attempt:
                 return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:

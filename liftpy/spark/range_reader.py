@@ -137,7 +137,7 @@ _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
 
 
 OLD_PLAN_S = 300.0
-"""A batch query's plan that is older is mentioned with each read."""
+"""Age of a batch query's plan above which each read logs it, in seconds."""
 _logger = logging.getLogger(__name__)
 
 

@@ -715,7 +715,9 @@ async def _run_one(
 
 
 async def _connect(settings: ServiceSettings, target: Target) -> NatsConnection:
-    """A connection, however long it takes: a service is started together with its node, and NATS may come later."""
+    """Return a connection. It waits as long as needed, because a service starts together with its node, and NATS may come
+    later.
+    """
     announced = False
     while True:
         try:

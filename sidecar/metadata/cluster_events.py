@@ -119,7 +119,7 @@ def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
     ValueError."""
     asked = load_json(question) if question else {}
     if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
-        raise ValueError("the request for events must have the field after: [index, number]")
+        raise ValueError('Invalid request for events. It must be {"after": [INDEX, NUMBER]}.')
     place = whole_number(after[0], 0, 1 << 63), whole_number(after[1], -1, 1 << 31)
     since_ns = whole_number(asked.get("since_ns", 0), 0, 1 << 63)
     return place, since_ns, whole_number(asked.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)

@@ -25,11 +25,11 @@ class MetadataGroup(Protocol):
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller now."""
+        """True if this node is a controller now."""
 
     @property
     def decides(self) -> bool:
-        """Whether ``image`` is certainly committed: the node is a controller and has been one since its start."""
+        """True if ``image`` is certainly committed: the node is a controller and has been one since its start."""
 
     @property
     def counters(self) -> dict[str, int]:

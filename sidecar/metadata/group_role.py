@@ -170,7 +170,7 @@ class GroupRole:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller now."""
+        """True if this node is a controller now."""
         return isinstance(self._current, RaftMember)
 
     @property

@@ -128,12 +128,12 @@ class GroupThread:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller now."""
+        """True if this node is a controller now."""
         return self.inner.is_controller
 
     @property
     def decides(self) -> bool:
-        """Whether the image is certainly committed, and not only received on the feed."""
+        """True if the image is certainly committed, and not only received on the feed."""
         return self.inner.decides
 
     @property

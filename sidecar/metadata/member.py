@@ -188,12 +188,12 @@ class RaftMember:
     # ---- its part in the group -----------------------------------------------------------------------------------------
     @property
     def is_member(self) -> bool:
-        """Whether this node is a controller, as far as it knows."""
+        """True if this node is a controller, as far as it knows."""
         return self._log.is_member
 
     @property
     def has_voted(self) -> bool:
-        """Whether its directory belongs to a voting member."""
+        """True if its directory belongs to a voting member."""
         return self._log.probation.has_been_member
 
     @property

@@ -201,7 +201,7 @@ class MemberLog:
     # ---- GroupLog ------------------------------------------------------------------------------------------------------
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it leads. Another one may have been elected."""
         return self.core.leads
 
     @property
@@ -240,7 +240,7 @@ class MemberLog:
 
     @property
     def is_member(self) -> bool:
-        """Whether this node is a controller, by its log or by a later message."""
+        """True if this node is a controller, by its log or by a later message."""
         core = self.core
         removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
         return not (removed or core.dismissed_at)

@@ -169,7 +169,9 @@ class QuietTalk:
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
-            raise ProtocolError(f"one question has {count} idle fetches, more than allowed")
+            raise ProtocolError(
+                f"A request about idle fetches contains {count} of them, more than allowed. Check the versions of the nodes."
+            )
         if reply_to(reply, (self._inboxes,), self._counters, self._inbox_of(question)) is None:
             return None
         return question

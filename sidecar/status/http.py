@@ -80,7 +80,7 @@ class Serving:
 
     @property
     def is_open(self) -> bool:
-        """Whether it listens."""
+        """True if it listens."""
         return self._server is not None
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -100,7 +100,7 @@ async def _ignored(_: object) -> None:
 
 
 _MAX_SAID = 64
-"""Subjects that are named in the log; those beyond are only counted."""
+"""Maximum number of subjects that the log names. The others are only counted."""
 
 
 class RightsWatch:

@@ -124,10 +124,14 @@ class PieceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Offsets from ``start`` to ``end`` (exclusive), all alike. ``due_ns``: OUT: when the lease ends; BACK: when it may be
-    given again.
-    ``deliveries``: so far. ``lease``, ``member``: of OUT. ``dead``, ``reason``: to the dead letters, and why. ``key``: digest of the
-    key of the one record that it is, in an ordered queue; no piece that is DONE has one."""
+    """Offsets from ``start`` to ``end`` (exclusive) with the same state.
+
+    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``:
+    number so far.
+    ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
+    ``key``: digest of
+    the key of its only record, in an ordered queue. A DONE piece has none.
+    """
 
     start: int
     end: int

@@ -57,7 +57,7 @@ class ControllerList:
         return majority(len(self.voters))
 
     def names(self, node_id: str) -> bool:
-        """Whether the node is a voter or the learner."""
+        """Return whether the node is a voter or the learner."""
         return node_id in self.members
 
     def said(self) -> str:

@@ -42,7 +42,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def is_quorum(stream: StreamImage) -> bool:
-    """Whether a majority of the replica set commits, and not the ISR."""
+    """Return whether a majority of the replica set commits, and not the ISR."""
     return stream.commits_by_quorum
 
 

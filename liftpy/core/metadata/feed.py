@@ -228,7 +228,7 @@ class FeedSubscription:
         """Whole snapshots, one after the other, that are of another version. One may be forged; all of them are the cluster's."""
         self.image = ClusterImage()
         self.synced = False
-        """Whether ``image`` is one that the cluster had; it may be behind."""
+        """True if ``image`` is one that the cluster had; it may be behind."""
         self.known_index = 0
         """The highest index that the feed has shown; above ``image.index`` something is missing."""
         self.resync_count = 0
@@ -246,7 +246,7 @@ class FeedSubscription:
 
     @property
     def behind(self) -> bool:
-        """Whether there is something to request."""
+        """True if there is something to request."""
         return not self.synced or self.known_index > self.image.index
 
     def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:

@@ -256,7 +256,7 @@ class StreamImage:
 
     @property
     def commits_by_quorum(self) -> bool:
-        """Whether a majority of the replica set commits, and not the ISR."""
+        """True if a majority of the replica set commits, and not the ISR."""
         return self.config.commit_policy is CommitPolicy.QUORUM
 
     def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ class StreamImage:
 
     @property
     def takes_default_quota(self) -> bool:
-        """Whether the default quota of the cluster applies to it."""
+        """True if the default quota of the cluster applies to it."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
     def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
@@ -297,7 +297,7 @@ class StreamImage:
 
     @property
     def answers(self) -> bool:
-        """Whether publishers on its subject may be answered."""
+        """True if publishers on its subject may be answered."""
         return self.config.ack_policy is not AckPolicy.NONE
 
 
@@ -342,7 +342,7 @@ class ClusterRules:
     namespace: str = "liftpy"
     """The cluster's own first subject token: no stream may be attached to it."""
     elections: bool = False
-    """Whether a lost leader is replaced by an election; without, its partitions wait for it."""
+    """True if a lost leader is replaced by an election; without, its partitions wait for it."""
 
 
 Hosted = Map[str, Map[str, tuple[int, ...]]]
@@ -404,7 +404,7 @@ class ClusterImage:
 
     @property
     def is_used(self) -> bool:
-        """Whether the image has more than the feature level."""
+        """True if the image has more than the feature level."""
         return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
 
     @property
@@ -425,7 +425,7 @@ class ClusterImage:
         return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
 
     def is_live(self, node_id: str) -> bool:
-        """Whether the node is registered and not fenced."""
+        """Return whether the node is registered and not fenced."""
         node = self.nodes.get(node_id)
         return node is not None and not node.fenced
 

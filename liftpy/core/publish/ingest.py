@@ -234,7 +234,7 @@ class Ingest:
         self._acks = acks
         self._feed = feed
         self.wall_ns = wall_ns
-        """The time that records get, and acks."""
+        """Function that returns the wall time for records and acks."""
         self._log_end_offset = log_end_offset
         self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived

@@ -403,7 +403,7 @@ def _size_bytes(subjects: Collection[str]) -> int:
 
 
 def last_of_each(batch: RecordBatch | bytes) -> dict[str, int]:
-    """Subject -> offset of its last record in the batch."""
+    """Return the last offset in the batch of each subject."""
     if not isinstance(batch, RecordBatch):
         batch = parse_batch(batch, verify=False)
     column = batch.columns.subjects

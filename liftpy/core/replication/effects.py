@@ -255,7 +255,7 @@ class SendFetchResponse:
     token: int
     """Token of the FetchReceived."""
     from_offset: int
-    """Inclusive: the first record that is wanted."""
+    """Inclusive: the first requested record."""
     max_bytes: int
     """Bound of the batches in bytes; one batch at least."""
     leader_epoch: int
@@ -264,10 +264,7 @@ class SendFetchResponse:
 
 @value
 class KeepFetch:
-    """Leader: there are no records for ``token`` yet.
-
-    Keep its reply address for ``replica``, in place of an older one. AnswerWaiter sends records later, TellWaiter only the HW.
-    """
+    """Leader: keep the fetch ``token``, because there are no records for it yet."""
 
     token: int
     """Token of the FetchReceived."""
@@ -367,7 +364,7 @@ class SendNotice:
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``, there or to come."""
     high_watermark: int
-    """Current high watermark, inclusive."""
+    """Inclusive: the current high watermark."""
     log_start_offset: int
     """Inclusive: of this log."""
 

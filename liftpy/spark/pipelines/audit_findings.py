@@ -106,7 +106,7 @@ class PartitionAudit:
 
     @property
     def is_proven(self) -> bool:
-        """Whether two replicas, or all existing ones, were compared."""
+        """True if two replicas, or all existing ones, were compared."""
         return len(self.compared) > 1 or len(self.compared) == len(self.replicas)
 
 
@@ -132,7 +132,7 @@ class AuditReport:
 
     @property
     def is_proven(self) -> bool:
-        """Whether replicas were compared in every partition."""
+        """True if replicas were compared in every partition."""
         return all(one.is_proven for one in self.partitions)
 
     def to_json(self) -> dict[str, Any]:

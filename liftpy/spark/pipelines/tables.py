@@ -60,7 +60,7 @@ class Table(Protocol):
         """Remove files that are in no version which readers may still read."""
 
     def only_added_to(self) -> bool:
-        """Whether files were never taken away or merged, so that one on the disk that is not in the table never was."""
+        """Return whether files were never taken away or merged, so that one on the disk that is not in the table never was."""
 
 
 # Decides the commit of a micro-batch from the marks in the table.

@@ -126,7 +126,7 @@ class Allowance:
         self._seen_ns = 0
 
     def take(self, now_ns: int) -> bool:
-        """Whether one more may be."""
+        """Return whether one more may be."""
         self._look(now_ns)
         if self._left < 1:
             return False

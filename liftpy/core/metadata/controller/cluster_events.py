@@ -420,7 +420,7 @@ def place_in(record: bytes) -> tuple[int, int]:
     """Place of the event in a record of the stream. Raises ValueError."""
     said = load_json(record)
     if not isinstance(said, dict):
-        raise ValueError("that is no event")
+        raise ValueError("The value is not a cluster event: a field is missing or has the wrong type.")
     return whole_number(said.get("index"), 0, 1 << 63), whole_number(said.get("number"), -1, 1 << 31)
 
 
@@ -460,7 +460,7 @@ class EventLog:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are events to write."""
+        """True if there are events to write."""
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:

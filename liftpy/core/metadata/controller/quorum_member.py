@@ -99,7 +99,7 @@ class Leaderless:
 
     @property
     def for_long(self) -> bool:
-        """Whether every tick of the last ``LONG_NS`` found no leader."""
+        """True if every tick of the last ``LONG_NS`` found no leader."""
         return self._since_ns >= 0 and self._ticked_ns - self._since_ns >= LONG_NS
 
 
@@ -123,7 +123,7 @@ class GroupLog(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it leads. Another one may have been elected."""
 
     @property
     def term(self) -> int:
@@ -169,7 +169,7 @@ class Order:
 
     @property
     def changes_controllers(self) -> bool:
-        """Whether the entry changes the members of the group. It takes effect when it is appended."""
+        """True if the entry changes the members of the group. It takes effect when it is appended."""
         return self.request.HasField("changeControllers")
 
 
@@ -239,7 +239,7 @@ class QuorumMember:
 
     @property
     def in_office(self) -> bool:
-        """Whether the duties of the leader have begun."""
+        """True if the duties of the leader have begun."""
         return self._term >= 0
 
     @property

@@ -34,7 +34,7 @@ class NodeFacts:
 
     @property
     def takes(self) -> bool:
-        """Whether the node accepts replicas."""
+        """True if the node accepts replicas."""
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
