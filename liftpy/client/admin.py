@@ -1064,7 +1064,7 @@ class Admin:
                         await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
                     raise control_error(response)
                 return response
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def watch_majority(self, *, is_patient: bool = True) -> None:
         """Return when the metadata group has a leader and a majority. Run it beside a command.

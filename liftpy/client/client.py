@@ -1573,7 +1573,7 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         return self._made_by.reader(self._transport, self._subjects, stream, partition, chosen, now, nearest)
 
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:
-        """The one publisher of ``publish``; however many ask for it at once, one is made."""
+        """Publisher of ``publish``. Concurrent callers share one."""
         self._transport.must_be_usable()
         async with self._making:
             found = self._publishers.get((stream, partition))

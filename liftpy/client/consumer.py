@@ -289,7 +289,7 @@ class PartitionReader:
                     if self._nearest is not None:
                         self._nearest.failed(asked)
                     raise
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         """Try one fetch from ``asked`` (empty: any replica). ``node`` is then the next node to ask."""
@@ -425,7 +425,7 @@ class PartitionReader:
                     self._transport.counters["answers doubted"] += 1
                     raise opinion.ask_again(error, head.leader) from None
                 return head
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
         """Return the first answer. Without responders, check that the partition exists."""
@@ -494,13 +494,15 @@ async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
 
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
-    """Read the error of a task that is not awaited any more."""
+    """Read the error of a task that no caller awaits anymore."""
     if not task.cancelled():
         task.exception()
 
 
 def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> list[BatchSlice]:
-    """The slices before the first record that is stamped at or after ``until_ns``; if it is there, ``progress`` ends before it."""
+    """Return the slices before the first record stamped at or after ``until_ns``. If that record is there, ``progress``
+    ends before it.
+    """
     kept: list[BatchSlice] = []
     for piece in slices:
         before, end_offset = piece.before(until_ns)

@@ -54,7 +54,9 @@ def enveloped(
     stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy,
     *, runs: bool = False,
 ) -> bytes:  # fmt: skip
-    """The envelope of a message for that stream, uid and partition; ConfigError for what is no message. ``runs``: its reply counts."""
+    """Return the envelope of a message for that stream, uid and partition. Raises ConfigError. ``runs``: the reply is
+    numbered.
+    """
     pairs = pairs_of(headers) if headers else ()
     try:
         message = client_pb2.Message(
@@ -166,7 +168,7 @@ class Addressing:
         self._moved = moved
         self._lost = lost
         self.task: asyncio.Task[None] | None = None
-        """Asks, in the background; to be ended with its owner."""
+        """Background task of the last request. Its owner must end it."""
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.unknown = False
@@ -177,7 +179,7 @@ class Addressing:
         self._wait_s = _FIRST_WAIT_S
 
     def doubt(self) -> None:
-        """Ask in the background, unless that was done a moment ago; the moments grow until ``sure``."""
+        """Request the address in the background, at a limited rate: the intervals grow until ``sure`` is called."""
         now = asyncio.get_running_loop().time()
         if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
             return

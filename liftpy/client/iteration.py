@@ -20,7 +20,7 @@ from liftpy.nats.cancellation import end_tasks
 Item = TypeVar("Item", Record, BatchSlice)
 _Ready = asyncio.Queue[list[BatchSlice] | LiftError | None]
 Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
-"""The next slices, possibly none; None at the end."""
+"""Function that returns the next slices, possibly none. None: the end."""
 
 
 class Home(Protocol):
@@ -43,7 +43,7 @@ class ReadAhead:
         self._ready: _Ready = asyncio.Queue(depth)
         self._pieces: deque[BatchSlice] = deque()
         self._seen: list[LiftError | None] = []
-        """An end or an error that ``at_once`` has met, for ``next``; at most one."""
+        """End or error that ``at_once`` has met, kept for ``next``."""
         self._fetch: Fetch | None = None
         self._beginning: asyncio.Task[Fetch] | None = None
         """Task that opens the read. It continues if its waiter is canceled, and the next caller waits for it."""
@@ -140,7 +140,7 @@ class ReadAhead:
         self._forget = self._home.tell_of_close(closed)
 
     async def close(self) -> None:
-        """Fetch no more; returns when nothing is left running."""
+        """Stop fetching. Returns when no task is left."""
         beginning = self._beginning
         await end_tasks([self._let_go(), beginning])
 
@@ -211,7 +211,9 @@ class HandedOn:
 
 
 class Iteration(Generic[Item]):
-    """An async iterator; ``aclose`` ends it at once. ``unfold`` makes items of a slice, ``handed_on`` has the last that was given."""
+    """An async iterator. ``aclose`` ends it at once. ``unfold`` makes items of a slice. ``handed_on`` has the last
+    returned item.
+    """
 
     def __init__(
         self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: HandedOn | None = None
@@ -273,7 +275,7 @@ class Iteration(Generic[Item]):
             raise
 
     def at_once(self, count: int) -> list[Item]:
-        """The next ``count`` items at most, as far as they are there already; nothing is waited for, and nothing is raised."""
+        """Return at most ``count`` next items that are ready. It never waits and never raises."""
         found: list[Item] = []
         while not (self._waiting or self.replaced):
             found += islice(self._items, count - len(found))

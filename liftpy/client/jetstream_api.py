@@ -270,7 +270,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 NAMES_PAGE, LIST_PAGE = 1024, 256
-"""Streams of one answer."""
+"""Maximum number of streams in one answer."""
 API_LEVEL = 1
 """API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
 _TYPE = "io.nats.jetstream.api.v1.{}_response"
@@ -287,7 +287,9 @@ class JsAnswer(NamedTuple):
 
 
 class JsPlace(NamedTuple):
-    """A partition as a stream of JetStream. ``first``, ``last``: time stamps of the records at both ends, ns; None: there are none."""
+    """A partition as a stream of JetStream. ``first``, ``last``: times of the first and the last record in ns. None: no
+    records.
+    """
 
     stream: StreamImage
     partition: int
@@ -302,7 +304,7 @@ def name_of(stream: str, partition: int) -> str:
 
 
 def refused(kind: Kind, refusal: JsRefusal) -> JsAnswer:
-    """Instead of an answer."""
+    """Return the answer for a rejection."""
     if kind in (Kind.DIRECT, Kind.NEXT):
         return status(refusal.code, refusal.text)
     said = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
@@ -464,7 +466,7 @@ class StatelessReads:
     wall_ns: Callable[[], int] = field(default=time.time_ns)
 
     async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
-        """The messages that answer a request on ``$JS.<domain>.API.<rest>``; at least one."""
+        """Yield the messages that answer a request on ``$JS.<domain>.API.<rest>``, at least one."""
         kind = kind_of(rest)[0]
         try:
             question = parse_question(rest, body)

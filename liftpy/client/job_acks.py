@@ -147,7 +147,7 @@ def settlement(
 
 
 def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
-    """Neighbours of one lease together; of a record that is there twice, as of its newest lease."""
+    """Return ranges: neighbors of one lease together. A record that occurs twice has its newest lease."""
     newest: dict[int, int] = {}
     for job in jobs:
         offset = job.record.offset

@@ -157,7 +157,7 @@ class ManyConsumer:
         self._rest: Iterator[tuple[str, int, Record]] = iter(())
         """Remaining records of the slice that is delivered record by record. An interrupted iteration loses none of them."""
         self._last: tuple[str, int, Record] | None = None
-        """The last record handed on of a slice that is not through."""
+        """Last delivered record of a slice with remaining records."""
         self._unread: ConsumedBatch | None = None
         """Partition whose records cannot be read. It stays the next one, so no record after the gap is delivered."""
 
@@ -199,7 +199,7 @@ class ManyConsumer:
         self._paused.difference_update(places)
 
     async def _look(self) -> None:
-        """Begin with partitions that are there and are not read yet; at most every ``LOOK_EVERY_S``."""
+        """Start to read new partitions, at most every ``LOOK_EVERY_S``."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return

@@ -56,7 +56,7 @@ class ProducerBatch:
     size_bytes: int
     """Size of its records in the buffer, in bytes."""
     position: int = -1
-    """Offset of the last source record that something in it was made from, inclusive; -1: it names none."""
+    """Offset of the last source record in the batch, inclusive. -1: the batch has no source."""
     names: bool = False
     """True for the first batch of an epoch, which contains the producer's name."""
     reset: bool = False
@@ -70,8 +70,7 @@ class ProducerBatch:
 
 
 class BatchResult(NamedTuple):
-    """The answer to a batch. ``offset``: of its first record that was not there before; of its first one if all ``known_records`` were,
-    or none; -1: not known."""
+    """Answer to a batch. ``offset``: of its first new record, or of its first record if all or none are new. -1: not known."""
 
     offset: int
     leader_epoch: int
@@ -86,7 +85,7 @@ class Refusal(Enum):
     OUT_OF_ORDER = "out of order"
     """An earlier one is missing there."""
     UNKNOWN = "unknown"
-    """The leader does not know its epoch: it is to be asked for another one."""
+    """The leader does not know the producer's epoch. The producer asks for another one."""
     FINAL = "final"
     """The batch will never be stored."""
 
@@ -132,14 +131,13 @@ class PartitionQueue:
         self._linger_s = linger_s
         self._new_ticket = new_ticket
         self.begun: Callable[[Any, Pairs], Pairs] | None = None
-        """Told of each batch that is begun: its ticket, and the headers of its first record; gives those it is to have."""
+        """Callback for each new batch, with its ticket and the headers of its first record. Returns the headers to store."""
         self.epoch = 0
         self.next_sequence = 0
         """First sequence number of the next batch to close."""
         self._digest: RollingDigest | None = RollingDigest()
         self.position = -1
-        """Offset of the last source record that the log had something of when the lane began, inclusive: what was made from it, or from
-        what lies before it, is there."""
+        """Offset of the last source record whose results were in the log when the queue was opened, inclusive."""
         self._names = False
         self._reset = False
         self._asks = True
@@ -384,7 +382,7 @@ class PartitionQueue:
         return None if due == math.inf else due
 
     def late(self, now: float) -> bool:
-        """Return whether the first answer is overdue; then everything goes out again."""
+        """Return whether the first answer is overdue. Then everything is sent again."""
         if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
             return False
         self._go_back(now)

@@ -410,7 +410,7 @@ class PartitionSender:
                 if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
                     raise PlanChangedError(str(rejection))
                 raise rejection
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
         source = self._errand.source

@@ -169,7 +169,7 @@ class Producer:
         self._used = len(self._courses)
         self._partitioning: Partitioning | None = None
         self._why_not_again = self._why_not_keyless = ""
-        """Why the partition of a record, or of one without key, can't be chosen as before; '': it can."""
+        """Return why a record's partition cannot be chosen as before. '': it can."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
         self._has_begun = False

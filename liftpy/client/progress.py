@@ -112,7 +112,7 @@ class ReadProgress:
     range, and gets no record past it.
     """
     compacted_end: int = field(init=False, default=0)
-    """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""
+    """Greatest compacted offset that an answer has named, exclusive. When everything below is read, no key is missing."""
     tombstones: tuple[str, int] | None = None
     """The node that answered last, and the offset below which tombstones may be gone from its log. None: none has answered."""
     refuses_missed_tombstones: bool = False
@@ -129,7 +129,7 @@ class ReadProgress:
     One answer alone may be forged, so it does not make the reader skip offsets.
     """
     assembly: Assembly = field(init=False, default_factory=Assembly)
-    """The batch at ``next_offset``, as far as it has come, if it needs several messages; of whichever replica."""
+    """Incomplete batch at ``next_offset``, if it needs several messages. Any replica may send the next one."""
     suspect: tuple[str, int] | None = None
     """Node that last sent wrong bytes, with their offset. None: no node. Report it to that node [S14]."""
     leader: str = field(init=False, default="")
@@ -306,7 +306,7 @@ class ReadProgress:
         self._answered_by(head)
 
     def _may_skip(self, head: client_pb2.ReadResponse) -> None:
-        """Raise NotServedError the first time that an answer says so: the question goes out again, to another replica or the leader."""
+        """Raise NotServedError at the first such answer. The request then goes to another replica or the leader."""
         if self.compacted:
             return
         self.compacted = True
@@ -340,7 +340,7 @@ def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_e
 
 
 def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
-    """Raise the LiftError that an answer's header stands for; nothing for OK. ``uid`` empty: any."""
+    """Raise the error of an answer's header, if it has one. ``uid`` empty: any."""
     error: LiftError | None = None
     name, text = f"{stream}/{partition}", f"{head.node or 'a replica'}: {head.detail or 'no detail'}"
     match head.error:
@@ -415,7 +415,7 @@ class BackwardProgress(ReadProgress):
         return asked
 
     def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
-        """The slices of an answer, the last one first, each ascending within; errors as of ``ReadProgress.accept``."""
+        """Return the slices of an answer, the last one first, each ascending. Raises the errors of ``ReadProgress.accept``."""
         head, body = frames.decode_read_response(answer)
         must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
         must_agree(head, self.uid, self.last_offset, self.leader_epoch)

@@ -156,7 +156,7 @@ class Publisher:
         """Message that was sent again alone, as a probe."""
         self._first_sent_at = 0.0
         self._probing_until = 0.0
-        """Loop time in s. Until then the connection was just renewed, and probes go out often; 0: an ack has come since."""
+        """Time until which the connection counts as new, and probes are sent often, in seconds. 0: an ack has arrived since."""
         self._quiet_since: float | None = None
         """Loop time in s since which no answer has come, as the sweeper saw it. None: one has come since its last turn."""
         self._next_id = 0
@@ -451,7 +451,7 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(why))
 
     def _on_close(self) -> None:
-        """The client's: no ack comes any more, and nothing is sent again."""
+        """Close the publisher with the client: no ack will arrive, and nothing is sent again."""
         self._end("the client was closed before the ack came")
         for task in (self._sweeper, self._addressing.task):
             if task is not None:
@@ -507,7 +507,7 @@ class Publisher:
             self._must_be_open()
 
     async def _room(self, number: int, message: InFlight) -> bool:
-        """Wait until the connection takes it; whether it is to be sent then. If this is cancelled, nothing was sent."""
+        """Wait until the connection has room. Return whether to send then. If canceled, nothing was sent."""
         try:
             await self._transport.room(message.deadline)
         except UnavailableError as error:  # the sweeper tries on, for as long as the patience lasts

@@ -126,13 +126,13 @@ logger = logging.getLogger("liftpy.client")
 
 _COMMAND_S = 10.0
 _LOOK_NS = 100_000_000
-"""Between two looks where nothing was."""
+"""Time between two checks without a result, in nanoseconds."""
 _STREAM_NS = 30_000_000_000
 """Interval at which a worker lists the partitions of the stream. Every ``_ASK_AGAIN_S`` if the stream has none yet."""
 _ASK_AGAIN_S = 1.0
 """Interval at which a worker asks for records of other workers. These records may return at any time."""
 _MARGIN_NS = 50_000_000
-"""A record whose wait is as good as over is not handed on."""
+"""Remaining ack wait below which a record is not delivered, in nanoseconds."""
 UNTOUCHED_S = 1.0
 """Time after which a prefetched record that the application does not take is returned to the queue, in seconds."""
 _LEAVE_S = 2.0
@@ -370,14 +370,14 @@ class Queue:
         self._look_at_ns = 0
         """When to look again which partitions there are."""
         self._ready: deque[Job] = deque()
-        """Taken, fetched, and not handed on."""
+        """Fetched jobs that are not delivered yet."""
         self._coming: asyncio.Task[None] | None = None
         """Brings more, one at a time."""
         self._pace = TakePace(options.ahead)
         self._wanted = 1
         """Number of records that the last take requested."""
         self._touched_ns = 0
-        """When something was handed on, or came, last."""
+        """Time of the last delivery or arrival."""
         self._untouched: asyncio.TimerHandle | None = None
         self._settlements: Settlements[Job] = Settlements(self.name, self._settle_and_take)
         self._number = 0

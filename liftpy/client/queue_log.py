@@ -43,8 +43,9 @@ class LogHome(Protocol):
 
 
 class ReadSpan:
-    """Offsets ``start`` to ``end`` (exclusive) as they were read; ``piece`` None: there are no records. Read in order each record is
-    made once."""
+    """Offsets ``start`` to ``end`` (exclusive) of a read. ``piece`` None: no records. Reading in order decodes each record
+    once.
+    """
 
     __slots__ = ("_at", "_rows", "end", "piece", "start")
 

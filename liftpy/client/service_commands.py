@@ -120,7 +120,7 @@ async def call(
                         text = f"{error} An earlier attempt may have been stored."
                         raise OutcomeUnknownError(text, message_id) from None
                     raise
-    raise AssertionError("unreachable: the attempts end with a result or an error")
+    raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
 
 async def _once(

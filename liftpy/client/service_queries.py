@@ -109,7 +109,7 @@ async def ask(
                     "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
                 ) from None
             return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
-    raise AssertionError("unreachable: the attempts end with a result or an error")
+    raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
 
 async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:

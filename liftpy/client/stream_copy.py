@@ -41,7 +41,7 @@ PartitionFor = Callable[[bytes | None, int], int]
 Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
 """Record -> (key, value) of none, one or several records of the target."""
 MOST_IN_HAND = 32
-"""Parts that are sent and not acknowledged, of all partitions of a member; each is a batch at most."""
+"""Maximum number of unacked parts over all partitions of a member. Each is at most one batch."""
 _AGAIN_S = 0.25
 _LOOK_S = 0.5
 """Interval at which an idle producer checks that its member still owns the partition, in seconds."""

@@ -853,7 +853,7 @@ class SyncConsumer:
         self._rest: Iterator[Record] = iter(())
         """Remaining records of the last batch. An interrupted iteration loses none of them."""
         self._last: Record | None = None
-        """The last record handed on of a batch that is not through."""
+        """Last delivered record of a batch with remaining records."""
 
     @_documented(Consumer.begin)
     def begin(self) -> Bounds:

@@ -40,7 +40,7 @@ from liftpy.core.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.errors import CorruptionError, LiftError
 
 DROPPED = "spans dropped"
-"""Over the client's budget."""
+"""Number of spans beyond the client's budget."""
 
 
 class Sending:

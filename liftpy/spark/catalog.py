@@ -1,19 +1,19 @@
-"""Current content of streams, requested by the driver: partitions and replicas from the metadata group, bounds from each
-leader.
+"""Current content of streams, for the driver: partitions and replicas from the metadata group, bounds from the leaders.
 
-Only leaders are asked for bounds: what was acknowledged before a query is planned is then part of ``latest``. Answers are kept
-for a moment, because Spark asks an idle stream 80 times a second; a streaming query watches (``watching``): then each change is told.
+Only leaders are asked for bounds, so ``latest`` contains everything that was acked before the query was planned.
+Answers are kept for a
+moment, because Spark asks for an idle stream 80 times a second.
 
-What partitions hold, told by their leaders as it changes: for who plans micro-batches, whom Spark asks 80 times a second.
+A streaming query uses a watch (``watching``): one request per partition waits at the leader until more is committed
+(``PartitionReader.bounds``), and is then repeated. So new records are known at once, and an idle partition costs one
+request in
+``WAIT_S``. Nodes of older versions answer at once, and are asked every ``POLL_S``.
 
-One question per partition waits at the leader until more is committed (``PartitionReader.bounds``), and goes out again. So what is
-known is as new as the way from the leader is long, and an idle partition costs a question in ``WAIT_S``. Nodes of before that was so
-answer at once, and are asked every ``POLL_S``.
-
-What is not as it was ends the watch: an error, another uid, another leadership. Then nothing is known, and who asks looks for himself.
-As long as it lasts, no record that its leaders have told of can be gone by an election, because there was none; a leader that was
-deposed and does not know it is believed for ``WAIT_S`` and the time of an answer: offsets are then too low, never too high, and who
-reads looks at each record's LeaderEpoch anyway.
+An error, another uid or another leadership ends the watch. Then the caller asks the leaders itself. During a watch no
+reported record can
+be lost by an election, because there was none. A deposed leader that does not know it is believed for ``WAIT_S`` and
+the time of an
+answer. Its offsets are then too low, never too high, and readers check each record's LeaderEpoch.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from liftpy.spark.planning import PartitionView, RangeQuestion, Views
 from liftpy.spark.process_connection import Link
 
 WAIT_S = 1.0
-"""How long a leader may wait with its answer."""
+"""Maximum time that a leader may wait with its answer, in seconds."""
 POLL_S = 0.2
 """Between two questions to nodes that do not wait."""
 PAUSE_S = 0.01
 """After an answer with news: a partition that commits without a break is asked so often."""
 PAUSE_EACH_S = 0.0002
-"""The same for each partition watched: so many of them are asked more seldom."""
+"""Pause for each watched partition, so that many partitions are asked less often, in seconds."""
 UNWANTED_S = 10.0
-"""Of a watch that nobody has looked at for so long nothing is left."""
+"""Time without a caller after which a watch ends, in seconds."""
 AskLeader = Callable[[PartitionView, float], Coroutine[None, None, PartitionView]]
-"""What a partition holds, as soon as its committed end is past that of the view, or after so many seconds."""
+"""Function that returns the bounds of a partition when its committed end has passed the known one, or after a timeout."""
 
 
 class Watch:
@@ -62,7 +62,7 @@ class Watch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted_s = 0.0
         self.ended = True
-        """Whether nothing is known."""
+        """True if nothing is known."""
 
     def views(self) -> Views | None:
         """Return the known views, None if unknown."""
@@ -105,11 +105,11 @@ class Watch:
 
 
 BOUNDS_AGE_S = 0.2
-"""How old bounds may be when Spark polls for new data."""
+"""Maximum age of bounds when Spark polls for new data, in seconds."""
 STREAMS_AGE_S = 5.0
-"""How old the list of partitions and replicas may be; it is asked again at once when a stream turns out to be another."""
+"""Maximum age of the list of partitions and replicas, in seconds. A changed stream is listed again at once."""
 _KNOWN_PATIENCE_S = 2.0
-"""How long leaders are sought by what is known of the streams, before the metadata group is asked again."""
+"""Time to look for leaders in the known list, before the metadata group is asked again, in seconds."""
 _BEHIND_WAIT_S = 0.1
 _VOUCHED = 4
 _ANY = OffsetSpec()
@@ -129,7 +129,7 @@ class BoundsQuestion:
     known: tuple[StreamOffsets, ...] = ()
 
     def is_known_by(self, earlier: BoundsQuestion) -> bool:
-        """Whether an answer to ``earlier`` answers this too."""
+        """Return whether an answer to ``earlier`` answers this too."""
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:

@@ -62,12 +62,12 @@ class OffsetSpec:
 
     @property
     def timed(self) -> bool:
-        """Whether leaders must convert a time into an offset."""
+        """True if leaders must convert a time into an offset."""
         return self.timestamp_ns is not None or bool(self.times)
 
     @property
     def moving(self) -> bool:
-        """Whether it moves with the log. A start may then be after a fixed end: the range is empty."""
+        """True if it moves with the log. A start may then be after a fixed end: the range is empty."""
         return self.timed or bool(self.back_records)
 
     def time_of(self, key: tuple[str, int]) -> int | None:

@@ -63,7 +63,7 @@ OPTIONS = {
 
 _SPELLING = {name.lower(): name for name in OPTIONS}
 _PATH = "path"
-"""What ``load(NAME)`` comes as."""
+"""Option in which Spark passes the argument of ``load(NAME)``."""
 KAFKA = {
     "kafka.bootstrap.servers": "nats",
     "kafka.security.protocol": "nats.tlsCa (and nats.tlsCert, nats.tlsKey)",
@@ -100,7 +100,7 @@ _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 19
 _LAST_MS = 1 << 43
-"""In nanoseconds still a number of 64 bits: the year 2248."""
+"""Last millisecond that fits into 64 bits of nanoseconds: the year 2248."""
 _LONGEST_NS = 30 * 86_400 * 10**9
 MAX_PARTITIONS = 100_000
 DEFAULT_TRIGGER_DELAY_S = 900.0
@@ -267,7 +267,7 @@ class SourceOptions:
 
     @property
     def take_recreated(self) -> bool:
-        """Whether a streaming query continues with a stream that was deleted and created again."""
+        """True if a streaming query continues with a stream that was deleted and created again."""
         return self.recreated_earliest or not self.fail_on_data_loss
 
 

@@ -58,12 +58,12 @@ class PartitionView:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(stream, partition)."""
+        """Stream and partition."""
         return self.stream, self.partition
 
 
 MAX_PIECES = 1_000_000
-"""Of one partition: each is a task."""
+"""Maximum number of ranges of one partition. Each is a task."""
 
 Views = Mapping[tuple[str, int], PartitionView]
 

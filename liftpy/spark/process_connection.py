@@ -36,7 +36,7 @@ MAX_LINKS = 32
 """Clusters (or credentials) that one process reads from; one more closes the connection that was not used for the longest."""
 _MARGIN_S = 10.0
 _LINE_S = 5.0
-"""How long the opening of a line may take, and how long nobody tries again after it failed, or a line ended."""
+"""Maximum time to open a line, and wait before the next attempt after a failure, in seconds."""
 
 
 class Link:
@@ -53,7 +53,7 @@ class Link:
         self.elsewhere: dict[str, float] = {}
         """Node id -> until when, monotonic, its files are not asked for: it is on another host, or does not offer them."""
         self._line_after_s = 0.0
-        """No line is opened before that, monotonic."""
+        """Monotonic time before which no line is opened."""
         threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()
 
     def _run(self) -> None:
@@ -122,7 +122,7 @@ class Link:
         async for attempt in retrying(patience_s):  # a NATS server that restarts just now is no reason to fail a task
             with attempt:
                 return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
 
 def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:

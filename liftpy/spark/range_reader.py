@@ -137,7 +137,7 @@ _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
 
 
 OLD_PLAN_S = 300.0
-"""A batch query's plan that is older is mentioned with each read."""
+"""Age of a batch query's plan above which each read logs it, in seconds."""
 _logger = logging.getLogger(__name__)
 
 
@@ -212,13 +212,13 @@ def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) ->
 BLOCK_BYTES = 4 * 1024 * 1024
 """Read at a time; more where one batch is larger."""
 ELSEWHERE_S = 60.0
-"""A node that is on another host, or does not offer its files, is not asked again for so long."""
+"""Time for which a node on another host, or without local reads, is not asked again, in seconds."""
 SILENT_S = 5.0
-"""The same for one that does not answer, or has not all of a range: what it costs to ask is paid so often."""
+"""Time for which a node that did not answer, or lacks a part of the range, is not asked again, in seconds."""
 _ASK_S = 0.5
 FILES, NATS = "records from files", "records over NATS"
 counts: Counter[str] = Counter()
-"""Of this process: FILES, NATS."""
+"""Numbers of records of this process: from files, over NATS."""
 _lock = threading.Lock()
 
 
@@ -374,7 +374,7 @@ def _whole_bytes(block: bytes) -> int:
 
 
 ANSWER_S = 3.0
-"""How long an answer may take, from when everything before it is done with; then it is asked for the sure way, which hedges."""
+"""Maximum time of an answer after the one before it, in seconds. Then the client with retries requests it."""
 _FULL = 7 / 8
 """Part of an answer that is planned for: records differ in size."""
 _PAYLOAD_RESERVE_BYTES = 4096

@@ -342,7 +342,7 @@ def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
 
 
 _LOOK_BYTES = 4 << 20
-"""Of a partition, read for what an earlier run of a micro-batch has stored, where nothing says that there was one."""
+"""Number of bytes of a partition to read for records of an earlier run, if nothing shows that there was one."""
 _LOOK_AGAIN_BYTES = 256 << 20
 
 

@@ -311,7 +311,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end_within_bytes(most_bytes, starts, ends, uids, self._asked().measure) if most_bytes else ends
 
     def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
-        """Whether the micro-batch waits for more: minOffsetsPerTrigger, for maxTriggerDelay at most. AvailableNow never waits."""
+        """Return whether the micro-batch waits for minOffsetsPerTrigger, at most maxTriggerDelay. AvailableNow never waits."""
         least = self.options.min_records_per_trigger
         if not least or self._target is not None:
             return False
@@ -392,7 +392,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: StreamOffsets) -> bool:
-    """Whether ``offset`` lies between two positions of the same LeaderEpoch: then it is that of all records between them [D14]."""
+    """Return whether ``offset`` is between two positions of one LeaderEpoch. It is then the epoch of all records between them [D14]."""
     epoch, same = begun.epochs.get(key, 0), begun.uids.get(key[0]) == end.uids.get(key[0])
     return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
 

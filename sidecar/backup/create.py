@@ -1,12 +1,20 @@
 """Takes a backup of a running cluster over the read protocol, from in-sync replicas.
 
-Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
-description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
-partition: so no cursor points past what is kept. The copy of a compacted partition ends later: a record below that HW may be gone
-because of one above it, so it is read on to where the compaction of the replicas had looked [R11]. It begins anew where delete markers
-went that it has not read yet [D30]. Producers and message ids outlive their records [A16]: where a log begins above 0, a replica is
-asked for their state just before HW. Constraint: a death at any moment leaves all earlier backups whole. So nothing
-of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
+Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it.
+
+The barrier is a description of the metadata behind a committed entry. After it the cursors are read, and after these
+the HW of every
+partition from its leader. So no cursor points past the stored records. The copy of a compacted partition ends later,
+because a record
+below that HW may be gone because of one above it. It continues to the offset up to which the replicas have compacted
+[R11], and starts
+again if delete markers were removed that it has not read yet [D30]. Producers and message ids outlive their records
+[A16]: if a log
+begins above 0, a replica is asked for their state just before HW.
+
+Constraint: a failure at any moment leaves all earlier backups complete. So no file of theirs is written, file names
+contain the
+backup's own id, and the manifest is written last.
 """
 
 from __future__ import annotations
@@ -58,12 +66,16 @@ from sidecar.runtime.tasks import attended
 _AT_ONCE = 4
 """Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
 _ROUNDS = 3
-"""So often all replicas of a partition are asked before it is given up."""
+"""Number of times that all replicas of a partition are asked before the backup fails."""
 _AGAIN_S = 0.5
 _MOVED = 5
-"""So often a partition is begun again because retention took what was about to be read, or compaction took delete markers."""
+"""Number of times that a partition is started again because retention or compaction removed records that were about to be
+read.
+"""
 _LEAST_PAST_S = 60.0
-"""So long, or twice as long as up to the barrier, a compacted partition is read past the barrier at most."""
+"""Minimum of the time limit for reading a compacted partition past the barrier, in seconds. The limit is twice the time
+before it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +351,7 @@ class _PartitionTaking:
         self._answered = ""
         """The node that answered last. Empty: none has."""
         self._last_deletes_end = 0
-        """As ``_deletes_end``, of the last answer alone."""
+        """Value of ``_deletes_end`` in the last answer alone."""
 
     async def barrier(self) -> Barrier:
         """Return the producer and message-id state of a replica, then the bounds, so that the state covers the log from its

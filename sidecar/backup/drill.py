@@ -1,4 +1,4 @@
-"""Drill: restores a backup beside the running streams under other names, compares it, and deletes it.
+"""Drill: restores a backup next to the running streams under other names, compares it, and deletes it.
 
 Its duration is the RTO.
 """

@@ -16,9 +16,9 @@ from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError
 from sidecar.backup.store import Store
 
 RUNNING_AGE = timedelta(days=1)
-"""A backup that has not ended after so long has died."""
+"""Age at which an unfinished backup may count as dead."""
 NEWER_AGE = RUNNING_AGE / 2
-"""The own clock alone does not say so: another one has begun in the same store at least so long after it."""
+"""Minimum time by which a later backup in the same store began after it. The own clock alone is not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Pruned:
     size_bytes: int
     waits_for: tuple[str, ...]
     of_backups: int
-    """How many there were."""
+    """Number of backups before the prune."""
 
 
 def list_backups(store: Store) -> list[Listed]:
@@ -121,12 +121,18 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
 def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
     """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
 
-    Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
-    not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
-    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. ``now``, of a clock
-    that may be years ahead, says alone of none that it has died; ``died``: ids of which the
-    operator says so. Raises CorruptionError where a manifest that stays can't be read:
-    what it names is not known.
+    Manifests are removed first. A prune that fails therefore leaves complete backups, and files that the next one
+    finds. An incomplete
+    backup does not count for ``keep``, and stays if it is newer than the oldest kept one. The backups whose pieces a
+    running backup uses
+    stay. No piece is removed if a backup begins or ends during the prune.
+
+    Args:
+        now: Current time. A clock that is years ahead does not make a backup count as dead.
+        died: Ids of backups that the operator reports as dead.
+
+    Raises:
+        CorruptionError: A manifest that stays cannot be read, so the files that it names are unknown.
     """
     if keep < 1:
         raise ConfigError("--keep must be at least 1.")

@@ -61,7 +61,7 @@ from sidecar.runtime.settings import Target, child_environment, credentials_envi
 
 
 PREFIX = "restore-"
-"""What the helpers' ids begin with."""
+"""Prefix of the helpers' ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def helper_node(settings: HelperSettings) -> DevNode:
 
 
 COORDINATOR_S = 60.0
-"""So long a coordinator may not answer."""
+"""Time to wait for a coordinator, in seconds."""
 _AGAIN_S = 0.2
 _AT_ONCE = 16
 """Partitions that are asked for their bounds at the same time."""
@@ -271,7 +271,7 @@ def _seconds(ms: int) -> float:
 
 
 STALLED_S = 120.0
-"""So long nothing may change before a restore gives up."""
+"""Time without any change after which a restore fails, in seconds."""
 _LOOK_S = 0.2
 _CREATED_TOGETHER = 1000
 """Maximum number of partitions in one request that creates partitions on the helper: about 30 bytes each, of 64 KiB."""

@@ -1,10 +1,10 @@
 """Backup store: a directory, or a bucket that ``pyarrow.fs`` supports. Blocking: use it in threads.
 
-A path is below the root, of names that were checked (``liftpy.core.backup.manifest``). What ``put`` writes is there as a whole
-or not at
-all; what ``writing`` writes may be there in part after a death, so nobody believes a file that no manifest names.
+A path is below the root and consists of checked names (``liftpy.core.backup.manifest``). A file written by ``put`` is
+complete or absent.
+A file written by ``writing`` may be incomplete after a failure. So a file counts only if a manifest names it.
 
-So many bytes a second, shared by all that copy at once.
+The module also limits the rate in bytes per second, shared by all copies that run at once.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from collections import Counter
 
 _ANSWER = b'{"stream":"bench","seq":1}'
 _LONGEST_BYTES = 256
-"""Of the line before a message's payload, and more."""
+"""Maximum length of the line before a message's payload, and a margin."""
 
 
 def answer(port: int, subject: str) -> None:
-    """Answer forever."""
+    """Answer messages until the process ends."""
     asking = re.compile(rb"MSG %s 1 (_INBOX\S+) \d" % re.escape(subject.encode()))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -24,8 +24,10 @@ from sidecar.dev.nats_server import NatsServer
 
 _WARM_S = 1.0
 PLAIN_EACH, PLAIN_WINDOW = 1000, 32_000
-"""Plain publishes: each thousandth asks for an ack, and at most so many are not known to be stored. Without that both systems would
-drop what is beyond them, each at its own bounds."""
+"""Interval of plain publishes that ask for an ack, and maximum number of messages not known to be stored.
+
+Without the limit, both systems would drop messages beyond their own limits.
+"""
 PEAK_WINDOW = 4000
 _PRODUCER_PEER = "producer, {size_bytes} B"
 _ANSWER_S = 0.1
@@ -198,7 +200,7 @@ CASES: dict[str, Case] = {
     "idle": idle,
     "failover": failover,
 }
-"""In the order in which they run; a fail-over comes last."""
+"""Cases in the order of their run. A failover comes last."""
 
 
 def warm(system: System) -> None:

@@ -1,10 +1,13 @@
 """A process that reads a stream through a client library for some seconds:
 ``python -m sidecar.bench.consumer PORT STREAM SECONDS HOW``.
 
-HOW: ``liftpy-batch`` (``batches()``, the records counted), ``liftpy-values`` (the same, every value as ``bytes``), ``liftpy-record``
-(``async for record``, its value looked at), ``liftpy-many`` (``getmany``); ``py-pull`` and ``py-ordered`` are nats-py's pull consumer
-without acks, many at a time, and its ordered consumer, message by message. Who comes to the end begins anew with the first record.
-Prints one line of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this process meanwhile, ``rounds`` through the stream.
+HOW: ``liftpy-batch`` (``batches()``, counts the records), ``liftpy-values`` (``batches()``, every value as ``bytes``),
+``liftpy-record``
+(``async for record``, reads its value), ``liftpy-many`` (``getmany``), ``py-pull`` (nats-py's pull consumer without
+acks, many at a
+time) or ``py-ordered`` (its ordered consumer, message by message). A reader at the end starts again at the first
+record. Prints one line
+of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this process, ``rounds`` through the stream.
 """
 
 from __future__ import annotations

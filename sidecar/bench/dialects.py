@@ -66,6 +66,6 @@ def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
 
 
 PLAIN = Dialect(lambda value, _: value, True, b'"seq"', lambda data: b'"error"' in data)
-"""Of liftpy and JetStream: ``{"stream":..., "seq":...}``, or an ``error``."""
+"""Answer of liftpy and JetStream: ``{"stream":..., "seq":...}``, or an ``error``."""
 LIFTBRIDGE = Dialect(_of_liftbridge, False, enveloped(_ACK, b""), _REFUSED.search)
 DIALECTS = {"plain": PLAIN, "liftbridge": LIFTBRIDGE}

@@ -1,9 +1,14 @@
-"""A publisher that keeps a rate, whatever comes back: ``python -m sidecar.bench.open_loop PORT SUBJECT SECONDS SIZE RATE``.
+"""A publisher with a fixed rate, whatever the answers: ``python -m sidecar.bench.open_loop PORT SUBJECT SECONDS SIZE
+RATE``.
 
-Each millisecond it sends what is due; a message counts from when it was due, so that a system that stands still is charged for all
-that waited meanwhile. The first message of each millisecond carries that time (``STAMP`` and digits, for readers) and asks for an ack
-of its own; the others ask for acks that are only counted. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s``, ``ack_p50_ms``,
-``ack_p99_ms``, ``ack_p999_ms`` and ``asked_per_s``; who does not keep up has ``acked`` / ``took_s`` below that.
+Each millisecond it sends the messages that are due. The latency of a message starts when it was due, so a system that
+stops is charged
+for all messages that waited. The first message of each millisecond carries that time (``STAMP`` and digits, for
+readers) and has an ack
+of its own. The acks of the others are only counted. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s``,
+``ack_p50_ms``,
+``ack_p99_ms``, ``ack_p999_ms`` and ``asked_per_s``. If the system does not keep up, ``acked`` / ``took_s`` is below
+``asked_per_s``.
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ import time
 
 STAMP = b"T"
 STAMP_DIGITS = 19
-"""Of nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+"""Number of digits of the time: nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
 SMALLEST_BYTES = len(STAMP) + STAMP_DIGITS
 _INBOX = b"_INBOX.open"
 _STAMPED = re.compile(rb"_INBOX\.open\.(\d{19}) ")
 _TICK_S = 0.001
 _LEFT_S = 10.0
-"""How long it waits for the answers that are left."""
+"""Time to wait for the remaining answers, in seconds."""
 
 
 def quantiles(times_ns: list[int], name: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ import time
 from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect
 
 INBOX = b"_INBOX.peer%d" % os.getpid()
-"""Of this process alone: several may publish side by side."""
+"""Inbox of this process. Several publishers may run at once."""
 _BLOCK = 250
 _SILENCE_S = 20.0
 _REFUSAL_BYTES = 7

@@ -163,7 +163,7 @@ def better(name: str, ratio: float) -> bool:
 
 
 _SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
-"""Of each case the first of these that it has."""
+"""Figures to show. Each case shows the first one that it has."""
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:

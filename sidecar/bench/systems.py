@@ -309,7 +309,7 @@ class KafkaCluster:
         self._folder = Path()
         self._brokers: list[subprocess.Popen[Any]] = []
         self.servers = ""
-        """``bootstrap.servers``."""
+        """Kafka's setting ``bootstrap.servers``."""
 
     @property
     def pids(self) -> list[int]:

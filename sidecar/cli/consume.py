@@ -200,9 +200,9 @@ def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
 
 
 _LAST_S = 2.0
-"""So long Ctrl-C waits for what is being printed."""
+"""Time that Ctrl-C waits for the current output, in seconds."""
 ENDING_S = 10.0
-"""So long it waits for all: also for the last commit."""
+"""Time that Ctrl-C waits in total, for the last commit too, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

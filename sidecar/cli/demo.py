@@ -30,7 +30,7 @@ from sidecar.dev.demo_flights import FLIGHT_COUNT, Delays, read_flights
 from sidecar.dev.demo_steps import MAX_RECORDS, Failover, LineProcess, Positions, Step, lose_the_leader
 
 EXIT_DIFFERS = 1
-"""What was read is not what was published."""
+"""The records that were read differ from the published ones."""
 NODE_COUNT = 3
 
 

@@ -30,7 +30,7 @@ from sidecar.runtime.tasks import attended
 
 _TIMEOUT_S = 2.0
 _SKEW_NS = 60 * NS_PER_S
-"""By so much the clocks of the metadata leader and the stream's leader may differ."""
+"""Maximum difference between the clocks of the metadata leader and the stream's leader, in nanoseconds."""
 POLL_S = 1.0
 
 

@@ -19,7 +19,7 @@ from sidecar.cli.help import HelpCommand
 EXIT_UNHEALTHY = 1
 """A check of ``liftpy health`` has failed."""
 EXIT_SILENT = 3
-"""Nobody has answered ``liftpy health``."""
+"""No node has answered ``liftpy health``."""
 _TIMEOUT_S = 3.0
 _MOST_BYTES = 1 << 16
 _PATHS = {"live": "/livez?verbose", "ready": "/readyz?verbose", "synced": "/readyz?synced&verbose"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 3.0
 _MOST_NAMED = 5
-"""Partitions."""
+"""Maximum number of partitions to name."""
 _PROBE_SUBJECT = "liftpy-probe"
 
 

@@ -27,18 +27,20 @@ from sidecar.cli.closed_pipe import nobody_reads
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, shared_option
 
 EXIT_FAILED = 1
-"""Of every command: failed."""
+"""Every command: failed."""
 EXIT_USAGE = 2
-"""Of every command: wrong usage or setting."""
+"""Every command: wrong usage or setting."""
 EXIT_UNAVAILABLE = 3
-"""Of every command: nobody answered. Retry."""
+"""Every command: nobody answered. Retry."""
 EXIT_INTERRUPTED = 130
-"""Of every command: interrupted by Ctrl-C."""
+"""Every command: interrupted by Ctrl-C."""
 SIGNALED = 128
 """Exit code of a command that SIGTERM or SIGHUP ended, without the signal's number."""
 
 _YOUNG = 10_000
-"""What a command imports is there to stay: looking for garbage in it every 700 objects is a twentieth of its start."""
+"""Threshold of the garbage collector. Imported objects stay, and collecting every 700 of them costs a twentieth of the
+start.
+"""
 
 COMMANDS = {
     "dev": ("sidecar.cli.dev", "Run nats-server and a cluster of sidecars on this machine."),

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 _SHORT = 24
-"""A column of at most so many characters is shown in one line, unless it may be folded."""
+"""Maximum width of a column that is shown in one line, in characters, unless it may be folded."""
 
 
 def table(

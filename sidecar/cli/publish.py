@@ -38,7 +38,7 @@ from sidecar.runtime.tasks import attended
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
 _CHECK_S = 2.0
-"""For the question whether --subject is the stream's: whoever may not ask, or is not answered, publishes without it."""
+"""Time to check that --subject is the stream's, in seconds. Without an answer or permission, the command publishes anyway."""
 
 
 @dataclass(slots=True)

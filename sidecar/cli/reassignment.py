@@ -49,10 +49,10 @@ class MoveProgress:
     """Progress of moving replicas."""
 
     partitions: int
-    """That move still."""
+    """Number of partitions that still move."""
     copying: int
     left_bytes: int
-    """Of logs that are to be copied, as far as nodes have said how large they are."""
+    """Bytes still to be copied, as far as nodes have reported the size of logs."""
 
 
 class Estimate:

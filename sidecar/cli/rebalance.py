@@ -38,12 +38,12 @@ class RebalancePlan:
 
     by: str
     unit: str
-    """Of what nodes hold."""
+    """Unit of the amounts that nodes hold."""
     moves: Sequence[Mapping[str, Any]]
-    """As ``--json`` shows them."""
+    """Moves as shown by ``--json``."""
     targets: Mapping[Key, Replicas]
     fewest: int
-    """At the least: moves, transfers, or bytes that move."""
+    """Minimum number of moves, transfers, or bytes that move."""
     moved: int
     before: Mapping[str, int]
     after: Mapping[str, int]

@@ -145,11 +145,11 @@ def call(
 
 
 EXIT_FAILED = 1
-"""Of ``liftpy service``: failed otherwise. A restart may help."""
+"""``liftpy service``: failed otherwise. A restart may help."""
 EXIT_CONFIG = 2
-"""Of ``liftpy service``: wrong usage, setting or class. No restart."""
+"""``liftpy service``: wrong usage, setting or class. No restart."""
 EXIT_UNAVAILABLE = 3
-"""Of ``liftpy service``: nobody answers. Restart."""
+"""``liftpy service``: nobody answers. Restart."""
 EXIT_DATA = 65
 """EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
 EXIT_PLACE_TAKEN = 69
@@ -715,7 +715,9 @@ async def _run_one(
 
 
 async def _connect(settings: ServiceSettings, target: Target) -> NatsConnection:
-    """A connection, however long it takes: a service is started together with its node, and NATS may come later."""
+    """Return a connection. It waits as long as needed, because a service starts together with its node, and NATS may come
+    later.
+    """
     announced = False
     while True:
         try:

@@ -13,7 +13,7 @@ COMMANDS = {
     "audit": ("sidecar.cli.spark_audit", "Compare the records of all replicas, and print the first difference."),
     "stats": ("sidecar.cli.spark_stats", "Show rates, sizes, gaps, keys and subjects of streams over time."),
 }
-"""As those of ``liftpy``."""
+"""Commands of ``liftpy spark``, in the format of ``liftpy``'s."""
 
 
 @click.group(cls=LazyGroup, rows=COMMANDS, example="liftpy spark archive orders --table /data/orders --once")

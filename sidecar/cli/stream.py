@@ -55,7 +55,7 @@ from sidecar.runtime.settings import Target
 
 _LOOK_EVERY_S = 0.5
 _COUNT_S = 10.0
-"""So long the records that would go are counted, over all partitions."""
+"""Time to count the records that would be deleted, over all partitions, in seconds."""
 
 
 @click.command(cls=HelpCommand, example="liftpy stream purge orders --subject shop.orders.test --dry-run")
@@ -234,7 +234,7 @@ class Deletion:
 
     @property
     def words(self) -> str:
-        """How many of how many records, for people."""
+        """Number of deleted records and of all records, as text."""
         return f"{'at most ' if self.at_most else ''}{self.records} of {self.of_records} records"
 
 
@@ -501,7 +501,7 @@ def _pause_show(image: StreamImage, partitions: tuple[int, ...], as_json: bool) 
 
 
 _PATIENCE_S = 2.0
-"""So long a leader is waited for that says how many records there are."""
+"""Time to wait for a leader's record count, in seconds."""
 
 
 @click.group(cls=HelpGroup, example="liftpy stream create orders --subject 'shop.orders.*' --replicas 3")

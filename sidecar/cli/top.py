@@ -41,7 +41,7 @@ SORTS = ("rate", "lag", "p99", "name")
 _STYLES = {OK: "bold green", DEGRADED: "bold yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
 _REASONS = 3
-"""That are shown above the table; of the others it says how many there are."""
+"""Number of reasons shown above the table. The others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +280,7 @@ def _ms(value: float | None) -> str:
 
 EVERY_S = 1.0
 _TIMEOUT_S = 0.9
-"""For a node's glance: a node that is slower is shown as silent for that second."""
+"""Timeout for one node, in seconds. A slower node is shown as silent for that second."""
 _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 

@@ -39,7 +39,7 @@ class DiskFormat:
     reads: tuple[int, ...]
     writes: Mapping[int, int]
     is_cache: bool = False
-    """It can be made again from what is beside it."""
+    """True if the file can be rebuilt from the others."""
 
     def written_at(self, level: int) -> int:
         """The version that is written at a feature level."""

@@ -1,7 +1,8 @@
-"""The demo's publisher, a process of its own: plain nats-py publishes that know nothing of liftpy.
+"""Publisher of the demo: a process that publishes with plain nats-py and knows nothing of liftpy.
 
-A plain publish is answered by nobody, so nothing but the sender's pace keeps it from overrunning those who listen. The pace
-comes in lines on the standard input: how many messages may have been sent by now. The number sent so far goes out the same way.
+A plain publish gets no answer, so only the sender's pace keeps it from overrunning the sidecars. The pace arrives in
+lines on standard
+input: the number of messages that may have been sent by now. The process prints the number sent so far in the same way.
 """
 
 from __future__ import annotations

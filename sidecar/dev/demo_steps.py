@@ -31,7 +31,7 @@ from sidecar.runtime.tasks import attended
 STREAM = "flights"
 SUBJECT = "demo.flights"
 AHEAD_RECORDS = 40_000
-"""How far the publisher may be ahead of the HW: well inside the bounds of the sidecar's ingest queue."""
+"""Number of records that the publisher may be ahead of HW. It is well within the sidecar's ingest queue."""
 STALL_S = 60.0
 SPARK_START_S = 120.0
 SPARK_JOB_S = 180.0

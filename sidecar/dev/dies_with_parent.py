@@ -1,9 +1,10 @@
-"""Run as a script: arrange that this process gets a signal when its parent ends, then become another program.
+"""Script: arranges that this process gets a signal when its parent ends, then becomes another program.
 
     python -I -S dies_with_parent.py SIGNAL PARENT_PID PROGRAM ARGUMENT...
 
-The child arranges this itself. With a ``preexec_fn``, Python would run the fork hooks of ``logging`` and others in the parent: a signal
-that arrives meanwhile can leave their locks held for ever. This script imports the standard library alone.
+The child arranges this itself. With a ``preexec_fn``, Python would run the fork hooks of ``logging`` and others in the
+parent. A signal
+that arrives then can leave their locks held forever. This script imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # Linux; kept over exec
 
 
 def main(arguments: list[str]) -> None:
-    """Become the program; exit with 1 if the parent ended meanwhile, with an OSError's text if the program is not there."""
+    """Become the program. Exit with 1 if the parent has ended, and with an OSError's text if the program does not exist."""
     with_signal, parent, *command = arguments
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

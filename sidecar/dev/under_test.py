@@ -1,6 +1,7 @@
-"""A real cluster for somebody's tests: ``DevCluster``, with the faults that a test strikes, each bounded in time.
+"""A real cluster for tests: ``DevCluster`` with faults that a test injects, each limited in time.
 
-The pytest plugin ``liftpy.testing.plugin`` hands it out as the fixture ``liftpy_cluster``. Every child dies with this process.
+The pytest plugin ``liftpy.testing.plugin`` provides it as the fixture ``liftpy_cluster``. Every child process ends with
+this process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sidecar.dev.cluster import DevCluster, DevNode, LineSink
 
 _T = TypeVar("_T")
 WAIT_S = 60.0
-"""What every wait gives up after, by default."""
+"""Default timeout of every wait, in seconds."""
 _POLL_S = 0.05
 
 

@@ -94,7 +94,7 @@ def _check(identity: NodeIdentity) -> None:
 
 
 _ORPHANS_S = 5.0
-"""Workers of a node that was killed are about to end: their lock is waited for so long."""
+"""Time to wait for the lock of workers whose node was killed, in seconds. They are about to end."""
 _POLL_S = 0.01
 
 
@@ -107,7 +107,7 @@ class DataFolder:
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
-        """Of all logs in it."""
+        """Memory maps of all logs in the directory."""
         self._folders = MadeFolders()
         if lock is not None:
             self.lock = lock

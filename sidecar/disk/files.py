@@ -34,7 +34,7 @@ _MODE = 0o640
 _SMALL_BYTES = 64 * 1024
 """Read at a time of a small file."""
 _PROBED_BYTES = 64 * 1024
-"""Of a file, of which the last byte tells whether the kernel caches it."""
+"""Size of the file part whose last byte shows whether the kernel caches it."""
 T = TypeVar("T")
 
 
@@ -77,7 +77,7 @@ class OpenMaps:
         self._lock = threading.Lock()
         self._newest: DiskFile | None = None
         self.opened = 0
-        """How often a file was mapped."""
+        """Number of times that a file was mapped."""
 
     def __len__(self) -> int:
         return len(self._files)
@@ -390,7 +390,7 @@ class FolderStorage:
         self.folder = folder
         self._maps = maps if maps is not None else OpenMaps()
         self._changes = 1
-        """Of the names, plus one for what an earlier process may have left."""
+        """Number of changes of file names, plus one for those of an earlier process."""
         self._flushed_changes = 0
         if folders is None:
             make_folder(folder)
@@ -461,7 +461,7 @@ class FolderStorage:
 
 
 RESERVE = 256
-"""For connections, the metadata group's files, temporary files, threads, libraries."""
+"""Number of file descriptors for connections, the metadata group, temporary files, threads and libraries."""
 MOST_MAPS = 4096
 _UNLIMITED = 1 << 20
 _SPARE = 0.8

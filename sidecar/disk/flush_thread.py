@@ -1,11 +1,14 @@
-"""Thread for the short flushes of a node, for whose end the event loop waits a limited time.
+"""Thread for the short flushes of a node. The event loop waits a limited time for each one.
 
-A flush that takes 0.1 ms is not worth a turn of the loop to hand it over and another one to hear of its end. One on the loop itself
-has no bound: where a disk hangs the whole node stands, answers no probe, and is fenced. Here the loop waits on a lock, which costs
-some 20 us more than to flush by itself, and no longer than it was told: it goes on then, the flush goes on in its thread, and the next
-one gets a thread of its own. Threads that were left behind end with their flush; ``liftpy/core/log/flush.py`` holds
-how many there can
-be: after each, flushes run in the pool until many were short.
+A flush of 0.1 ms is shorter than two turns of the loop to start it in a thread and learn its end. A flush on the loop
+itself has no
+limit: if a disk hangs, the whole node stops, answers no probe, and is fenced. Here the loop waits on a lock, which
+costs about 20 us
+more than its own flush. After the time limit the loop continues, the flush continues in its thread, and the next flush
+gets a new
+thread. An abandoned thread ends with its flush. ``liftpy/core/log/flush.py`` limits their number: after each, flushes
+run in the pool
+until many were short.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class FlushThread:
     def __init__(self, place: FlushPlace) -> None:
         self.place = place
         self._jobs: SimpleQueue[_Job | None] | None = None
-        """Of the thread that waits for one; None: there is no such thread."""
+        """Jobs of the waiting thread. None: no thread waits."""
 
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
         """Return the result of ``work``, or a future after ``within_s`` seconds."""
@@ -187,7 +190,7 @@ class NodeFlushTimes(FlushTimes):
 
 PROBE_NAME = "flush-probe.tmp"
 _WITHIN_S = 0.02
-"""No flush begins later than this after the first one."""
+"""Time after the first flush in which further ones may begin, in seconds."""
 _APPENDED = bytes(512)
 """About a batch of one small record."""
 

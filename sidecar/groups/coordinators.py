@@ -1,27 +1,32 @@
-"""The coordinators of consumer groups and work queues: this node runs one for each partition of ``_groups`` of which it has a replica.
+"""The coordinators of consumer groups and work queues. A node runs one for each partition of ``_groups`` with a replica on
+the node.
 
-What a coordinator is, the framework of replicated services says (``liftpy.service``): it follows the log beside every replica, and is
-LEADER, so that it answers, beside the partition's leader alone; promotions wait for it, deposed it is FOLLOWER by the lease of its
-orders, and what it says then is fenced. So a fail-over replays nothing. This is where it is started and ended: when the image shows a
-replica here, and when it does not any more; one that fails is begun anew, later each time, and the node goes on meanwhile.
+A coordinator is a replicated service (``liftpy.service``). It follows the log beside every replica. Beside the
+partition's leader it is
+LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER, and its later answers are fenced.
+So a failover
+replays nothing. This module starts and ends coordinators when the image shows a new replica here or shows one no
+longer. It restarts a
+failed one, later each time, while the node continues.
 
-What it and its node say to each other, and what it reads, takes no way over NATS (``ServiceDesk.said_here``,
-``sidecar.groups.coordinators``): one that idles costs next to nothing. All else goes over NATS as of a service in a process of
-its own, on one
-connection for all of them. What members ask takes nothing from replication but time on the event loop, and of that at most
-``STEP_S`` at once.
+The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
+coordinator costs
+next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of members take only
+time on the event
+loop from replication, at most ``STEP_S`` at once.
 
-GroupLags: looks from time to time how far the groups of this node's coordinators are behind (``liftpy.core.groups.lag``).
+``GroupLags`` checks at intervals how far the groups of this node's coordinators are behind
+(``liftpy.core.groups.lag``). The node mostly
+knows where a partition ends, because it has a replica in sync. For other partitions the leading coordinator sends at
+most ``ASKS``
+requests per check, so a scrape sends none. A check takes ``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``,
+however many
+positions there are. With many positions the figures are older.
 
-Where a partition ends, this node mostly knows itself: it has a replica in sync. Of others the coordinator that leads asks, at most
-``ASKS`` questions a look, so a scrape asks nobody. A look takes ``SLICE_S`` of the event loop at once and then leaves it alone for
-``PAUSE_S``, however many positions there are: it takes longer then, and what is shown is older.
-
-OwnNodeReader: reads what this node holds without the way over NATS: the question goes to the partition's ``Reads``, and the answer
-comes back in the event loop's next turn.
-
-For services that run in the node's own process: beside each command, the way to the NATS server and back, twice on every replica,
-was a third of what it cost.
+``OwnNodeReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
+answer arrives in the
+event loop's next turn. For services in the node's own process, the way to the NATS server and back was a third of a
+command's cost.
 """
 
 from __future__ import annotations
@@ -179,12 +184,13 @@ logger = logging.getLogger("liftpy.groups")
 SNAPSHOT_EVERY = 10_000
 """Offsets; the same on all nodes, always."""
 _SNAPSHOT_BYTES = 16 * 1024 * 1024
-"""Of the log, between two snapshots at most: a quarter of what retention leaves."""
+"""Maximum size of the log between two snapshots, in bytes: a quarter of what retention keeps."""
 STEP_S = 0.005
 TICK_S = 1.0
 READ_WAIT_S = 10.0
-"""Nothing that is asked here gets lost, so it is asked again seldom; a new order asks again at once. Nor does a heartbeat: two of them
-in a session will do."""
+"""Time between reads and heartbeats, in seconds. No message gets lost inside a process, so two heartbeats per session are
+enough.
+"""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
 
@@ -206,7 +212,7 @@ class _Hosted:
     host: ServiceHost | None = None
     restarts: int = 0
     in_a_row: int = 0
-    """Of those, without a minute of work in between: one that failed ten times in a year is not waited for."""
+    """Number of failures in a row, without a minute of work in between."""
     problem: str = "starting"
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -242,7 +248,7 @@ class GroupCoordinators:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
         self.lags = GroupLags(bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
-        """How far the groups are whose coordinators lead here."""
+        """Lag of the groups whose coordinators lead on this node."""
         self._looking: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder
@@ -251,7 +257,7 @@ class GroupCoordinators:
         self._say = say
         self._running: dict[PartitionKey, _Hosted] = {}
         self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
-        """Of coordinators that are ending."""
+        """Tasks of coordinators that are ending."""
         self._connecting = asyncio.Lock()
         self._connection: NatsConnection | None = None
         self._closed = False

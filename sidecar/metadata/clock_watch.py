@@ -27,9 +27,9 @@ logger = logging.getLogger("liftpy.node")
 
 _LOOK_EVERY_NS = NS_PER_S
 _UNSURE_EVERY_S = 1.0
-"""While nobody has told."""
+"""Interval of checks while no other node has answered, in seconds."""
 _PATIENCE_S = 60.0
-"""Others may not have started yet: nothing is said of it for so long."""
+"""Time before a doubt is reported, in seconds. Other nodes may not have started yet."""
 HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
 
 
@@ -47,7 +47,7 @@ class ClockWatch:
         self._began = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._seen = (0, -_LOOK_EVERY_NS, NO_AGE_NS)
-        """Of the last look: the offset of the wall clock, when it was, what came of it."""
+        """Last check: the offset of the wall clock, its time, and its result."""
         self._said = False
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class ClockWatch:
         self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
 
     def time_of_age_ns(self) -> int:
-        """The wall time by which ages are told here; 0, by which nothing is too old, while the clock is in doubt."""
+        """Wall time for the age of records. 0 while the clock is in doubt: nothing is too old then."""
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         came_to = self._looked(wall_ns, now_ns)
         self._counters[HELD_BACK] += came_to == NO_AGE_NS

@@ -133,7 +133,7 @@ def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
     ValueError."""
     asked = load_json(question) if question else {}
     if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
-        raise ValueError("the request for events must have the field after: [index, number]")
+        raise ValueError('Invalid request for events. It must be {"after": [INDEX, NUMBER]}.')
     place = whole_number(after[0], 0, 1 << 63), whole_number(after[1], -1, 1 << 31)
     since_ns = whole_number(asked.get("since_ns", 0), 0, 1 << 63)
     return place, since_ns, whole_number(asked.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)
@@ -156,7 +156,7 @@ _PATIENCE_S = 5.0
 _END_READ = 64
 """Offsets at the stream's end that are read for its last event: control records may stand behind it, or what is no event."""
 _FURTHER = 8
-"""So many times as much is read next, where none was."""
+"""Factor by which the next read is larger after a read without events."""
 WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
 CONFIG = StreamConfig(
     segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
@@ -193,7 +193,7 @@ class EventWriter:
         self._client: Client | None = None
         self._publisher: Publisher | None = None
         self._uid = ""
-        """Of the stream that the publisher is for."""
+        """Uid of the stream that the publisher writes to."""
         self._task: asyncio.Task[None] | None = None
         self.counters: Counter[str] = Counter()
 

@@ -41,20 +41,22 @@ _NOT_THERE = f"{REFUSED}control request"
 _MAX_WAITING = 4096
 """Requests that may be under way at once; more are answered UNAVAILABLE."""
 _MAX_WAITING_BYTES = 16 << 20
-"""Of the requests that are under way, as they came; the same of more."""
+"""Maximum size of requests in progress, in bytes. The others are rejected."""
 
 
 _PER_S, _AT_ONCE = 400, 1000
-"""Requests of operators and clients that are looked at in a second, and that may come at once: whoever sends more must not take the
-time of the metadata group. Those of nodes that are registered are not counted: heartbeats and reports are what the cluster lives by."""
+"""Requests of operators and clients accepted per second, and at once. More must not take the metadata group's time.
+
+Requests of registered nodes are not counted, because the cluster needs their heartbeats and reports.
+"""
 FLOODED = f"{REFUSED}control request, too many"
 TOO_FAST = f"{REFUSED}control request, too fast"
-"""Of an operator, who is told when to come again."""
+"""Rejection of an operator's request beyond the rate. It contains the time to retry."""
 _TURNS = 4
 """Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So a flooding
 asker sets its own pace: each answer takes as long as the group needs."""
 NO_TURN = f"{REFUSED}control request, no turn"
-"""It waited in vain, and was never logged."""
+"""Rejection of a request that waited too long and was never logged."""
 
 
 _Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
@@ -281,7 +283,7 @@ class Forwarder:
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
     ) -> pb.ControlResponse:
-        """Repeat ``request`` until somebody has decided it or the time is over. ``here``: decides if this node leads."""
+        """Repeat ``request`` until a controller has decided it or the time is over. ``here``: decides if this node leads."""
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
         way = Forwarding(request, clock.now_ns() + round(timeout_s * NS_PER_S))

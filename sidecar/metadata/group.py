@@ -25,11 +25,11 @@ class MetadataGroup(Protocol):
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller now."""
+        """True if this node is a controller now."""
 
     @property
     def decides(self) -> bool:
-        """Whether ``image`` is certainly committed: the node is a controller and has been one since its start."""
+        """True if ``image`` is certainly committed: the node is a controller and has been one since its start."""
 
     @property
     def counters(self) -> dict[str, int]:
@@ -43,7 +43,7 @@ class MetadataGroup(Protocol):
         """Call ``callback`` after each change of the image."""
 
     def distrust(self) -> None:
-        """A controller has contradicted the local image: have it made anew, unless this node is a controller itself."""
+        """Load the image again, because a controller has contradicted it. A controller keeps its image."""
 
     async def start(self) -> None:
         """Join; returns when the local image is one that the group has had."""

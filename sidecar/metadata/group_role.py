@@ -1,12 +1,15 @@
-"""GroupRole: how this node takes part in the metadata group now: as one of the controllers, or by their feed. It changes in place.
+"""``GroupRole``: the current role of this node in the metadata group: a controller, or a follower of the feed. It can
+change at run time.
 
-The group's log says who the controllers are [M10]; the settings say it only where nobody has changed them. So a node whose feed names
-it becomes a member beside its feed, and takes it in the feed's place once it has caught up: until then nothing is asked of it that it
-does not know. A member that the log names no longer follows the feed first, and stops being one then. The image that is shown never
-goes back, and whoever watches it sees one change.
+The group's log names the controllers [M10]. The settings name them only if the log never has. A node that the feed
+names becomes a member
+in addition to its feed. When it has caught up, it takes its image from the member. A member that the log no longer
+names first follows the
+feed, then stops being a member. The visible image never goes back, and watchers see one change.
 
-A single controller that starts on a new folder asks first whether a group runs: others may have joined it since its settings were
-written, and it must not begin a second one beside them.
+A single controller with a new directory first asks whether a group runs. Other controllers may have joined it since its
+settings were
+written, and it must not start a second group.
 """
 
 from __future__ import annotations
@@ -45,10 +48,10 @@ from sidecar.transport.credentials import Keys, RightsWatch
 logger = logging.getLogger("liftpy.metadata")
 
 _LOOK_S = 0.1
-"""How often it is looked at whether the role is still the right one."""
+"""Interval at which the role is checked, in seconds."""
 _ASK_TIMEOUT_S = 0.3
 _ASK_TIMES = 3
-"""For a group that runs. Where nobody listens the bus says so at once."""
+"""Number of requests for a running group. NATS reports at once if there are no responders."""
 _SAY_EVERY_S = 60.0
 STORAGE_AGAIN_S = 5.0
 """Between two tries to become a controller on a disk that takes nothing."""
@@ -83,13 +86,15 @@ class GroupRole:
         """Takes the place of the current one as soon as it knows as much."""
         self._watchers: list[Watcher] = []
         self._counted: Counter[str] = Counter()
-        """By roles that are over."""
+        """Counters of ended roles."""
         self._left_at = -1
         """Index of the list that named this node no longer."""
         self._stays = False
         """The node stops: no role is taken any more."""
         self.decides = False
-        """What it shows was committed: it is a controller, and has never followed the feed in this process."""
+        """True if the visible image was committed: the node is a controller, and has never followed the feed in this
+        process.
+        """
         self._said: tuple[str, ...] = ()
         self._say_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -165,7 +170,7 @@ class GroupRole:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller now."""
+        """True if this node is a controller now."""
         return isinstance(self._current, RaftMember)
 
     @property

@@ -51,9 +51,9 @@ class GroupThread:
         self._inner: GroupRole | None = None
         self._watchers: list[Watcher] = []
         self._newest = ClusterImage()
-        """As the group has it; written in the thread."""
+        """Newest image of the group. The thread writes it."""
         self._shown = self._newest
-        """As the watchers have seen it."""
+        """Image that the watchers have seen."""
         self._announced = False
         """``_show`` is on its way."""
 
@@ -128,12 +128,12 @@ class GroupThread:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller now."""
+        """True if this node is a controller now."""
         return self.inner.is_controller
 
     @property
     def decides(self) -> bool:
-        """Whether the image is certainly committed, and not only received on the feed."""
+        """True if the image is certainly committed, and not only received on the feed."""
         return self.inner.decides
 
     @property

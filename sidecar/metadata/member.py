@@ -1,12 +1,14 @@
-"""RaftMember: a controller. It logs and applies control requests, and serves the other nodes.
+"""``RaftMember``: a controller. It logs and applies control requests, and serves the other nodes.
 
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
 
-Its share of the log is ``MemberLog``; what it decides is ``liftpy.core.metadata.controller.quorum_member``, and ``Orders``
-does it; here it starts, shows what
-was applied, hands over and stops. Every start ends with a barrier that this process asked for: what is applied then holds all that was
-committed before, and a member whose folder is new or was emptied may vote from there on (``probation.py``). One that is told later
-that its folder went back in time asks for another one.
+``MemberLog`` is its part of the log, ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries
+out. This module
+starts, shows the applied image, transfers the leadership and stops. Every start ends with a barrier of this process:
+the applied image then
+has everything committed before, and a member with a new or emptied directory may vote from there on (``probation.py``).
+A member that later
+learns that its directory is an old copy asks for another barrier.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ _HAND_OVER_TIMEOUT_S = 1.5
 _JOIN_ATTEMPT_S = 1.0
 _SAY_AFTER_S = 2.0
 _SAY_EVERY_S = 10.0
-"""How often a start that goes on says what it waits for."""
+"""Interval at which a slow start logs what it waits for, in seconds."""
 
 
 class RaftMember:
@@ -131,7 +133,7 @@ class RaftMember:
         self._watchers: list[Watcher] = []
         self._subscriptions: list[Any] = []
         self._listens_since = time.monotonic()
-        """For a leader; or when it was asked last whether this node is a controller at all."""
+        """Time since which it waits for a leader, or last asked whether this node is a controller."""
         self._asking: asyncio.Task[None] | None = None
         self._shown = fsm.image
         """The image that the watchers have seen."""
@@ -185,12 +187,12 @@ class RaftMember:
     # ---- its part in the group -----------------------------------------------------------------------------------------
     @property
     def is_member(self) -> bool:
-        """Whether this node is a controller, as far as it knows."""
+        """True if this node is a controller, as far as it knows."""
         return self._log.is_member
 
     @property
     def has_voted(self) -> bool:
-        """Whether its directory belongs to a voting member."""
+        """True if its directory belongs to a voting member."""
         return self._log.probation.has_been_member
 
     @property
@@ -390,7 +392,7 @@ class RaftMember:
 
 STEP_ASIDE_TIMEOUT_S = 0.8
 _MOST_QUESTIONS = 3
-"""To one node, where what comes back can't be read as an answer."""
+"""Maximum number of requests to a node whose answers cannot be decoded."""
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:

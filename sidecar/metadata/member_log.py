@@ -39,7 +39,7 @@ from sidecar.runtime import clock as clocks
 
 COMPACT_AFTER_ENTRIES = 10_000
 UNLED_S = 2.0
-"""So long a member hears of no leader before it asks, as any node does, whether the group goes on without it."""
+"""Time without a leader after which a member asks whether the group continues without it, in seconds."""
 
 
 def _draw() -> int:
@@ -69,9 +69,9 @@ class MemberSurroundings:
     """Clock, random numbers and files of a controller. The simulator has its own."""
 
     monotonic: Callable[[], float] = time.monotonic
-    """s."""
+    """Monotonic time, in seconds."""
     now_ns: Callable[[], int] = clocks.now_ns
-    """Monotonic, too."""
+    """Monotonic time, in nanoseconds."""
     draw: Callable[[], int] = _draw
     """63 random bits."""
 
@@ -201,12 +201,12 @@ class MemberLog:
     # ---- GroupLog ------------------------------------------------------------------------------------------------------
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it leads. Another one may have been elected."""
         return self.core.leads
 
     @property
     def term(self) -> int:
-        """Raft term."""
+        """Current Raft term."""
         return int(self.core.raftCurrentTerm)
 
     @property
@@ -240,7 +240,7 @@ class MemberLog:
 
     @property
     def is_member(self) -> bool:
-        """Whether this node is a controller, by its log or by a later message."""
+        """True if this node is a controller, by its log or by a later message."""
         core = self.core
         removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
         return not (removed or core.dismissed_at)

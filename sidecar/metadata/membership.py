@@ -1,12 +1,14 @@
 """Registers this node with a new incarnation, and sends the heartbeats that keep session and lease alive.
 
-An answered heartbeat extends the lease from the moment it was SENT, and only once the local image is as new as the answer: a
-node that was paused must first see what it has lost [D22].
+An answered heartbeat extends the lease from the moment it was SENT, and only when the local image is as new as the
+answer: a node that was
+paused must first see what it has lost [D22].
 
-Heartbeats: what keeps a node's session, sent from the metadata group's own loop, whatever the node's partitions do meanwhile.
-
-A node whose own loop stands still serves nobody and must not look alive: when it has not taken an answer for as long as a session, no
-heartbeat is sent until it does. How fresh its leases are is another matter: they run on only with answers that the node's loop takes.
+Heartbeats are sent from the metadata group's own loop, whatever the node's partitions do. A node whose own loop hangs
+serves no client and
+must not look alive: if that loop has not processed an answer for a session, no heartbeat is sent until it does. Leases
+are extended only by
+answers that the node's loop processes.
 """
 
 from __future__ import annotations
@@ -119,7 +121,7 @@ class Membership:
         self._beats: Heartbeats | None = None
         self._changed = asyncio.Event()
         self._seen_index = group.image.index
-        """Of the newest image that all watchers were shown: a member of the group may have applied more already."""
+        """Index of the newest image that all watchers have seen. A member of the group may have applied a newer one."""
         self.incarnation = 0
         group.watch(self._image_changed)
 
@@ -321,7 +323,7 @@ _ASK_EVERY_S = 0.1
 
 
 async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: Predecessor) -> None:
-    """Return when nobody answers for ``node_id``. Raise FencedError if another process keeps answering."""
+    """Return when no process answers for ``node_id``. Raise FencedError if another process keeps answering."""
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else Sign.UNASKED

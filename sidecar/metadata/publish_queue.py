@@ -1,7 +1,8 @@
 """Queue of messages that the metadata group publishes. One task sends them in order, so that a tick never waits for NATS.
 
-Bounded. What finds it full, or the connection lost, is dropped and counted, and never buffered over a reconnect: frames of the
-group then end their session, and entries of the feed show as a gap; both begin anew.
+The queue is limited. A message is dropped and counted if the queue is full or the connection is lost. It is never
+buffered over a
+reconnect. Lost frames of the group end their session, and lost entries of the feed show as a gap. Both start again.
 """
 
 from __future__ import annotations

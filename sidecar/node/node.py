@@ -140,7 +140,7 @@ class Node:
         self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
         self._metadata_heard = LastHeard()
         self._opened = False
-        """What the image showed at the start."""
+        """Partitions of the image at the start."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
         self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
@@ -148,7 +148,7 @@ class Node:
         self._failure: Exception | None = None
         self._hand_over = False
         self._repairs = False
-        """It stops in order to recover a damaged log."""
+        """True if it stops to recover a damaged log."""
         self.was_clean = False
         """Once it has stopped: everything that was acknowledged is on the disk."""
         self._recovered = RecoveredLogs()

@@ -97,15 +97,15 @@ class Reloading:
 
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
-        """What holds now."""
+        """Current settings."""
         self._preferred_every = settings.replication.preferred_leader_interval_s
         self.read = settings
-        """What the file says; the next start takes all of it."""
+        """Settings in the file. The next start applies all of them."""
         self._given = given
         self._parts = parts
         self._prove = prove
         self._proofs = settings.credentials.proofs()
-        """Of what holds: a file may be another one under the name that it had."""
+        """Digests of the files that the current settings name. A file may change under the same name."""
         self._turn = asyncio.Lock()
 
     async def reload(self) -> Reloaded:

@@ -23,14 +23,14 @@ logger = logging.getLogger("liftpy.partitions")
 _ATTEMPT_S = 2.0
 _PAUSE_S = 0.2
 _GIVE_UP_AFTER_S = 30.0
-"""Without an answer for so long the partition ends with its data, which is asked for later (``LATER_S``)."""
+"""Time without an answer after which a partition ends with its data, in seconds. The node asks again later (``LATER_S``)."""
 LATER_S = 30.0
 """Between two tries to delete what no controller has confirmed."""
 _REMEMBERED = 10_000
 MOST_UNKNOWN = 100
 """Directories of unknown streams that a node names, and removes at a request."""
 _MOST_CHARS = 200
-"""Of the name of a directory."""
+"""Maximum length of the name of a directory, in characters."""
 
 
 def is_directory(name: object) -> bool:

@@ -23,9 +23,9 @@ logger = logging.getLogger("liftpy.driver")
 
 MAX_QUEUE = 65_536
 STORY_STEPS = 64
-"""Of one partition. About 50 KB where it is busy."""
+"""Number of steps that a partition remembers, about 50 KB for a busy one."""
 ALL_STORY_STEPS = 65_536
-"""From so many on in a process, partitions that are opened remember fewer steps, ``_FEWEST_STEPS`` at least."""
+"""Number of steps of a process from which newly opened partitions remember fewer, at least ``_FEWEST_STEPS``."""
 _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Characters of a step that are printed."""
@@ -33,14 +33,14 @@ _MOST_OF_A_STEP = 500
 _NEWEST_COUNTS = (MetadataHeard, NoticeReceived, WokenUp)
 """Come as long as there are others, and say nothing that the next one does not say."""
 _ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
-"""What comes to partitions of which nothing happens. Where it asks for no more than another look, nothing that is shown has changed."""
+"""Events of idle partitions. If they cause only another check, the displayed values have not changed."""
 
 Step = tuple[int, Event, list[Effect]]
 """(monotonic ns, what came, what was to be done)."""
 
 
 _drivers: WeakSet[ReplicaDriver] = WeakSet()
-"""Of this process: who shares ALL_STORY_STEPS."""
+"""Drivers of this process, which share ALL_STORY_STEPS."""
 
 
 class Stepping(Protocol):
@@ -57,7 +57,7 @@ class ReplicaDriver:
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
         self.replica: Stepping = replica
-        """Who takes events; who traces it stands before it."""
+        """Replica that gets the events, or its tracer."""
         self.execute: Callable[[Effect], None] = _nobody
         """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
         self.step_over: Callable[[], None] = _nothing

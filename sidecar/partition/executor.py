@@ -46,7 +46,7 @@ from sidecar.transport.notify import Notifications
 logger = logging.getLogger("liftpy.replica")
 _seldom = LogRateLimit()
 _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Deadline}
-"""What is fed when a deadline has come."""
+"""Event for each kind of deadline."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,11 +89,11 @@ class Executor:
         self._closed = False
         self.storage_failed = False
         self.no_space = False
-        """It failed because the disk was full."""
+        """True if the disk was full."""
         self.on_failure: Callable[[StorageError], None] | None = None
         """Called once, with the first error."""
         self._deadlines: dict[str, Timer] = {}
-        """By name; made when it is first set: few partitions ever need all of them."""
+        """Deadlines by name. Each is created when it is first set, because few partitions need all of them."""
         self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:

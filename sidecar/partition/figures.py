@@ -19,7 +19,7 @@ from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.replication.phases import Following, RoleName
 
 OTHERS = "(other)"
-"""No stream can be called so."""
+"""Label of streams beyond the limit. No stream can have this name."""
 MOST_LABELS = 50
 BY_STREAM = ("ingest_records", "ingest_bytes", "read_records", "read_bytes")
 _COUNTED = {
@@ -37,10 +37,10 @@ _COUNTED = {
     "refused_replies": ("ingest.reader", "refused_replies"),
     "truncated_records": ("log", "truncated_records"),
 }
-"""What a partition counts: name -> which part of it, and there."""
+"""Name -> part of a partition that counts it, and the counter."""
 SUMS = tuple(_COUNTED)
 _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
-"""In the order of SUMS."""
+"""Values in the order of SUMS."""
 
 
 class StreamLabels:
@@ -108,7 +108,7 @@ class Counts:
 
 
 OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
-"""What traffic changes."""
+"""Values that change with traffic."""
 SELDOM = (
     *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
     "partitions_with_full_subject_index",
@@ -118,13 +118,13 @@ SHOWN = (
     "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
     "partitions_moving",
 )  # fmt: skip
-"""What the image shows of those that are led here, beside ROLES; ``led_short``: both under-replicated and under min.isr."""
+"""Values from the image for partitions led here, in addition to ROLES. ``led_short``: under-replicated and under min.isr."""
 ROLES = tuple(role.value for role in RoleName)
 _LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, Following.QUIET  # an enum takes its time to find them
 AT_ONCE = 32
 """Partitions between two looks at the clock."""
 TAKEN_AT_ONCE = 1024
-"""The same where they are only taken out of ``touched``: some 0.3 ms."""
+"""Number of partitions to take out of ``touched`` at once, about 0.3 ms."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
     "states.writer", "ingest.reader", "fetches", "executor", "standby", "services",
@@ -144,14 +144,14 @@ class LabelSums:
         self.often: Numbers = _NOTHING_OFTEN
         self.seldom: Numbers = _NOTHING_SELDOM
         self.shown: Numbers = _NOTHING_SHOWN
-        """As SHOWN, and behind it as ROLES."""
+        """Values in the order of SHOWN, then of ROLES."""
         self.records: dict[Any, int] = {}
         """Partition -> what its last follower lacks, where one lacks anything."""
         self.since_ns: dict[Any, int] = {}
-        """The same -> since when, monotonic."""
+        """Value -> monotonic time since which it holds."""
         self.now: list[Numbers] = []
         self.before: list[Numbers] = []
-        """Of partitions that are being read: what goes into ``often``, and what goes out of it."""
+        """Values of partitions that are being read: additions to ``often``, and removals from it."""
 
     def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
         """Add (``add``) or remove (``sub``) the values of a partition."""
@@ -185,7 +185,7 @@ class _AsRead:
         self.of: tuple[Any, ...] = (None, None, None)
         """Role, state and settings that ``shown`` follows from."""
         self.told: _Told | None = None
-        """Refused, dropped, throttled, heard as a standby; None: nothing of it."""
+        """Numbers of rejected, dropped, throttled and buffered publishes. None: all are 0."""
 
 
 class ByChange:
@@ -200,7 +200,7 @@ class ByChange:
         """Taken out of ``touched``, each once, in turn."""
         self.by_label: dict[str, LabelSums] = {}
         self.told: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
-        """As ``_AsRead.told``."""
+        """Numbers as in ``_AsRead.told``."""
         self.with_services: set[Any] = set()
         self._slow_until_ns: dict[Any, Sequence[int]] = {}
 
@@ -385,10 +385,10 @@ class NodeCounts:
     def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
         self.labels = labels or StreamLabels()
         self.touched: set[Any] = set() if touched is None else touched
-        """Where partitions put themselves when something has changed."""
+        """Partitions that have changed since the last reading. They add themselves."""
         self.here = ByChange(self.labels, self.touched)
         self.ended = Counts()
-        """What the partitions counted that are not here any more."""
+        """Counters of the partitions that this node no longer has."""
         self.ending: list[Any] = []
         """Partitions that are being stopped, which may still count."""
 

@@ -32,7 +32,7 @@ from sidecar.runtime.timers import Timer, Timers
 logger = logging.getLogger("liftpy.disk")
 
 STALLED_S = 0.5
-"""Something that the disk has not done by then holds nothing else up that can wait."""
+"""Time after which a disk operation no longer delays other work, in seconds."""
 
 
 def _timed(flush: Flush) -> int:
@@ -74,19 +74,19 @@ class Flusher:
         self._began_s = 0.0
         """Monotonic: when the flush that runs was wanted."""
         self.disk_ns = 0
-        """What the disk needed for the last flush that is done, without any waiting; 0 where appended records count as flushed."""
+        """Time that the disk needed for the last flush, without waiting, in ns. 0: appended records count as flushed."""
         self._loop = asyncio.get_running_loop()
         self._thread: Future[int] | None = None
         """The flush that runs in one."""
         self._told = False
         """True if its place knows of it: the loop has waited for it."""
         self._checkpoint: Future[None] | None = None
-        """That runs."""
+        """Running checkpoint."""
         self._checkpoint_began_s = 0.0
         self._commit = GroupCommit(log, policy, self)
         self._timer = Timer(self._commit.interval_over)
         self.appended = self._commit.appended
-        """Something was appended: flush it as the policy says."""
+        """Flush appended data according to the policy."""
 
     @property
     def under_way_s(self) -> float:
@@ -249,7 +249,7 @@ class StateCheckpoints:
         self.taker = StateTaker(derived, log, state_owner(key))
         self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
         self._unwritten: Unwritten | None = None
-        """To be written once HW is stored."""
+        """States to be written when HW is stored."""
         self._waited = False
         """Records wait for what is being written."""
         self._writing: asyncio.Future[None] | None = None

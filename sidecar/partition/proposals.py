@@ -29,7 +29,7 @@ logger = logging.getLogger("liftpy.proposals")
 
 _TIMEOUT_S = 5.0
 _GATHER_S = 0.002
-"""What is asked within this time of each other goes together."""
+"""Time within which requests are sent together, in seconds."""
 
 
 class Proposals:

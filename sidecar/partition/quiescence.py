@@ -66,7 +66,7 @@ class QuietTalk:
         self._slot = router.add(self._answered)
         self._quiet = QuietFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
-        """Of those that wait."""
+        """Feeds of the waiting fetches."""
         self._asked: dict[int, WaitQuestion] = {}
         """The last turn's."""
         self._timer = Timer(self._turn)
@@ -169,7 +169,9 @@ class QuietTalk:
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
-            raise ProtocolError(f"one question has {count} idle fetches, more than allowed")
+            raise ProtocolError(
+                f"A request about idle fetches contains {count} of them, more than allowed. Check the versions of the nodes."
+            )
         if reply_to(reply, (self._inboxes,), self._counters, self._inbox_of(question)) is None:
             return None
         return question

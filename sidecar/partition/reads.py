@@ -32,10 +32,10 @@ class ReadTools:
     timers: Timers
     counters: Counter[str]
     budget: ReadBudget = field(default_factory=ReadBudget)
-    """Of readers that wait."""
+    """Memory budget of waiting readers."""
     instruments: Instruments = field(default_factory=Instruments)
     host: str = ""
-    """Whose readers may open the files themselves; '': nobody's (``local_file_reads``)."""
+    """Host whose readers may open the files. '': none (``local_file_reads``)."""
 
 
 _Asker = str | asyncio.Future[bytes]
@@ -55,7 +55,7 @@ class ReadSubjects:
         files = OwnFiles(tools.host, folder) if tools.host and folder else None
         self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
-        """To be called when HW, the log end or readiness has changed."""
+        """Wake readers. Call it when HW, the log end or readiness has changed."""
         self._shared_subject = subjects.read(key.stream, key.partition)
         self._guard = RequestGuard("read", tools.counters, self._reject)
         self._handler = self._guard.handler(self._arrived)

@@ -50,7 +50,7 @@ class RecoveredLogs:
     def __init__(self) -> None:
         self._found: dict[Path, Recovered] = {}
         self.names: frozenset[str] = frozenset()
-        """Of all logs in the folder: ``<stream>-<uid>/<partition>``."""
+        """Names of all logs in the directory: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
         self.missing: list[str] = []
@@ -59,7 +59,7 @@ class RecoveredLogs:
         self._done: list[str] = []
         """Logs that have been looked at."""
         self._count = 0
-        """Of logs that are looked at here."""
+        """Number of logs that are checked here."""
         self.suspect: list[str] = []
         """Logs of which a flush had failed when they were open last."""
 
@@ -131,7 +131,7 @@ _PAUSE_FACTOR = 2
 _URGENT_PAUSE_FACTOR = 0.5
 """While publishes wait for the index: it has two thirds of the loop."""
 _URGENT_SLICE_NS = 4_000_000
-"""While publishes wait, reading goes on without a pause for this long."""
+"""Time to read on without a pause while publishes wait, in nanoseconds."""
 _PAUSE_LEAST_S = 0.001
 
 
@@ -145,7 +145,7 @@ class LogReplay:
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
         self._beside: asyncio.Handle | None = None
-        """What is read beside everything else."""
+        """Reader of the log that runs in the background."""
         self._closed = False
         self.touched: Callable[[], None] = lambda: None
         """Called after each slice."""

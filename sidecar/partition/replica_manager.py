@@ -48,11 +48,11 @@ _OPENED_AT_ONCE = 32
 """Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
-"""How long a leader that is asked to step aside tries to answer its publishers."""
+"""Time for which a leader in a planned transfer tries to answer its publishers, in seconds."""
 _BACK_AFTER_S = 2.0
-"""It takes publishes again when it has not lost the leadership by then."""
+"""Time after which it accepts publishes again if it is still the leader, in seconds."""
 _PARTS_OF_A_LEASE = 2
-"""Leases are extended once in so many parts of their length, not with every heartbeat: a node may lead thousands."""
+"""Divisor of the lease that gives the interval of extensions. A node may lead thousands of partitions."""
 
 
 class Partitions:
@@ -67,11 +67,11 @@ class Partitions:
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
         self._changed = Slices(self._follow_image)
-        """The image has changed, and the worker has not been told yet."""
+        """Partitions whose image has changed, and whose worker does not know it yet."""
         self._leases = Slices(self._extend)
         """Leaderships whose lease may be extended."""
         self._deferred: dict[PartitionKey, None] = {}
-        """To be opened or stopped, in this order, when fewer are busy."""
+        """Partitions to be opened or stopped in this order, when fewer are busy."""
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
         self._later: set[asyncio.Task[None]] = set()
@@ -79,7 +79,7 @@ class Partitions:
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Workers that are being stopped."""
         self._changed_meanwhile: set[PartitionKey] = set()
-        """Of the busy ones: their state in the image has changed."""
+        """Busy partitions whose state in the image has changed."""
         self._departures = Departures(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._heard: MetadataHeard | None = None
@@ -90,7 +90,7 @@ class Partitions:
         """A part of the lease that was passed on last."""
         self._data_path_is_up = True
         self._closing = False
-        """Leaderships are being handed over; nothing opens again."""
+        """True while leaderships are transferred at the stop. No partition opens."""
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
         """Leaders that stepped aside for a planned transfer."""
         self._garbage = Garbage()
@@ -287,7 +287,7 @@ class Partitions:
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
-        """Retry an opening once, even if image changes have triggered attempts meanwhile."""
+        """Retry an opening once, even if image changes have triggered attempts in between."""
         earlier = self._retries.pop(key, None)
         if earlier is not None:
             earlier.cancel()
@@ -298,7 +298,7 @@ class Partitions:
         self._changed.add((key,))
 
     async def _stop(self, worker: PartitionWorker) -> None:
-        """Stop a worker: once each, and to the end, even where the caller is cancelled meanwhile."""
+        """Stop a worker. It stops once and completely, also if the caller is canceled."""
         ending = self._endings.get(worker.key)
         if ending is None:
             ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")
@@ -403,7 +403,7 @@ class Partitions:
     async def close_subjects(self, timeout_s: float) -> None:
         """Stop accepting publishes, and answer those that have arrived.
 
-        From here to the successor's subscription NATS itself tells publishers that nobody listens, and they send again.
+        From then until the successor subscribes, NATS answers publishers with no responders, and they send again.
         """
         self._closing = True
         await self._quiet(list(self._leading.values()), timeout_s)

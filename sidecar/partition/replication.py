@@ -38,15 +38,15 @@ from sidecar.transport.connection import Buffer, BusConnection, Listener, send_a
 logger = logging.getLogger("liftpy.replication")
 
 _MAX_DIGITS = 19
-"""Of a request id: it has 63 bits."""
+"""Maximum number of digits of a request id, which has 63 bits."""
 _MAX_MICROS = (1 << 32) - 1
 _STATE_OVERHEAD_BYTES = 512
-"""What a piece of a state takes in a message besides its data, at most."""
+"""Maximum size of a message with a part of a state, in addition to its data."""
 _MAX_TOKENS = 4096
 """Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
 
 ASSEMBLING_BYTES = 256 * 1024 * 1024
-"""What a node's followers hold of batches that come in pieces, together; beyond it the next one waits, with back-off."""
+"""Maximum size of incomplete batches of all followers of a node, in bytes. Beyond it the next one backs off."""
 
 Feed = Callable[[events.Event], None]
 _seldom = LogRateLimit()
@@ -86,14 +86,14 @@ class ReplicationDesk:
         self._listeners: list[Listener] = []
         self._tokens: dict[int, Asker] = {}
         self._kept: dict[str, Asker] = {}
-        """By replica: whose fetch was answered with nothing."""
+        """Replica -> its fetch that was answered without records."""
         self._next_token = 1
         self._holding = False
         """Answers of this step leave together, behind the last of them."""
         self.giver: StateGiver | None = None
-        """Of what the log no longer says; None: it has none to give."""
+        """Source of the state that the log no longer contains. None: no state."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
-        """What was asked of the log in this step, and what it gave: followers that keep up all ask for the same."""
+        """Read of the log in this step and its result. Followers that keep up all request the same."""
 
     def start(self) -> None:
         """Listen on ``.replicate`` and ``.offset``."""
@@ -374,7 +374,7 @@ class FetchClient:
         """Token -> batches; the core has at most one request out, so at most a few."""
         self._next_token = 1
         self.taker: StateTaker | None = None
-        """Of what the leader's log no longer says; None: every fetch leaves at once."""
+        """Source of the state that the leader's log no longer contains. None: fetches are sent at once."""
         self.failed: Callable[[StorageError], None] = lambda error: None
         """Told when the state can't be stored."""
         self._waiting: tuple[do.SendFetch, int] | None = None

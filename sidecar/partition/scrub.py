@@ -32,13 +32,13 @@ logger = logging.getLogger("liftpy.scrub")
 
 PIECE_BYTES = 128 * 1024
 _LAST_STORE_S = 5.0
-"""How long a node that stops waits for the progress to be stored."""
+"""Time that a stopping node waits until the progress is stored, in seconds."""
 SEALED_FASTER = 16
 """Times the usual rate, for what was just sealed: its readers and followers come soon."""
 PASS_EVERY_S = 3600.0
-"""From the begin of one pass to that of the next, at least: a small log is not read without end."""
+"""Minimum time between the starts of two passes, so that a small log is not read all the time."""
 _REST = 19
-"""At least so many times as long as the thread worked, it rests: it takes 5 % of a core at most."""
+"""Rest after work, as a multiple of the working time. The thread uses at most 5 % of a core."""
 _REST_SEALED = 4
 _STORE_EVERY_S = 10.0
 _LOOK_EVERY_S = 1.0
@@ -68,9 +68,9 @@ class ScrubProgress:
     partition: str = ""
     """The one that is read, or was read last; '' at the begin of a pass."""
     base_offset: int = -1
-    """Of the segment there; -1: none yet."""
+    """Base offset of the current segment. -1: none yet."""
     position: int = 0
-    """In its file, up to where it is checked; -1: it is done."""
+    """Position in the segment's file up to which it is checked. -1: the segment is done."""
     pass_began_s: float = 0.0
     last_full_pass_s: float = 0.0
     """When a pass last came to its end."""
@@ -99,9 +99,9 @@ class Scrub:
         self._task: asyncio.Task[None] | None = None
         self._stored_at = 0.0
         self.checked_bytes = 0
-        """By this process."""
+        """Number of bytes that this process has checked."""
         self.read_bytes = 0
-        """From files, for that; what the rate bounds."""
+        """Number of bytes read from files for the scrub. The rate limits them."""
         self.progress = _load(self._path)
 
     def start(self) -> None:

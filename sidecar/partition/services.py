@@ -49,11 +49,13 @@ from sidecar.transport.connection import BusConnection, send_answer
 logger = logging.getLogger("liftpy.services")
 
 SESSION_LEASES = 2
-"""A service is forgotten after so many leases (of ``ReplicationConfig.lease_s``) without a heartbeat: after the candidate's
-time-out, so that one that hangs fails a promotion before it is forgotten."""
+"""Number of leases (``ReplicationConfig.lease_s``) without a heartbeat after which a service is forgotten.
+
+It is longer than the candidate's timeout, so a service that hangs first fails a promotion.
+"""
 _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _EVENTS, _EVENTS_EVERY_NS = 4, 60 * NS_PER_S
-"""So many ends of services become events of the cluster, in so long; one that is started again and again is not an event each time."""
+"""Maximum number of ends of services that become cluster events, and the time for it. Repeated restarts are limited."""
 NOT_EVENTS = "ends of services that became no events"
 _ACK_IDS_PER_INCARNATION = 1 << 32
 _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
@@ -64,7 +66,7 @@ _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRe
 
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
-"""How a service of this process hears what it is told."""
+"""Callback of a service in this process for its messages."""
 
 
 class PartitionServices:
@@ -108,7 +110,7 @@ class PartitionServices:
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
         self._here: dict[str, Told] = {}
-        """By inbox, services of this process: what they are told takes no way over NATS."""
+        """Inbox -> service of this process. Messages to it do not use NATS."""
         self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
@@ -132,7 +134,7 @@ class PartitionServices:
         self._report_ns = 0
         """When the next report is planned; 0: it is not."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
-        """What was said last, and to whom."""
+        """Last report and its receiver."""
         self._replay_end_offset = 0
         """Exclusive: what the replica asked to have replayed."""
 
@@ -159,7 +161,9 @@ class PartitionServices:
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
-        """A heartbeat; ``inbox`` may be answered. ``told``: of a service of this process, in the place of its inbox."""
+        """Process a heartbeat. ``inbox`` may be answered. ``told``: the callback of a service in this process, instead of
+        an inbox.
+        """
         if hello.leaving:
             self._here.pop(inbox, None)
         elif told is not None:
@@ -173,7 +177,7 @@ class PartitionServices:
             self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
-        """Note the state of the services beside another replica."""
+        """Record the state of the services beside another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return

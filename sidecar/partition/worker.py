@@ -67,7 +67,7 @@ from sidecar.transport.notify import Notifications
 logger = logging.getLogger("liftpy.partition")
 
 _REQUEST_ID_BASE = secrets.randbits(61)
-"""Of this process: nodes that do not hear its requests can't guess their ids, and a leader does not believe others."""
+"""First request id of this process. Nodes that do not see its requests cannot guess it, and a leader rejects other ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +94,10 @@ class NodeTools:
     pool: Pool
     counters: Counter[str]
     touched: set[PartitionWorker]
-    """Those of which figures may show something new; who looks at them takes them out. On the loop alone."""
+    """Partitions whose figures may have changed. The reader of the figures takes them out. Only on the loop."""
     room: MemoryBudget
     reads: ReadTools
-    """With the inboxes of applications."""
+    """Read tools with the inboxes of applications."""
     flush_times: NodeFlushTimes
     flush_beside: FlushThread
     instruments: Instruments
@@ -121,8 +121,10 @@ class PartitionWorker:
 
     _traces: PartitionTraces | None = None
     has_ended = False
-    """It is stopped, or being stopped: whoever has gone through a list of partitions for long finds such ones in it. That its log is
-    closed is no failure then, and another one may have opened the folder by now."""
+    """True if the worker is stopped, or is being stopped. A long loop over partitions may still contain it.
+
+    Its closed log is then not a failure, and another worker may have opened the directory.
+    """
 
     def __init__(
         self,
@@ -352,12 +354,14 @@ class PartitionWorker:
             self.executor.failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
-        """Restart the node after a storage error: only a new process, which trusts none of this one's flushes, continues the
-        log [S4].
+        """Restart the node after a storage error. Only a new process, which trusts no earlier flush, may continue the log
+        [S4].
 
-        All of the node, since a disk seldom fails for one file alone, and since its leaderships move faster by being handed over than
-        by anybody's time-out. One that fails again and again stays away for longer each time (``restarting.py``). A full disk is no
-        reason: what is written there stays right, and housekeeping sees when there is space again [S8].
+        The complete node restarts, because a disk seldom fails for one file alone, and a planned transfer of its
+        leaderships is faster than
+        timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A full disk is no reason:
+        written data stays valid, and
+        housekeeping notices free space [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")

@@ -76,14 +76,16 @@ class GroupDriver:
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
         """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
         self.inbox_bytes = 0
-        """Of those; also bounded."""
+        """Size of the messages in the inbox, in bytes. It is limited, too."""
         self.frames_lost = 0
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         """When it is to fire, by the loop's clock."""
         self.lateness = FlushTimes(_TICKS_KEPT)
-        """Of the last ticks that a timer began, s: how long this thread had no time, or no interpreter, or another tick took."""
+        """Delays of the last ticks that a timer started, in seconds: no CPU, no interpreter lock, or another tick was
+        running.
+        """
         self.late_tick_count = 0
         self._scheduled = False
         self.stopped = False
@@ -119,7 +121,7 @@ class GroupDriver:
         return future
 
     def wake(self) -> None:
-        """Tick soon."""
+        """Tick as soon as possible."""
         if not self._scheduled and not self.stopped:
             self._scheduled = True
             self._loop.call_soon(self.tick)

@@ -50,11 +50,11 @@ class GroupJournal:
     def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
         self._times = times or Histogram()
-        """Of flushes."""
+        """Durations of flushes."""
         self._flush = flush
         self._entries: list[Entry] = []
         self.changes: list[Entry] = []
-        """Those of the entries that change who forms the group, in order."""
+        """Entries that change the members of the group, in order."""
         self.changed: Callable[[], None] = lambda: None
         """Called when ``changes`` is another, before anything else is done with the journal."""
         self.entry_bytes = 0

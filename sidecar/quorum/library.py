@@ -35,30 +35,33 @@ SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
 """Bytes of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
 APPLIED_PER_TICK_BYTES = 8 * 1024
-"""Of committed entries and their answers, in one tick, but one entry at least: some 10 ms of work, and several times that where the
-machine is busy. A leader sends its heartbeats between ticks."""
+"""Maximum size of committed entries and their answers applied in one tick, in bytes, and at least one entry.
+
+That is about 10 ms of work, and several times that on a busy machine. A leader sends its heartbeats between ticks.
+"""
 ENTRY_BYTES = 100
-"""What an entry costs beside its bytes."""
+"""Cost of an entry in addition to its bytes."""
 STEP_BYTES = 2 * 1024
-"""What one step counts as, of the work on an entry that concerns thousands of partitions
-(``liftpy/core/base/cooperative_apply.py``)."""
+"""Cost of one step of an entry that concerns thousands of partitions (``liftpy/core/base/cooperative_apply.py``), in bytes."""
 COMPACT_AFTER_BYTES = 512 * 1024
-"""Bytes that were applied (counted as above) since the last snapshot: from there on the next lull is used for one. Applying it anew is
-what a start begins with, and takes ten times as long as reading the snapshot of thousands of partitions."""
+"""Applied bytes since the last snapshot after which the next idle time is used for a snapshot.
+
+A start applies these entries again, which takes ten times as long as reading the snapshot of thousands of partitions.
+"""
 COMPACT_AT_ONCE_BYTES = 16 * COMPACT_AFTER_BYTES
-"""From there on no lull is waited for."""
+"""Applied bytes since the last snapshot after which a snapshot does not wait for an idle time."""
 LULL_S = 1.0
-"""So long nothing has been applied."""
+"""Time without applied entries that counts as idle, in seconds."""
 LATE_S = 0.15
 """Three ticks: turns that are further apart than this are late, and silence is no sign."""
 HOLD_S = 0.5
-"""So long at most is an election put off after a late turn: the shortest election time-out."""
+"""Maximum delay of an election after a late tick, in seconds: the shortest election timeout."""
 _REGULAR = b"\x00"
 _REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
 _DUMP_FAILED = -2
 _FOLLOWER = 0
 _AT_ONCE = 0
-"""The library's own word for an election that the leader has asked for: nobody is asked first."""
+"""The library's name of an election that the leader has requested. It needs no pre-vote."""
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "forceLogCompaction",
@@ -113,7 +116,7 @@ _NEVER_LOGGED = (
     FAIL_REASON.NOT_LEADER,
     FAIL_REASON.REQUEST_DENIED,
 )
-"""It was not put into the log, or another entry was committed in its place. Whatever else the library says may be a loss or not."""
+"""Errors of entries that are certainly not in the log. Any other error of the library leaves the outcome unknown."""
 
 
 def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
@@ -219,32 +222,34 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._turned = pysyncobj.syncobj.monotonicTime()
         """When the last turn began."""
         self._late = False
-        """It was late, and not believed."""
+        """Messages that were late and are rejected."""
         self._by_log = by_log or LogControllers(first_list(members))
         self.controllers = self._by_log.newest(conf.journalFile.changes)
-        """Who forms the group, by the own log: committed or not. Whatever is counted is counted among its voters."""
+        """Members of the group in the own log, committed or not. Majorities are counted among its voters."""
         self.followed: Callable[[ControllerList], None] = lambda _: None
         """Called when they are others, or ``members`` are."""
         self.members: tuple[str, ...] = self.controllers.members
-        """With whom this member speaks: while the newest change is not committed, also with those of the list before. One of them may
-        lead, and take the change back."""
+        """Members that this one exchanges messages with, also those of the previous list while a change is not committed.
+
+        One of them may lead and take the change back.
+        """
         self.dismissed_at = 0
-        """The controllers have changed at this index, and this node is none any more, as it was told: it does not campaign."""
+        """Index of the change that removed this node, as far as it knows. It does not campaign anymore."""
         self.pre_vote = PreVote(len(self.controllers.voters))
         self._applied_bytes = 0
-        """In the running tick: entries, their answers, and something for each."""
+        """Size of the entries and answers applied in the running tick, in bytes, plus a constant for each."""
         self._uncompacted_bytes = 0
         """Applied since the last snapshot was written or read."""
         self._applied_at = 0.0
         """When the last entry was."""
         self._goes_on = False
-        """It is the second part of a tick, which is bounded as a whole."""
+        """True in the second part of a tick, whose total time is limited."""
         self.compactions = 0
-        """How often a snapshot has taken the place of entries, in this process."""
+        """Number of snapshots of this process that have replaced entries."""
         self.on_probation = False
-        """It must not campaign; see ``sidecar.quorum.probation``."""
+        """True if it must not campaign. See ``sidecar.quorum.probation``."""
         self.retired = False
-        """It stops soon: it votes, and does not campaign, whoever asks it to. A leadership that it took would be lost at once."""
+        """True if it stops soon. It votes and does not campaign, because it would lose a leadership at once."""
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
         self._node_id = node_id
         self._link = transport
@@ -399,7 +404,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def log(self) -> GroupJournal:
-        """The journal."""
+        """Journal of the group."""
         journal = self._SyncObj__raftLog
         assert isinstance(journal, GroupJournal)
         return journal

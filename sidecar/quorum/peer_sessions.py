@@ -24,7 +24,7 @@ from sidecar.quorum.codec import MAX_NUMBER
 logger = logging.getLogger("liftpy.quorum")
 
 CHUNK_BYTES = 256 * 1024
-"""Of a message in one frame at most; fewer where the NATS server's max_payload wants it."""
+"""Maximum size of a message in one frame, in bytes. The NATS server's max_payload may require less."""
 _SMALLEST_CHUNK_BYTES = 1024
 _OVERHEAD_BYTES = 256
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -32,10 +32,14 @@ HELLO_PERIOD_S = 0.25
 SILENCE_S = 1.5
 _ANSWER_AGAIN_S = 0.02
 _MAX_STRANGERS = 64
-"""Hellos of so many epochs are answered within _ANSWER_AGAIN_S, of one peer."""
+"""Maximum number of epochs of one peer whose hellos are answered within _ANSWER_AGAIN_S."""
 TERM_REACH = 1 << 24
-"""A term so far ahead of the own one is not heard: a member alone needs months of elections to get there, a forged frame one step.
-A peer that says nothing else is heard when this much, times the seconds for which it has said so, gets there: nobody is left behind."""
+"""Maximum distance of a peer's term above the own one. Higher terms are ignored.
+
+A member alone needs months of elections to get there, a forged frame one step. The limit grows with each second in
+which the peer sends
+only such terms, so that no peer is excluded forever.
+"""
 _SAY_EVERY_S = 1.0
 _SAY_LIST_EVERY_S = 10.0
 
@@ -54,18 +58,17 @@ class Peer:
     own_epoch: int
     up: bool = False
     is_new: bool = False
-    """Its last hello said that its journal has never held anything."""
+    """True if its last hello said that its journal has never had an entry."""
     heard: bool = False
-    """It has said hello to this process: in an answer, so that no late hello to an earlier process, and none of a stranger, is taken
-    for one."""
+    """True if it has answered this process. A late hello to an earlier process, or from a stranger, does not count."""
     term: int = 0
-    """As its last such hello said; 0 from a version that does not say it."""
+    """Term in its last such hello. 0: its version does not send it."""
     trusted: bool = True
-    """What its process says and acknowledges counts: its folder holds what the ones before it knew (``lineage.py``)."""
+    """True if its messages and acks count: its directory has what earlier processes knew (``lineage.py``)."""
     other_list: bool = False
-    """Its settings name other controllers than this member's: there is no session with it."""
+    """True if its settings name other controllers than this member's. There is no session with it."""
     beyond_since: float | None = None
-    """Since when it has said only terms that are out of reach; None: what it said last was within."""
+    """Time since which it has sent only terms that are too high. None: its last term was in range."""
     epoch: int = 0
     sent: int = 0
     """Sequence number of the last DATA frame to it in this session."""
@@ -75,7 +78,7 @@ class Peer:
     strangers: dict[int, float] = field(default_factory=dict)
     """Epoch of a hello that did not carry the own epoch -> when it was answered, oldest first; at most _MAX_STRANGERS."""
     parts: list[bytes] | None = None
-    """Of a message in chunks that has begun."""
+    """Parts of an incomplete message."""
     parts_bytes: int = 0
 
 
@@ -98,7 +101,7 @@ class PeerSessions:
     by_log: Callable[[], int] = lambda: 0
     """Index of the entry that says who the members are; 0: the settings do."""
     tail_for: Callable[[str], bytes] = lambda _: b""
-    """What a hello to the peer says behind its frame; an older version sends and reads none."""
+    """Return the data after the frame of a hello to the peer. An older version neither sends nor reads it."""
     judge: Callable[[str, bytes], bool] = lambda *_: True
     """(peer, what its hello to this process said behind the frame) -> whether it is trusted; ProtocolError: that is nothing a member
     says."""

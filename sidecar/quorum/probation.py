@@ -41,11 +41,11 @@ from sidecar.quorum.peer_sessions import Peer
 
 FILE = "lineage"
 MAX_EARLIER = 64
-"""Nonces of processes before this one that are kept, beside those by which a peer is known to know this folder."""
+"""Maximum number of kept nonces of earlier processes, in addition to those that peers know this directory by."""
 MAX_MISSED = 16
 _FORMAT = 1
 _TAIL = struct.Struct("<QQB")
-"""Of a hello: nonce of the sender, nonce that it knows of the receiver (0: none), how many others the sender's folder holds."""
+"""Data after a hello: nonce of the sender, known nonce of the receiver (0: none), number of other nonces in the directory."""
 _NONCE = struct.Struct("<Q")
 
 
@@ -57,13 +57,13 @@ class FolderLineage:
     def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:
         self._path = folder / FILE
         self.nonce = 0
-        """Of this process; durable."""
+        """Durable nonce of this process."""
         self.earlier: tuple[int, ...] = ()
-        """Of the processes whose memory the folder holds besides, oldest first; bounded."""
+        """Nonces of earlier processes whose data the directory has, oldest first. Limited."""
         self.missed: tuple[int, ...] = ()
         """Nonces by which peers know this member, of processes of which the folder holds nothing: it went back in time."""
         self.known: dict[str, int] = {}
-        """Peer -> nonce of the last process that was heard of it, or that its folder has followed."""
+        """Peer -> nonce of the last process of the peer that was seen, or that its directory has followed."""
         self._known_as: dict[str, int] = {}
         """Peer -> the nonce of this folder by which it last said to know it."""
         self.majority = majority
@@ -245,7 +245,7 @@ class Probation:
         self._marker = folder / MARKER
         self.lineage = FolderLineage(folder, draw, len(members) // 2 + 1)
         self._alone = len(members) == 1 and not joins
-        """It is the only voter there is."""
+        """True if this is the only voter."""
         self._joins = joins
         self._majority = majority
         self._core: RaftCore | None = None
@@ -254,7 +254,7 @@ class Probation:
         """The folder's journal is that of a member that votes: it must be there, and whole."""
         self.over = (self.has_been_member and not self.lineage.missed) or self._alone
         self.turn = 0
-        """How many times it has begun since the opening: a barrier that was asked for in an earlier turn does not end it."""
+        """Number of probations since the opening. A barrier requested in an earlier one does not end this one."""
 
     def opened(self, journal: GroupJournal) -> None:
         """Reset the stored term after the journal is open, because a member on probation has promised nothing."""

@@ -1,12 +1,14 @@
-"""The rescue of a metadata group that has lost its majority for good: offline, from the journals that are left. docs/backup.md.
+"""Rescue of a metadata group that has permanently lost its majority: offline, from the remaining journals. docs/backup.md.
 
-Every survivor's journal is read as its own process would read it, its entries applied to its snapshot, and what that gives is shown.
-The newest log (by term, then length, as in an election) is taken, and everything in it counts as committed: of what was acknowledged
-it holds all that any survivor does. From it comes an image (``liftpy/core/metadata/rescue.py``) for the new controllers, each of which
-gets the same snapshot and journal, beyond the leap in index and term: members that come back with the old log are behind, whatever
-they voted.
+The command reads each surviving journal as its own process would, applies its entries to its snapshot, and shows the
+result. It takes
+the newest log (by term, then length, as in an election). Every entry in it counts as committed, because no survivor has
+more of what was
+acked. The command makes an image (``liftpy/core/metadata/rescue.py``) for the new controllers. Each of them gets the
+same snapshot and
+journal, with a leap in index and term. Members that return with the old log are behind, whatever they voted.
 
-No folder is written to before the new one beside it is whole; what was there is kept as ``raft-before-rescue``.
+No directory is changed before the new one next to it is complete. The old one is kept as ``raft-before-rescue``.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ class SnapshotFile:
     last: Entry
     previous: Entry
     nodes: tuple[str, ...]
-    """That vote."""
+    """Nodes that vote."""
     image: bytes
     controllers: ControllerList | None = None
-    """As of ``last``; None: those of the settings, which nobody has changed."""
+    """Controllers at ``last``. None: those of the settings, which were never changed."""
 
 
 def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:

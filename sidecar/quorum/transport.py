@@ -1,8 +1,10 @@
-"""The library's transport on top of ``PeerSessions``: messages through the strict codec, in and out, hardened on the way in.
+"""Transport of the Raft library over ``PeerSessions``, with the strict codec and checks of received messages.
 
-It also knows what a leader's leases rest on. An answer confirms the leadership at the moment at which the append that it answers was
-SENT: the follower echoes the leader's time stamp. From then on for VOTE_AGAIN_S that follower votes for nobody else, so that no other
-leader can be elected while a majority's confirmations are younger: unless the leader itself has asked for the election.
+It also knows the basis of a leader's leases. An answer confirms the leadership at the time when its append was SENT:
+the follower returns
+the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S. So no other leader can
+be elected while a
+majority has newer confirmations, unless the leader itself has requested the election.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ from sidecar.runtime import clock as clocks
 logger = logging.getLogger("liftpy.quorum")
 
 VOTE_AGAIN_S = 0.4
-"""How long after an append a follower votes for nobody. At least ``confirmed_within_s`` of the sessions of nodes; and no more than the
-shortest election time-out without the pause between two appends, or a fail-over would need a second election."""
+"""Time after an append for which a follower votes for no member, in seconds.
+
+It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the shortest election timeout minus the pause
+between two appends.
+Otherwise a failover would need a second election.
+"""
 _GIVE_WAY_S = 0.1
-"""After a grant the member itself does not campaign for so long: two at once would share the votes."""
+"""Time after a granted vote for which the member itself does not campaign, in seconds. Two candidates would split the votes."""
 _OF_VOTERS = ("request_vote", "response_vote", "pre_vote", "pre_vote_granted")
 """A member on probation neither sends nor hears them."""
 DIVERGENCES = "controllers with another image"

@@ -1,8 +1,10 @@
-"""The clock of leases, sessions and deadlines: one that goes on while the host is suspended.
+"""Clock of leases, sessions and deadlines. It runs on while the host is suspended.
 
-CLOCK_MONOTONIC, which ``time.monotonic`` and the event loop read, stands still meanwhile: a leader that wakes up would take its lease
-for valid though everybody else has seen it end. Where there is no such clock (not Linux), it is the monotonic one. Durations of
-waiting and of pauses stay with ``time.monotonic``.
+CLOCK_MONOTONIC, which ``time.monotonic`` and the event loop read, stops during a suspension. A leader that wakes up
+would believe in its
+lease although all others have seen it end. On systems without such a clock (not Linux), it is the monotonic one. Waits
+and pauses use
+``time.monotonic``.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from liftpy.core.base.ids import PartitionKey
 
 KEY_CHARS = 60
-"""Of a text so many tell it from others."""
+"""Number of characters of a text that distinguish it from others."""
 EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.nats", "NATS connection for %s is back, at %s"): "nats.reconnected",
     ("liftpy.nats", "keeping the current NATS credentials: %s"): "nats.credentials_kept",
@@ -159,7 +159,7 @@ logger = logging.getLogger("liftpy.node")
 LINES_PER_S = 5.0
 BURST_LINES = 20.0
 MOST_KEYS = 4096
-"""Events and partitions that are told apart; beyond them those that were quiet longest are forgotten."""
+"""Maximum number of distinct events and partitions. Beyond it the ones without messages for the longest time are forgotten."""
 _LATER_S = 1.0
 _OTHER = "other"
 LEVELS = ("debug", "info", "warning", "error")
@@ -191,7 +191,7 @@ class Suppression(logging.Filter):
         self._buckets: dict[tuple[str, PartitionKey | None], tuple[float, float]] = {}
         """(event, partition) -> (lines that may still be logged, as of when)"""
         self._unsaid: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
-        """How many were left out, and the last of them."""
+        """Number of suppressed messages, and the last of them."""
         self.messages: Counter[str] = Counter()
         """Level -> lines that were logged."""
         self.left_out_count = 0

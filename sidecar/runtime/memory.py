@@ -30,7 +30,7 @@ def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
 
 
 RETAINED_BYTES = 16 * 1024 * 1024
-"""From here on up to twice as much freed memory stays with the process."""
+"""Number of freed bytes, up to twice as much, that stay with the process."""
 
 
 def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:

@@ -1,9 +1,10 @@
 """Decides which failures a node heals by a restart, and the wait before it. Temporary disk errors need no operator [L11].
 
-A disk that was full or refused one write is believed no more by the process that saw it, and is good again for the next one, which
-reads what is there and writes it anew. What no start can heal (damage, another format version, a folder in use) ends the node.
+A process no longer trusts a disk that was full or has rejected a write. The next process does: it reads the data and
+writes it again.
+Failures that no start can heal (damage, another format version, a directory in use) end the node.
 
-Leaving a process whose stop hangs, so that whoever stops a node may rely on it.
+The module also ends a process whose stop hangs.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ from liftpy.errors import (
 )
 
 EXIT_NEVER_AGAIN = 78
-"""Exit code of a node that must not be started again before somebody has looked: its folder is not, or not whole, what it has to be, or
-the cluster is at a feature level that it does not speak."""
+"""The node must not restart before an operator has checked it.
+
+Its directory is incomplete or wrong, or the cluster's feature level is not supported.
+"""
 EXIT_TO_REPAIR = 75
 """Exit code of a node that wants to be started again."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CALM_S = 60.0
-"""A node that ran for so long is counted from the beginning."""
+"""Uptime after which the failures of a node are counted from zero, in seconds."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
 

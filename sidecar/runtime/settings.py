@@ -76,10 +76,10 @@ STATUS_OFF = -1
 _PREFIX = "LIFTPY_"
 _REPLICATION_PREFIX = _PREFIX + "REPLICATION_"
 _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
-"""Not a setting: what a node that starts itself again says to its next life."""
+"""Number of restarts that a node passes to its next process. Not a setting."""
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
-"""Not a setting either: another node of the same `liftpy dev` says that its NATS server has no authorization."""
+"""Set if another node of the same `liftpy dev` has warned that its NATS server has no authorization. Not a setting."""
 _NOT_OF_DEV = frozenset(
     _PREFIX + name
     for name in (

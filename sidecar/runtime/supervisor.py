@@ -1,7 +1,10 @@
 """Reports to systemd or another supervisor: ready, alive, progress of the start, stopping.
 
-A datagram to the socket that ``NOTIFY_SOCKET`` names. While the logs are recovered it is told of progress, and given more time for each
-step of it; a recovery that stands still gets none. From then on it is told three times in each watchdog interval that the node is live.
+Each report is a datagram to the socket of ``NOTIFY_SOCKET``. During the recovery of logs the reports contain progress,
+and each step extends
+the time limit. A recovery without progress is not extended. After that, the node reports three times in each watchdog
+interval that it is
+live.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ logger = logging.getLogger("liftpy.node")
 
 _LOOK_S = 0.25
 _MORE_TIME_S = 30
-"""For each step of progress, before it is ready."""
+"""Extension of the time limit for each step of progress before the node is ready, in seconds."""
 
 
 class Supervisor:

@@ -1,9 +1,12 @@
 """Starts background tasks. Each unexpected end is reported [A6].
 
-A loop that writes checkpoints, beats or looks for space, and ends by an error that nobody expected, leaves a node that looks well
-and is not. So whoever begins something and does not wait for it says ``spawn``: an unexpected end goes to the event loop's
-exception handler, which a node sets by ``fatal_on`` and which stops the node, loudly. Callbacks of the loop (timers, ends of
-flushes) come the same way. Errors that are expected are handled where they are expected, inside the task.
+If a loop that writes checkpoints, sends heartbeats or checks free space ends by an unexpected error, the node looks
+healthy and is not.
+Code that starts a task without waiting for it therefore uses ``spawn``. An unexpected end goes to the event loop's
+exception handler. A
+node sets it with ``fatal_on``, and it stops the node. Callbacks of the loop (timers, ends of flushes) go the same way.
+Tasks handle
+expected errors themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""All deadlines of a node with one timer of the event loop, rounded up to a grid so that they fire together.
+"""Runs all deadlines of a node with one timer of the event loop, rounded up to a grid so that they fire together.
 
-A replica moves its deadlines with nearly every message ("the leader was heard: 2 s from now"). Such a move costs an assignment:
-the wheel keeps the earlier entry and looks again when that one comes up. A step of the grid that has timers is one slot, whatever their
-number: to set one is an append, and only slots are kept in order.
+A replica moves its deadlines with nearly every message ("the leader answered: 2 s from now"). A move costs one
+assignment: the wheel keeps
+the earlier entry, and checks again when it fires. A step of the grid with timers is one slot, whatever their number. To
+set one is an
+append, and only slots are sorted.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ GRID_NS = 5 * NS_PER_MS
 """Deadlines fire at most this much late, and those of one grid step fire in one wake-up."""
 FAR_NS = 500 * NS_PER_MS
 FAR_GRID_NS = 100 * NS_PER_MS
-"""Those that are set further ahead than FAR_NS may be this much late: what idles, idles in step, and one write carries many."""
+"""Maximum delay of deadlines that are further ahead than FAR_NS. Idle partitions fire together, and one write serves many."""
 
 SLICE_NS = 8 * NS_PER_MS
 """When so much time has gone into deadlines of one wake-up, the rest of them wait for the loop's next turn."""
@@ -50,7 +52,7 @@ class Timers:
         self._handle: asyncio.TimerHandle | None = None
         self._handle_ns = 0
         self._due: deque[Timer] = deque()
-        """Their time has come; bounded by the timers that there are, each waits once."""
+        """Timers whose time has come. Limited by the number of timers, because each one waits once."""
         self._firing: asyncio.Handle | None = None
         self._closed = False
 

@@ -1,7 +1,8 @@
 """Answers of a node to pages: history, partitions (worst first), streams and events of the cluster, metrics.
 
-All of it on ``<ns>.status.<node>``, as one JSON object with one field, which names the question. Lists are made in slices of the
-loop's time, ``PER_SECOND`` of them a second at most whoever asks: who asks the same meanwhile is given the last answer, others wait.
+Requests arrive on ``<ns>.status.<node>`` as one JSON object with one field, the name of the request. Lists are built in
+slices of the loop's
+time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer, others wait.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ PER_SECOND = 4
 MOST_KEPT = 16
 """Last answers to different questions."""
 KEPT_S = 5.0
-"""For so long a last answer may be given again, while there are too many questions."""
+"""Time for which the last answer may be repeated while there are too many requests, in seconds."""
 FAILED = b'{"error":"the node failed at this request: its log says why"}'
-"""In the place of an answer."""
+"""Value in the place of a failed answer."""
 MOST_WAITING = 64
-"""Askers that wait for their answers; more of them hear nothing."""
+"""Maximum number of waiting callers. Further ones get no answer."""
 QUESTIONS = ("history", "partitions", "streams", "events", "metrics", "settings")
 
 
@@ -83,11 +84,11 @@ class PageAnswers:
         self.joins: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
         """Joins rows of partitions with those of the node's other processes."""
         self.share = WHOLE
-        """Which of the node's partitions are in this process."""
+        """Share of the node's partitions in this process."""
         self.settings: Callable[[], list[dict[str, Any]]] = list
         """A row for each of the node's own settings, without secrets."""
         self.kept: Callable[[str], History | None] = lambda node: None
-        """What this node keeps of the history of another."""
+        """Stored part of another node's history."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -326,9 +327,9 @@ class RestedAnswers:
 STEP = 500
 MOST_LOOKED_AT = 20_000
 SKEW_NS = 60 * NS_PER_S
-"""By so much the clocks of the metadata leader, whose are the events' times, and of the stream's leader may differ."""
+"""Maximum difference between the clocks of the metadata leader, which stamps the events, and of the stream's leader."""
 NOT_TOLD = "request"
-"""Who asked for what is told to operators alone (`liftpy events`)."""
+"""Events about users are shown only to operators (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
 EventPlace = tuple[int, int]
 

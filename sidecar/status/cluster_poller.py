@@ -1,12 +1,12 @@
 """Fetches the data of a page while a viewer is connected: all nodes are asked once a second over NATS.
 
-Without viewers no node is asked.
+Each node is asked for its summary and the new seconds of its history, one controller for the events, and all nodes or
+one for the visible
+partitions. Without viewers no node is asked.
 
-A node that serves a page also asks some others for their history while nobody looks, so that the page still has it when one of them is
-gone. Moments at which a node led and nobody knows what are gaps of the cluster's plots, not zeros.
-
-Each node is asked for its glance and for the seconds of its history that are not known yet; one controller for what happened; and all
-nodes, or one, for the partitions that somebody looks at.
+A node that serves a page also asks some others for their history without viewers, so that the page still has it when
+one of them is gone.
+Times for which a leader is unknown are gaps in the cluster's plots, not zeros.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ from sidecar.runtime.tasks import spawn
 
 EVERY_S = 1.0
 TIMEOUT_S = 0.9
-"""For a node's answer: a node that is slower is silent for that second."""
+"""Time to wait for a node's answer, in seconds. A slower node is silent for that second."""
 FRESH_S = 0.9
 LOOKED_AT_S = 3.0
-"""A list is asked for again for so long after somebody wanted it."""
+"""Time for which a list is requested after a viewer last wanted it, in seconds."""
 FORGOTTEN_S = 60.0
-"""After so long without anybody who looks, all is forgotten."""
+"""Time without viewers after which all data is dropped, in seconds."""
 KEEP_EVERY_S, MOST_KEPT = 10.0, 16
-"""While nobody looks a node asks so often, so many others for the new part of their history: those that follow it by name."""
+"""Interval, and number of other nodes, for storing history without viewers. They are the next ones by name."""
 KEPT_FOR_S = LENGTHS[TENS] * TENS
-"""So old a history is forgotten: nothing of it could be shown."""
+"""Maximum age of stored history, in seconds. Older parts could not be shown."""
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
-"""Of partitions, and as many of streams."""
+"""Maximum number of lists of partitions, and of lists of streams."""
 _MOST_KEEPERS = 8
 """Nodes that are asked for the history of a silent one."""
 _TAIL_S = 5
-"""Of the history, sent each second: nodes answer at different moments."""
+"""Overlap of the history that is sent each second, in seconds. Nodes answer at different times."""
 _MARKS_TAIL_S = 30
 MOST_ASKED = 4
 """Nodes, for what the stream of events holds."""
 NEWEST: tuple[int, ...] = (1 << 63, 0)
 """Behind all events."""
 _MOST_PAGES = 4
-"""Of events in one look."""
+"""Maximum number of pages of events in one check."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
@@ -133,7 +133,7 @@ class _Streams:
     def __init__(self) -> None:
         self.wanted_s = 0.0
         self.said: dict[str, Any] = {}
-        """For the page; {}: nobody has told them yet."""
+        """Data for the page. {}: not received yet."""
 
 
 class Viewing:
@@ -174,7 +174,7 @@ class Viewing:
         self._streams: dict[tuple[int, str], _Streams] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
-        """Whether some controller tells them."""
+        """True if a controller reports the events."""
         self._place = (0, -1)
 
     # ---- looking -----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from sidecar.tracing.node_tracing import DROPPED
 
 SLICE_S = 0.002
 MOST_S = 0.02
-"""Of the loop's time, in all its slices, for what has changed in partitions; a sample of the history takes what it leaves unread."""
+"""Maximum time of the loop for partitions that have changed, in seconds. A sample of the history reads the rest."""
 _SUMMED = {
     "duplicates": "publish_duplicates_total",
     "message_ids_forgotten": "message_ids_evicted_total",
@@ -47,7 +47,7 @@ GAUGES = (
     "acks_waiting", "log_size_bytes", "replica_lag_records", "replica_lag_seconds", "partitions_under_replicated",
     "partitions_under_min_isr",
 )  # fmt: skip
-"""With a label ``stream``, beside BY_STREAM."""
+"""Gauges with a label ``stream``, in addition to BY_STREAM."""
 _SUMS_HERE = (
     "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
     "fragment_reassembly_bytes", "readers_waiting", "partitions_with_full_subject_index", "partitions_with_quarantined_files",
@@ -97,7 +97,7 @@ class Figures:
         self.numbers: dict[str, dict[Labels, float]] = {}
         self.histograms: dict[str, dict[Labels, Histogram]] = {}
         self.ended_services: list[str] = []
-        """In words, at most ``MOST_ENDED``: replicated services that have ended, and why."""
+        """Ended replicated services with the reason, as text, at most ``MOST_ENDED``."""
 
     def put(self, name: str, value: float, *labels: str) -> None:
         """Add a value. Values with equal labels are summed."""

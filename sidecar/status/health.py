@@ -39,7 +39,7 @@ class Health:
         return live(self._signs())
 
     def ready(self) -> list[Check]:
-        """Whether it takes part in the cluster."""
+        """Return whether it takes part in the cluster."""
         return ready(self._signs())
 
     def synced(self) -> list[Check]:

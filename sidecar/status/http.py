@@ -16,7 +16,7 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime.tasks import attended
 
 REQUEST_TIMEOUT_S = 5.0
-"""For the head of a request, and for each write of its answer."""
+"""Timeout for the head of a request, and for each write of its answer, in seconds."""
 MOST_CONNECTIONS = 32
 """One more closes the oldest connection that has said nothing yet, and is closed itself where all are being answered."""
 MOST_LIVE = 8
@@ -80,7 +80,7 @@ class Serving:
 
     @property
     def is_open(self) -> bool:
-        """Whether it listens."""
+        """True if it listens."""
         return self._server is not None
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

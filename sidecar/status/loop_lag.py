@@ -1,7 +1,7 @@
 """Measures the delay of the node's event loop with a timer ten times a second.
 
-The same timer looks who leads the metadata group, so that changes of that are counted, and has the lines of the log told that were left
-out.
+The same timer checks which controller leads the metadata group, counts its changes, and logs the numbers of suppressed
+log lines.
 """
 
 from __future__ import annotations

@@ -403,4 +403,4 @@ ERRORS = {
     "unreadable streams": "unreadable",
     "disconnected": "disconnected",
 }
-"""The same of a connection's errors; what a server says is ``server``, all else ``other``."""
+"""Kinds of connection errors. ``server``: errors that a server reports. ``other``: all else."""

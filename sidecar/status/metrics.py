@@ -47,7 +47,7 @@ class _Shown(Collector):
 
 
 _OF_ALL = {"process_start_time_seconds": min, "process_max_fds": min}
-"""How these of several processes are joined; all else is a sum. As many descriptors as the first to run out may have."""
+"""How to combine these values of several processes. All others are summed. File descriptors: those of the fullest process."""
 
 
 class _Processes(Collector):

@@ -363,7 +363,7 @@ class Site:
     def __init__(self, viewing: Viewing) -> None:
         self._viewing = viewing
         self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
-        """What those who watch the same are sent this second: made once for all of them."""
+        """Data of this second for viewers of the same page. It is built once for all of them."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
         """Return the answer to a GET, None if there is no such page."""

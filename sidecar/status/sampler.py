@@ -1,8 +1,10 @@
-"""Puts a row into the node's history each second: what it did since the last one.
+"""Adds a row to the node's history each second: what it did since the last one.
 
-The first 0.2 ms of a sample run at once, the rest in turns with other work of the loop; a node with so many partitions that this takes
-more than ``PART_OF_LOOP`` of the time takes samples less often, each of which then is that of several seconds; of so few that none is
-missed (a thousand partitions that were all made at once cost much, and once).
+The first 0.2 ms of a sample run at once, the rest in turns with other work of the loop. If a sample of many partitions
+takes more than
+``PART_OF_LOOP`` of the time, samples are taken less often, and each covers several seconds. A single slow sample, such
+as one of a thousand
+new partitions, changes nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ EVERY_S = 1.0
 SLICE_S = 0.0002
 PART_OF_LOOP = 0.005
 MOST_COVERED_S = 10
-"""What lies further apart is no sample of the time between: the process stood still."""
+"""Maximum time that a sample covers. After a longer pause the process was stopped, and the time between is a gap."""
 MOST_REST_S = MOST_COVERED_S - 3.0
-"""So that what comes after a rest, and somewhat late, still counts."""
+"""Maximum rest between samples, so that a late sample still counts."""
 _LED = ("led", "partitions_under_replicated", "led_short")
 
 
@@ -39,7 +41,7 @@ class _Sampled(NamedTuple):
     at_s: float
     second: int
     counts: tuple[float, ...]
-    """As ``BY_STREAM``."""
+    """Counters in the order of ``BY_STREAM``."""
     acks: tuple[int, ...]
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
@@ -51,7 +53,7 @@ class _Sampled(NamedTuple):
 
 
 Said = dict[str, Any]
-"""What a process has counted until now, and shows now; as JSON it goes to the first process of its node."""
+"""Counters and current values of a process. As JSON they go to the first process of its node."""
 
 
 class Sampler:

@@ -67,7 +67,7 @@ from sidecar.transport.liveness import QUESTION
 _HOST = "127.0.0.1"
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
-"""In one answer over NATS, and on a page of the status port that names no other number."""
+"""Number of partitions in one answer over NATS, and on a page without another number."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
 """Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
@@ -111,7 +111,7 @@ class StatusDesk:
         self._keeping: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
         self.whole: Whole | None = None
-        """None: the node is one process."""
+        """Status of the whole node. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
@@ -398,7 +398,7 @@ def _asked_after(payload: bytes) -> tuple[str, int]:
 
 
 MOST_S = 24 * 3600.0
-"""A level that was asked for holds at most so long."""
+"""Maximum time for which a requested log level is kept, in seconds."""
 
 
 async def _nothing_to_reload() -> dict[str, Any]:
@@ -445,9 +445,9 @@ def _stream(query: bytes) -> str:
 PART_OF_LOOP = 0.05
 """Gathering takes at most this part of the time, however often it is asked for."""
 FRESH_S = 0.5
-"""An answer is given again for so long."""
+"""Time for which an answer is repeated, in seconds."""
 MOST_WAITING = 64
-"""Askers while figures are being gathered; more of them hear nothing."""
+"""Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
 def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
@@ -551,7 +551,7 @@ class GlanceDesk:
         self._answer = b""
         self._fresh_until = 0.0
         self._waiting: list[Callable[[bytes], None]] | None = None
-        """None: nothing is being gathered."""
+        """Waiting callers. None: no figures are being collected."""
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
         """``answer`` is called with the glance, now or soon."""

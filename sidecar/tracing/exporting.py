@@ -28,7 +28,7 @@ EXPORT_EVERY_S = 0.5
 EXPORT_TIMEOUT_S = 5.0
 _SPANS_AT_ONCE = 512
 _LAST_EXPORT_S = 1.0
-"""So long a node that stops waits for the last ones."""
+"""Time that a stopping node waits for the last export, in seconds."""
 
 
 class Exporter(Protocol):
@@ -75,7 +75,7 @@ class SpanThread:
         """Written by the thread alone."""
         self._failed_seen = 0
         self._refused = False
-        """By the collector, the last time."""
+        """Time of the last rejection by the collector."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._collected = _Collected()

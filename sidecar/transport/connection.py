@@ -110,18 +110,18 @@ class BusConnection(StrictConnection):
     def __init__(self, name: str = "", send_buffer_bytes: int = 0) -> None:
         super().__init__()
         self.name = name
-        """For logs and status: what the connection is for."""
+        """Purpose of the connection, for logs and status."""
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._receiver: Receiver | None = None
-        """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads and writes."""
+        """Receiver of the current connection. None: before the handshake, and if only nats-py reads and writes."""
         self._outlet: Outlet | None = None
-        """Of the same."""
+        """Writer of the current connection. None: as for ``_receiver``."""
         self._taking = False
         """A read is being parsed, in the callback that brought it."""
         self._behind: list[Callable[[], None]] = []
-        """What is to be called when that is done."""
+        """Callbacks for the time when that is done."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
@@ -137,7 +137,7 @@ class BusConnection(StrictConnection):
         self._left_server = ""
         """The id of the server that was lost last."""
         self.all_have_lost_it = False
-        """As of the last reconnect: what was published before it went past everybody."""
+        """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
         """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
 
@@ -521,10 +521,12 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
 
 
 TOGETHER_BYTES = 16 * 1024
-"""So much waits at most. A message of this size waits for nobody, and nobody for what was sent before it."""
+"""Maximum size of data that waits to be written together, in bytes. A larger message is written at once, after the earlier
+data.
+"""
 
 AT_ONCE = 8
-"""A record's way takes so many writes of a turn: answers to followers, an ack, what follows them."""
+"""Number of writes per turn that belong to the way of a record: answers to followers, an ack, and what follows."""
 
 Buffer = bytes | bytearray | memoryview
 

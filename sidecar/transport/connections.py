@@ -32,7 +32,7 @@ from sidecar.transport.ingest_connection import Inflow
 from sidecar.transport.parser import Sink
 
 _STANDBY_PARTS = 4
-"""What standbys have not looked at yet may take one of so many parts of what they keep."""
+"""Divisor of a standby's buffer that limits its unread messages."""
 _READS_BYTES = 32 * 1024 * 1024
 """Answers to readers that wait to be sent; what is asked for beyond is not read."""
 
@@ -141,7 +141,7 @@ class Subscribed:
         self.subject = subject
         self._listener: Listener | None = None
         self.lost: Callable[[], None] | None = None
-        """Of who leads by it: called when the connection is lost, or NATS does not let it have this subscription."""
+        """Called on a leader when the connection is lost, or NATS denies the subscription."""
         self.is_denied = False
 
     def connected(self, link: Inflow) -> None:
@@ -211,7 +211,7 @@ class StandbyLink:
         self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
         """Told of what NATS does not let this connection do."""
         self.link: Inflow | None = None
-        """None: nobody has stood by yet, or no server was there."""
+        """Connection of the standbys. None: no standby yet, or no server was there."""
         self._connecting: asyncio.Task[None] | None = None
         self._subscribed: dict[Subscribed, None] = {}
 

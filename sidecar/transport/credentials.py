@@ -26,7 +26,7 @@ from sidecar.runtime.tasks import spawn
 logger = logging.getLogger("liftpy.nats")
 
 PROVE_S = 3
-"""So long a server may take to let a connection in that tries credentials."""
+"""Time for a server to accept a connection that tests credentials, in seconds."""
 
 
 class Keys:
@@ -34,7 +34,7 @@ class Keys:
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
-        """What holds now."""
+        """Current credentials."""
         self._open: weakref.WeakKeyDictionary[StrictConnection, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
     def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
@@ -100,7 +100,7 @@ async def _ignored(_: object) -> None:
 
 
 _MAX_SAID = 64
-"""Subjects that are named in the log; those beyond are only counted."""
+"""Maximum number of subjects that the log names. The others are only counted."""
 
 
 class RightsWatch:

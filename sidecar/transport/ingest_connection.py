@@ -52,7 +52,7 @@ class _Cut:
     server_id: str
     client_id: int
     last: ConnectionStats | None
-    """What its server said of it last, while it was open."""
+    """Last answer of its server about it, while it was open."""
 
 
 class Cuts:
@@ -68,7 +68,7 @@ class Cuts:
         self.lost_messages = 0
         """Delivered by a server, and never arrived."""
         self.unknown = 0
-        """Connections of which nobody can say it."""
+        """Connections whose state is unknown."""
         self._last: ConnectionStats | None = None
 
     def lost(self, server_id: str, client_id: int) -> None:
@@ -124,22 +124,21 @@ _PIECE_BYTES = 64 * 1024
 """Parsed at a time; the clock is looked at in between."""
 _TURN_BYTES = 256 * 1024
 _REFUSING_BYTES = 1024 * 1024
-"""The same while most of it is refused."""
+"""Maximum size per turn while most of it is rejected, in bytes."""
 _TURN_NS = 4_000_000
-"""After so many bytes, or so much time of this thread (not of others, that would make small batches on a busy machine), everything
-else on the loop has its turn."""
+"""Maximum time of this thread per turn. Then everything else on the loop runs."""
 _GIVING_UP_NS = 8_000_000
-"""The same for what is left out."""
+"""Maximum time per turn for dropping messages, in nanoseconds."""
 _FULL_PARTS = 16
-"""With less room than one of so many parts of it the buffer counts as full."""
+"""Divisor of the buffer. With less free room than this part, the buffer counts as full."""
 _LOOK_AGAIN_S = 0.005
 _STILL_THERE_S = 0.5
 _LARGE_BYTES = 32 * 1024
 """A read that brought as much has left more behind, probably."""
 _BURST_NS = 30_000_000
-"""If no read was smaller for so long, a thread reads. It costs a switch for each read, so that mostly the loop does it."""
+"""Time without a small read after which a thread reads, in nanoseconds. A thread costs a switch for each read."""
 _CALM_NS = 200_000_000
-"""So long after the last large read the loop reads again."""
+"""Time after the last large read at which the loop reads again, in nanoseconds."""
 
 
 class _Boundary:
@@ -174,9 +173,9 @@ class Inflow(BusConnection):
         self.cuts = Cuts(self._backlog, self.overflow)
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes | None] = deque()
-        """As read from the socket; None: a connection was lost there."""
+        """Chunks as read from the socket. None: a connection was lost at this place."""
         self._position = 0
-        """In the first chunk: what is before it has been parsed."""
+        """Position in the first chunk up to which it was parsed."""
         self._arrived_bytes = 0
         """Into the buffer, ever; the loop and the thread take turns in counting."""
         self._done_bytes = 0
@@ -191,13 +190,13 @@ class Inflow(BusConnection):
         self._room = asyncio.Event()
         self._thread: SocketThread | None = None
         self._told = False
-        """The loop is going to hear that the thread has read something."""
+        """True if the loop will be informed that the thread has read data."""
         self.bursts = 0
-        """How often a thread took over."""
+        """Number of times that the thread took over."""
         self._large_ns = 0
         """When a read was large last."""
         self._burst_ns = 0
-        """Since when all were; 0: the last one was not."""
+        """Time since which all reads were large. 0: the last one was not."""
         self._loop = asyncio.get_running_loop()
         self._pump_task = spawn(self._pump(), "taking publishes", endless=True)
 
@@ -478,7 +477,7 @@ class Inflow(BusConnection):
         return piece
 
     async def _unreadable(self, error: Exception) -> None:
-        """The frames can't be told apart any more: the rest of that connection's bytes is of no use."""
+        """True if the frames cannot be separated anymore. The rest of the connection's bytes is ignored."""
         self.errors["unreadable streams"] += 1
         if not self._parser.lost:
             await self._process_op_err(error)
@@ -586,7 +585,7 @@ def _told(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> Conn
 
 
 READ_BYTES = 4 * 1024 * 1024
-"""At a time: a busy loop gives the interpreter away once in 5 ms."""
+"""Maximum size of a read. A busy loop releases the interpreter only once in 5 ms."""
 _SOCKET_LOOK_AGAIN_S = 0.05
 _LITTLE_BYTES = 64 * 1024
 _GATHER_S = 0.001

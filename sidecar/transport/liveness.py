@@ -20,7 +20,7 @@ from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime.tasks import spawn
 
 QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
-"""What is asked; answered without a status report. In an envelope, so that no stream takes it for a publish."""
+"""Request that is answered without a status report. It has an envelope, so that no stream stores it as a publish."""
 _ANSWER_TIMEOUT_S = 0.5
 
 

@@ -31,7 +31,7 @@ QuietFetches = Callable[[bytes, memoryview], None]
 Testify = Callable[[pb.LeaderQuestion], bool]
 """True if this node serves as the leader that is asked for."""
 ServiceReported = Callable[[service_pb2.ServiceReport], None]
-"""How the services beside another replica are."""
+"""Callback for the state of the services beside another replica."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,8 +135,9 @@ _ASKING = re.compile(
     rb"(H?MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d})(?: ([0-9]{1,%d}))? ([0-9]{1,%d})\r\n(?!%b)"
     % (MAX_REPLY_BYTES, SIZE_DIGITS, SIZE_DIGITS, re.escape(MAGIC))
 ).match
-"""The line of a message that somebody waits for: (what comes before the reply, the reply, its headers' size, all of its size); and no
-envelope follows at once."""
+"""Protocol line of a message with a reply: (text before the reply, the reply, size of headers, total size), without an
+envelope next.
+"""
 
 
 class InflowParser(SinkParser):

@@ -1,7 +1,8 @@
 """Worker side of the connection between a worker process and its node, with two threads.
 
-A thread reads, so that the end of the node is the end of this process whatever its loop does: nobody speaks for a node that is gone.
-It answers pings itself, as long as the loop has turned within a session, as the node's heartbeats do for the node's own loop.
+One thread reads, so that this process ends with the node whatever its loop does. No worker serves a node that is gone.
+The thread answers
+pings itself while the loop has turned within a session, as the node's heartbeats do for the node's own loop.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ProtocolError
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""What the node has not read of what this process says: beyond, the node is taken for gone."""
+"""Maximum size of messages that the node has not read. Beyond it, the node counts as gone."""
 _READ_BYTES = 256 * 1024
 EXIT_NODE_ENDED = 3
-"""Of a worker process: the node's first process has ended, and so it ends too."""
+"""Worker process: the node's first process has ended, so the worker ends, too."""
 
 OnLoop = Callable[[Callable[[Frame], None], Frame], object]
 """``loop.call_soon_threadsafe``."""

@@ -1,9 +1,10 @@
-"""WorkerHandle: the node's end of one worker process: started, spoken with, watched, ended.
+"""``WorkerHandle``: the node's side of one worker process: start, messages, supervision, end.
 
-A worker that does not answer is no part of the node any more: whoever suspended it, or whatever it hangs in, the node's heartbeats
-would keep its leaderships where nobody serves them. So the node pings it with each beat of its own, and a worker that leaves more
-of them unanswered in a row than fit into a session takes the node down. Silence is counted in the node's own turns: one that stood
-still itself accuses nobody.
+If a worker hangs or is suspended, the node's heartbeats would keep leaderships that no process serves. So the node
+pings it with each of
+its own heartbeats. A worker that leaves more pings in a row unanswered than fit into a session ends the node. Silence
+is counted in the
+node's own turns, so a node that was suspended itself blames no worker.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from sidecar.runtime.settings import worker_environment
 logger = logging.getLogger("liftpy.workers")
 
 MOST_UNSENT_BYTES = 640 * 1024 * 1024
-"""Of frames that a worker has not read: an image, and what came since."""
+"""Maximum size of frames that a worker has not read: an image, and the changes since."""
 _END_S = 5.0
-"""For a process that has said that it stopped: on a loaded machine an interpreter takes seconds to end, and a kill is no clean stop."""
+"""Time for a process to end after it has reported its stop, in seconds. A loaded machine needs seconds for it."""
 ANSWER_S = 1.0
-"""For what status asks."""
+"""Time to wait for the answers that status needs, in seconds."""
 
 
 class WorkerError(LiftError):
@@ -86,11 +87,11 @@ class WorkerHandle(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[bytes]] = {}
         self._events: dict[FrameKind, asyncio.Future[Frame]] = {}
         self.signs: dict[str, Any] = {}
-        """What it said last of how it is."""
+        """State of the worker in its last report."""
         self.sampled: dict[str, Any] = {}
-        """What it has counted, as of its last sample."""
+        """Counters of the worker in its last sample."""
         self._told: dict[str, dict[str, Any]] = {}
-        """What it answered last, by what was asked."""
+        """Request -> last answer."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def start(self, lock: int, setup: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
 """Manages the worker processes of a node. Without workers it does nothing.
 
-The node is its first process: that one holds the lock, the node file and the clean-stop marker, is the member of the metadata group,
-registers, beats, and answers for status. The others hold partitions alone: they are told the image as it changes, when a heartbeat
-was answered, and to stop; what they want of the group goes through here. There is one incarnation, and it ends with the first of its
-processes that ends.
+The first process of the node holds the lock, the node file and the clean-stop marker. It is the member of the metadata
+group, registers,
+sends heartbeats and answers status. The workers only hold partitions. They are told changes of the image, answered
+heartbeats and the
+stop. Their requests to the metadata group go through this module. The node has one incarnation. It ends when the first
+of its processes
+ends.
 """
 
 from __future__ import annotations

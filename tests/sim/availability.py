@@ -1,10 +1,12 @@
-"""L10: also while faults last, a connected majority of healthy replicas commits again within ``WITHIN_S``.
+"""L10: during a lasting fault, a connected majority of healthy replicas commits again within ``WITHIN_S``.
 
-Looked at every ``_EVERY_NS`` of virtual time. What counts as a lasting fault is a state of the world that has not changed
-for ``WITHIN_S``: nobody died, came back, was cut off or mended meanwhile. In such a state a majority of the replica set
-that runs, reaches NATS, each other and the metadata group, and has a member that may lead when the fault strikes, must have
-had a publish acknowledged ALL; whoever else is cut off, paused or dead, and whatever it says. Only where the network loses
-nothing at random: a plan with noise is no promise.
+Checked every ``_EVERY_NS`` of virtual time. A fault is lasting if the state of the world has not changed for
+``WITHIN_S``: no node failed,
+returned, was disconnected or reconnected. In such a state, a publish with ack policy ALL must be acked by a majority of
+the replica set that
+runs, reaches NATS, each other and the metadata group, and has a member that may lead when the fault begins. That holds
+whatever the other
+replicas do. A network that loses messages at random is excluded.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class _Watched:
     """When a publish was seen to be acknowledged ALL last."""
     acked: int = 0
     heirs: frozenset[str] = frozenset()
-    """Who could lead when the world changed last. That a bad decision has led elsewhere since is no excuse."""
+    """Replicas that could lead when the world last changed. A bad decision since then is no excuse."""
 
 
 class Availability:

@@ -1,14 +1,16 @@
 """Checks the invariants of docs/invariants.md after each step of a simulated cluster.
 
-They look at real logs and replicas and at ghost state; a broken one raises InvariantError with the invariant's name. What is looked
-at is what a step can have changed, so that a check costs microseconds. The hooks are called by ``Copy`` and ``Group``.
+The checks read real logs and replicas, and a ghost state. A violation raises InvariantError with the invariant's name.
+Each check reads
+only what a step can have changed, so it costs microseconds. ``Copy`` and ``Group`` call the hooks.
 
-Checked beside ``checkers.py``: by whose clock a node of the simulated cluster calls records too old [D28].
+Also checked: the clock by which a simulated node decides that records are too old [D28], and the disks that have
+everything committed.
 
-Whose disks hold everything that was committed, as the next election counts them: what a fault may take away. Part of the checkers.
-
-By ISR one member that has everything is enough: it is elected. By quorum an election also needs so many eligible replicas that no
-majority is without one of them (``cluster/election.py``): a fault that leaves fewer has taken the partition away, though one holds all.
+The latter decide what a fault may destroy. With the ISR, one complete member is enough, because it is elected. With the
+quorum, an election
+also needs enough eligible replicas that no majority is without a complete one. A fault that leaves fewer has lost the
+partition.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ class Checkers:
         self._told: dict[tuple[PartitionKey, int], int] = {}
         """The offset that a message was acknowledged at, ALL."""
         self._stored: dict[int, int] = {}
-        """Of those: the offset at which one was committed."""
+        """Committed offset of each stored message."""
         self.isr_changes = 0
         self.clocks = ClockChecks(cluster)
         self._left: set[tuple[PartitionKey, str]] = set()

@@ -1,10 +1,8 @@
-"""Applications of a simulated cluster: publishers that count their answers, readers that believe nothing.
+"""Applications of a simulated cluster: publishers that count their answers, readers that check everything.
 
-SimContender: an application that expects the last sequence of a subject with each message, beside others that do the same [A7].
-
-SimProducer: an application that numbers its records by the client's own lane, is killed, and comes back under its id [A3, A4].
-
-SimRepeater: an application that sends each message under a ``Nats-Msg-Id`` again until it hears that it is stored [A3].
+- SimContender expects the last sequence of a subject with each message, next to others that do the same [A7].
+- SimProducer numbers its records with the client's own code, is killed, and returns with the same id [A3, A4].
+- SimRepeater repeats each message with its ``Nats-Msg-Id`` until it is acked [A3].
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 PUBLISH_TIMEOUT_NS = 3 * S
 _PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL}
 _COUNTED = 5
-"""One of so many messages among those that count is no such message: no run goes over it."""
+"""Share of messages that do not count themselves, among those that do. A run does not cross them."""
 _POLICIES = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
 
 
@@ -48,9 +46,9 @@ class SimPublisher:
     times out."""
 
     plain_every = 3
-    """Every so many publishes are plain NATS messages with headers, the others are enveloped; 0: none."""
+    """Each nth publish is a plain NATS message with headers, the others have an envelope. 0: none."""
     counts_every = 2
-    """Every so many of those that are enveloped are mostly of messages that count themselves: Acks of runs answer them; 0: none."""
+    """Each nth publish with an envelope counts itself, so that one Ack answers a run. 0: none."""
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self.cluster = cluster
@@ -64,9 +62,9 @@ class SimPublisher:
         self.acked_all = 0
         """Publishes that were acknowledged with policy ALL."""
         self.asked_all = 0
-        """Those that asked for it."""
+        """Number of publishes with ack policy ALL."""
         self.asked_ns: int | None = None
-        """When it asked for ALL first since it was told that last; None: it has not since. Chance may ask for little for long."""
+        """Time of the first publish with ack policy ALL since the last such ack. None: no such publish."""
         self._number = 0
         self._rng = random.Random(f"{cluster.seed}/{name}")
         cluster.clock.after(interval_ns, self._turn)
@@ -172,7 +170,7 @@ class SimReader:
         self.interval_ns = interval_ns
         self.progress = ReadProgress(key.stream, key.partition, 0)
         self.cut_at: int | None = None
-        """It was told that what it read is gone from this offset on, and reads no more [R6]."""
+        """Offset from which the records that it read are gone. It reads no more [R6]."""
         self._rng = random.Random(f"{cluster.seed}/{name}")
         cluster.clock.after(interval_ns, self._turn)
 
@@ -265,7 +263,7 @@ class SimReader:
 
 
 _OTHER_NODE = 0.1
-"""So often a table asks another replica than the one that answered last."""
+"""Share of requests that go to another replica than the last one."""
 
 
 class SimTable:
@@ -331,7 +329,7 @@ class SimTable:
 
 _SUBJECTS = 9
 _FRESH = 0.2
-"""So often it is a subject that has no record yet."""
+"""Share of messages with a new subject."""
 _WRONG_SEQUENCE = "10071"
 
 
@@ -383,7 +381,7 @@ class SimContender(SimPublisher):
 _Ack = client_pb2.Ack
 _PRODUCER = 77
 _DIES = 0.03
-"""So often at a turn."""
+"""Share of turns at which it fails."""
 _ASKS_AGAIN_MS = (20, 100, 400)
 _REFUSALS = {_Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER, _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN}
 _FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED, _Ack.PRODUCER_CONFLICT)
@@ -396,7 +394,7 @@ class SimProducer(SimPublisher):
         self._process = 0
         self._lane = self._new_lane()
         self._last_id = 0
-        """Of this process: what its next record follows on; 0: nothing."""
+        """Id of the last record of this process. 0: none."""
         self._acked: tuple[int, int] | None = None
         """(offset, LeaderEpoch) of its last acknowledgment."""
         super().__init__(cluster, name, interval_ns, key)
@@ -548,9 +546,9 @@ class SimDerivation(SimProducer):
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self._made: list[int] = []
-        """By position in the source: what is made from the record there."""
+        """Position in the source -> record made from it."""
         self._position = 0
-        """Of what this process reads next."""
+        """Position of the next source record."""
         super().__init__(cluster, name, interval_ns, key)
 
     def _began(self, lane: PartitionQueue) -> None:
@@ -575,7 +573,7 @@ class SimDerivation(SimProducer):
 
 
 _PATIENCE_MS = (1, 5, 20, 100, 400, PUBLISH_TIMEOUT_NS // MS)
-"""It sends again after one of these without an answer: an impatient one meets its own message in every hand that it goes through."""
+"""Possible times without an answer before a message is sent again, in ms. Short ones create many duplicates in flight."""
 _MOST_ATTEMPTS = 40
 
 

@@ -10,7 +10,7 @@ from liftpy.core.base.invariants import check
 MS = 1_000_000
 S = 1_000_000_000
 START_NS = 1_000 * S
-"""Not zero, so that a forgotten default stands out."""
+"""Start of the time. It is not zero, so that a forgotten default value is noticed."""
 _MILLION = 1_000_000
 MAX_EVENTS_AT_ONCE = 100_000
 """More at one instant: something calls itself again and again without waiting."""
@@ -81,7 +81,7 @@ class MachineClock:
     def __init__(self, clock: Clock, ppm: int = 0) -> None:
         self._clock = clock
         self.rate = _MILLION + ppm
-        """Of its own in a million of true time."""
+        """Difference of its rate from the true time, in millionths."""
 
     def now_ns(self) -> int:
         """Return the time of the machine."""

@@ -46,7 +46,7 @@ from tests.sim.world import Life, Machine
 STREAM = "orders"
 _USUAL_PAYLOAD_BYTES = 1 << 20
 _SMALL_SEGMENTS_BYTES = 4096
-"""Of the streams that expire or are compacted: only sealed segments do, or are."""
+"""Segment size of streams that expire or are compacted, because only sealed segments do, or are."""
 
 
 class Cluster:
@@ -70,13 +70,13 @@ class Cluster:
         self.commit_by_quorum = plan.policy is CommitPolicy.QUORUM
         self.trace = trace
         self.counters: Counter[str] = Counter()
-        """What happened how often: the coverage."""
+        """Event -> number of times that it happened: the coverage."""
         self.candidates_fail = False
         self.healed = False
         self.publishes: dict[int, tuple[str, int]] = {}
         """Message id -> (publisher, number of the publish)."""
         self.leader_of_epoch: dict[tuple[PartitionKey, int], str] = {}
-        """What the metadata group recorded."""
+        """Leader of each epoch in the metadata group."""
         self.clock = Clock()
         if trace is not None:
             trace.clock = self.clock

@@ -41,18 +41,18 @@ class Disk:
         self.promises = MemoryStorage()
         """Folder of the journal of promises."""
         self.folder_number = 0
-        """Which disk it is: an emptied one is another."""
+        """Number of the disk. An emptied disk gets another one."""
         self.starts = DirectoryIdentity("disk-0")
         """Durable: the processes that have started on it."""
         self.incarnation = 0
         """Durable: of the process that ran last on this disk, 0 for an empty one."""
         self.clean_stop = False
         self.doubtful = False
-        """Durable: a log was found damaged, and the metadata group may not have been told."""
+        """True if a log was found damaged and the metadata group may not know it. Durable."""
         self.flush_ns = MS
         """Latency of one flush."""
         self.fail_syncs = 0
-        """How many of the next syncs fail."""
+        """Number of next syncs that fail."""
         self.capacity_bytes = 1 << 40
         self._rng = random.Random(seed)
 
@@ -100,7 +100,8 @@ class Disk:
     def flip_bit(self, name: str) -> bool:
         """Flip one bit of a partition's log at rest. Return False if there is none to flip.
 
-        Never one of the last batch that was written whole: nobody could tell that from a torn write, which recovery cuts.
+        The last complete batch is never changed, because recovery would take the damage for a torn write and truncate
+        it.
         """
         storage = self.folders.get(name)
         logs = [n for n in storage.names() if n.endswith(".log") and storage.files[n].data] if storage else []

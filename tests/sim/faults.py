@@ -1,12 +1,15 @@
-"""Faults: how each kind strikes a simulated cluster, and how it ends. When which strikes is drawn in ``plan``.
+"""Faults: how each kind begins and ends in a simulated cluster. ``plan`` draws their times.
 
-Faults that know whom they strike: a leader, at the moment at which a bug would show. Chance alone hardly tells these stories.
+Some faults hit a leader at the moment when a bug would show, which chance hardly finds:
 
-The edge of a session: a leader is cut off from the metadata group, or its host sleeps as well, until the moment at which its session is
-ended; publishes wait for it then. On a clock that runs slow its lease has lasted longest. HW that stands still: one member of an ISR
-fetches no more, whole segments lie above HW, and housekeeping looks at them with a wall clock that has jumped; then those that hold
-what is committed may die. Publishes cut off: of a leader's connections the one that carries them is gone, and nothing else is.
-Times that change: the cluster's session and lease become others while one of these stories is told, or another metadata leader begins.
+- The end of a session: a leader is disconnected from the metadata group, or its host is suspended, until its session
+  ends. Publishes wait
+  for it. On a slow clock its lease lasts longest.
+- HW does not move: one ISR member stops fetching, complete segments are above HW, and housekeeping runs with a wall
+  clock that has jumped.
+  Then the members with everything committed may fail.
+- Publishes are cut off: a leader loses only the connection that carries them.
+- Changed times: the cluster's session and lease change during one of these faults, or with a new metadata leader.
 """
 
 from __future__ import annotations
@@ -51,14 +54,14 @@ _LOOK_NS = 5 * MS
 _LOOKS_S = 3.0
 """Sessions: by then it has ended, or something else has happened."""
 _STILL, _ASLEEP = 0.35, 0.7
-"""So many of the leaders at the edge stand still before it; so many less those of a host that sleeps; the others go on."""
+"""Shares of the leaders that stop before the end of their session: the process, or the suspended host. The others continue."""
 _STANDS_FROM = 0.9
-"""Of the lease, from the cut on."""
+"""Share of the lease after the disconnection at which the leader stops."""
 _BURSTS, _BURST = 12, 60
 """Publishes, and messages of each: more than ``_SEGMENTS`` of the smallest segments."""
 _SEGMENTS = 2
 _LAG_SHARE = 0.7
-"""For so much of the time that a member of the ISR may lag it does."""
+"""Share of the allowed lag time for which an ISR member stops fetching."""
 _DIES = 0.5
 TIMES_TRIED = ((0.3, 0.2), (0.7, 0.5), (2.0, 1.5), (3.0, 1.0), (3.0, 2.9))
 """(session, lease) that the cluster's become, in s."""
@@ -198,21 +201,21 @@ def cut_publishes(cluster: Cluster, fault: Fault) -> bool:
 
 
 STRIKES = {SESSION_ENDS: session_ends, TIMES: times_change, HW_STALLS: hw_stalls, CUT_PUBLISHES: cut_publishes}
-"""By kind."""
+"""Faults by kind."""
 
 
 _YEAR_NS = 365 * 86_400 * S
 _LOOKS = 8
-"""At what waits, while more comes than a process gets to; it is late from the second on."""
+"""Number of checks of the queue while more arrives than a process can handle. It is late from the second one on."""
 _COLD = 0.3
-"""In so many of the power cuts after a kill no process begins in between."""
+"""Share of power cuts after a kill without a new process in between."""
 _OLD_LOGS = 0.6
-"""So many of the logs that are put back are a node's own, of a while ago; the others are another node's."""
+"""Share of restored logs that are an old copy of the node's own. The others are another node's."""
 _OF_THE_LAST = 0.15
-"""So many of the flips in a last batch strike also who alone holds everything: then no partition of it may go on."""
+"""Share of the flips in a last batch that also hit the only complete replica. Then no replica of the partition may continue."""
 
 _WAITS_NS, _TRIES_NS = 5 * S, 20 * MS
-"""For a twin, and between two looks."""
+"""Times to wait for a twin, and between two checks."""
 
 
 class Nemesis:

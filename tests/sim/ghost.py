@@ -28,7 +28,7 @@ class Shadow:
     durable_end_offset: int = 0
     """Exclusive: everything below has been flushed."""
     base_chain: int | None = 0
-    """Of everything before the first batch; None when that is not known (the log began afresh)."""
+    """Chain of everything before the first batch. None: not known, because the log began again."""
 
     @property
     def log_end_offset(self) -> int:
@@ -104,19 +104,19 @@ class PartitionGhost:
     acked_all: dict[int, Key] = field(default_factory=dict)
     """Last offset of each publish that was acknowledged ALL -> its batch."""
     acks_all: int = 0
-    """Batches of which a publisher was told ALL, ever."""
+    """Number of batches that were acked with ALL."""
     latest: int = -1
     """The highest offset that was answered as latest."""
     log_start_offset: int = 0
     """The highest log start of any replica: below it records may be gone."""
     may_be_gone: bool = False
-    """A fault has struck the last disk that held everything: what is not found any more is lost by it, and by nobody's mistake."""
+    """True if a fault has hit the last disk with everything. Missing records are then lost by the fault, not by a bug."""
     led_by_older: bool = False
     """A log that went back in time, unseen, has led, and those that had more were not there."""
     shadows: dict[str, Shadow] = field(default_factory=dict)
-    """By host."""
+    """Shadow logs by host."""
     purges: list[GhostPurge] = field(default_factory=list)
-    """What operators gave up."""
+    """Purges of operators."""
     deletes: bool = False
     """True if the stream has delete markers."""
     of_key: dict[int, list[tuple[int, int]]] = field(default_factory=dict)

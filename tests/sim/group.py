@@ -59,9 +59,9 @@ class SimGroup:
         self.unheard: set[str] = set()
         """Hosts of which nothing arrives; what is for them does."""
         self.twins: set[str] = set()
-        """Hosts on which another process of a node may run: they are told what the node is told."""
+        """Hosts on which another process of a node may run. They get the messages of the node."""
         self.wall_offset_ns = 0
-        """How far the wall clock of the metadata leader is off."""
+        """Offset of the metadata leader's wall clock, in nanoseconds."""
         self.available = False
         self.fenced_at: dict[str, int] = {}
         """Node -> index of the image that fenced it last."""
@@ -73,7 +73,9 @@ class SimGroup:
         self.look_for: Callable[[str, Callable[[], None]], None] = lambda node, absent: None
         """Asks the bus for a node; the callback is for "no responders"."""
         self.gate: Gate | None = None
-        """Of a script: ``gate(node, what, arrive)`` True keeps what travels, ``arrive`` lets it in later."""
+        """Function of a script: ``gate(node, what, arrive)`` returns True to keep a message, and calls ``arrive`` later to
+        deliver it.
+        """
         self._index = 0
         self._term = 0
         self._rng = random.Random(f"{seed}/group")

@@ -40,7 +40,7 @@ class Leaving:
         self.unopened: dict[str, Log] = {}
         """Logs that it found at its start, by folder, and that no replica has taken."""
         self.ending: set[str] = set()
-        """Folders of which the metadata group is asked whether they may go: nothing opens them meanwhile."""
+        """Directories for which the metadata group is asked whether they may be deleted. They are not opened in this time."""
 
     def follow(self, image: ClusterImage) -> None:
         """Stop partitions that ``image`` shows elsewhere, and check unopened directories."""

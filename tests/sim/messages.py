@@ -16,14 +16,13 @@ from liftpy.core.wire.chunking import NOTHING, Held, Piece
 from liftpy.core.wire.envelope import MAGIC, MessageType
 
 _TYPE = 7
-"""Where an envelope says its type."""
+"""Position of the type in an envelope."""
 KEYS = 4
-"""On a compacted stream the key of a message is its id modulo this."""
+"""Number of keys on a compacted stream. The key of a message is its id modulo this."""
 _BURST, _GROUPS = 40, 8
-"""Where there are deletes: so many messages in a row are of the same ``KEYS`` keys, then come those of the next group, so that a key is
-left alone for long."""
+"""Messages in a row with the same ``KEYS`` keys, and number of groups, if there are deletes. A key is then unused for long."""
 DELETED_TO = b"Sim-Delete: "
-"""In the place of a header block: below which subject a delete marker is published, which tells its id."""
+"""Subject prefix of a delete marker, in the place of a header block. The rest of the subject is its id."""
 Message = tuple[bytes, bytes, bytes]
 """(reply subject or b"", payload, header block or b"") as an application publishes it."""
 
@@ -90,16 +89,18 @@ def value_in(message: tuple[bytes, bytes, bytes, bytes]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The answer to one message. ``reason`` '': appended at ``offset``, in ``leader_epoch`` (0: a plain publisher is not told)."""
+    """Answer to one message. ``reason`` '': appended at ``offset``, in ``leader_epoch`` (0: a plain publisher does not get
+    it).
+    """
 
     reason: str
     offset: int = -1
     leader_epoch: int = 0
     duplicate: bool = False
     detail: str = ""
-    """What a JetStream client is told in words."""
+    """Error text for a JetStream client."""
     record_count: int = 0
-    """Of a run, or of a batch."""
+    """Number of records of a run or a batch."""
 
 
 @dataclass(frozen=True, slots=True)

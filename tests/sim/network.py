@@ -25,9 +25,9 @@ Handler = Callable[[Any, Reply], None]
 Gate = Callable[[str, str, Any, Callable[[], None]], bool]
 
 SILENT_NS = 6 * S
-"""A client library pings its server, and takes a connection on which nothing comes back for lost after about so long."""
+"""Time without an answer to a ping after which a client treats its connection as lost, in nanoseconds."""
 NO_RESPONDERS = "no responders"
-"""What a request is answered with when nobody listens."""
+"""Answer to a request without subscribers."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Noise:
     """Probability that a message takes up to ``spike_ns`` longer, and with it all behind it on its subject."""
     spike_ns: int = 200 * MS
     interest_ns: int = 2 * MS
-    """Until a new subscription is known everywhere."""
+    """Time until all servers know a new subscription, in nanoseconds."""
 
     def calm(self) -> None:
         """Return the noise with delays only."""
@@ -101,7 +101,9 @@ class Network:
         self.once: set[str] = set()
         """Subjects on which nothing is duplicated: a publisher that sends twice means two messages."""
         self.gate: Gate | None = None
-        """Of a script: ``gate(sender, receiver, message, arrive)`` True keeps the message, ``arrive`` lets it in later."""
+        """Function of a script: ``gate(sender, receiver, message, arrive)`` returns True to keep a message, and calls
+        ``arrive`` later.
+        """
         self._seed = seed
         self._deliver = deliver
         self._subscriptions: dict[str, list[_Subscription]] = {}

@@ -17,7 +17,7 @@ from tests.sim.plan import DRAIN, FACTOR, WEIGHT, Fault
 
 _EVERY_NS = 150 * MS
 _BEGINS, _GIVES_UP = 0.5, 0.02
-"""Of the looks at a partition that wants a learner, or has one, so many."""
+"""Shares of the checks at which a partition gets a learner, and at which a learner is removed."""
 
 
 class Mover:
@@ -113,4 +113,4 @@ def heal(cluster: Cluster) -> None:
 
 
 STRIKES = {DRAIN: _drain, WEIGHT: _weight, FACTOR: _factor}
-"""By kind."""
+"""Faults by kind."""

@@ -39,4 +39,4 @@ def heal(cluster: Cluster) -> None:
 
 
 STRIKES = {PAUSE_STREAM: _pause}
-"""By kind."""
+"""Faults by kind."""

@@ -32,9 +32,9 @@ TIMES = "times"
 MOVE = "move"
 """Replicas are wanted elsewhere; drawn by the profile ``moves`` alone."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
-"""By how much less often than others these come: more of them would leave nothing to be seen."""
+"""Factor by which these faults are rarer than others. More of them would hide all else."""
 _KINDS_OF_A_PLAN, _KINDS_OF_A_PROFILE = 8.0, 5.0
-"""About how many a plan has of all of them, or of those of a profile: among so many its faults are divided."""
+"""Approximate number of kinds of faults in a plan, of all kinds or of a profile's. The plan's faults are divided among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StreamPlan:
     compaction: bool = False
     max_per_subject: int = 0
     deletes: bool = False
-    """Some of its messages are delete markers; they and message ids are kept for short."""
+    """True if some messages are delete markers. They and message ids are kept for a short time."""
     delete_retention_s: float = 0.0
     dedup_window_s: float = 0.0
     retention_age_s: float = 0.0
@@ -87,27 +87,27 @@ class Plan:
     publisher_count: int
     faults: tuple[Fault, ...]
     max_payload_bytes: int = 1 << 20
-    """Of the NATS server: in some plans so small that batches travel in pieces."""
+    """Maximum payload of the NATS server. In some plans it is so small that batches are sent in pieces."""
     partitions: int = 1
-    """Of the first stream."""
+    """Number of partitions of the first stream."""
     streams: tuple[StreamPlan, ...] = ()
-    """The others."""
+    """Plans of the other streams."""
     clock_ppm: tuple[tuple[str, int], ...] = ()
     """(node, by how many millionths its clock runs faster than true time)."""
     repeats: bool = False
-    """Somebody sends each message again under its message id until it is answered; drawn by no profile."""
+    """True if a client repeats each message with its message id until it is acked. No profile draws it."""
     contends: bool = False
     """Several expect the last sequences of the same subjects; drawn by no profile."""
     produces: bool = False
     """A producer for each partition, which is killed and comes back; drawn by no profile."""
     derives: bool = False
-    """The same, that makes its records from those of another stream, which it reads again; drawn by no profile."""
+    """True if a client makes records from another stream and reads them again. No profile draws it."""
     times: bool = False
     """The metadata group holds session and lease, and the settings of each node say something else."""
     moves: bool = False
-    """Replicas move: somebody names the learners that targets ask for."""
+    """True if replicas move: learners are named for the targets."""
     housekeeping_ns: int = 0
-    """How often each node looks after retention and compaction; 0: never."""
+    """Interval of retention and compaction on each node. 0: never."""
 
     def has_deletes(self, stream: str) -> bool:
         """Return whether some messages of a stream are delete markers."""
@@ -304,7 +304,7 @@ _STREAMS_OF = {
     _MANY: (StreamPlan("accounts", 1, compaction=True), StreamPlan("clicks", 1, retention_age_s=4.0)),
     _EDGES: (StreamPlan("clicks", 1, retention_age_s=2.0), StreamPlan("latest", 1, retention_bytes=6000)),
 }
-"""Of the profiles that do not draw them."""
+"""Streams of the profiles that do not draw them."""
 
 
 def _draw_moving_shape(seed: int) -> tuple[int, int, int, bool]:

@@ -1,8 +1,9 @@
-"""SimNode and Process: a simulated machine, and one life of the sidecar on it.
+"""``SimNode`` and ``Process``: a simulated machine, and one life of the sidecar on it.
 
-A process registers with the metadata group before it acts, follows the image as it arrives, sends heartbeats, and runs one
-SimReplica per partition. While it is paused everything that is for it waits, timers and messages, and comes in either order
-afterwards; the disk goes on. Once it is dead nothing reaches it any more.
+A process registers with the metadata group before it acts, follows the image, sends heartbeats, and runs one SimReplica
+per partition. While
+it is paused, its timers and messages wait, and arrive in either order afterwards. The disk continues. A dead process
+gets nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _AWAITS_MORE = 0.8
 """Share of the nodes."""
 _PROPOSE_TIMEOUT_NS = 1 * S
 _LATE_S = 0.01
-"""What may wait unread: where more comes than a process gets to (a fault), it refuses for most of that time."""
+"""Maximum size of unread messages. In a fault with more messages than a process can handle, it rejects for most of the time."""
 
 
 def folder_of(key: PartitionKey) -> str:
@@ -64,29 +65,31 @@ class SimNode:
         self.cluster = cluster
         self.node_id = node_id
         self.host = host or node_id
-        """Its name on the simulated network: another one for another machine that runs as the same node."""
+        """Name on the simulated network. Another machine that runs as the same node has another name."""
         self.disk: Disk = cluster.make_disk(f"{cluster.seed}/{self.host}/disk")
         self.nonces: set[int] = set()
-        """What the processes on it have drawn."""
+        """Nonces of its processes."""
         self.asks_first = False
-        """Its processes ask for the one before them; elsewhere there never is another one, and nobody to ask for."""
+        """True if its processes ask for their predecessor. Otherwise there never is one."""
         self.is_gone = False
-        """Nobody starts it any more."""
+        """True if it is never started again."""
         self.wall_offset_ns = 0
         self.clock = MachineClock(cluster.clock, dict(cluster.plan.clock_ppm).get(self.host, 0))
         self.awaits_more = random.Random(f"{cluster.seed}/{node_id}/protocol").random() < _AWAITS_MORE
-        """Its fetches take a second answer; the others are of the published protocol, and woken up."""
+        """True if its fetches accept a second answer. Otherwise they are of the published protocol, and woken up."""
         self.process: Process | None = None
         self.copy: DiskCopy | None = None
-        """Of its disk, to be put back by a fault."""
+        """Copy of its disk, which a fault restores."""
         self.logs_copy: DiskCopy | None = None
-        """The same, of which only the logs are put back."""
+        """Copy of its disk of which only the logs are restored."""
         self.lost_data = False
-        """Its disk no longer holds what it acknowledged, and the metadata group has not been told yet."""
+        """True if its disk lost data that it acknowledged, and the metadata group does not know it yet."""
         self.flipped = False
         """A bit has flipped under the process that runs: it may not have met it yet."""
         self.went_back = False
-        """Its logs went back in time and its registration does not show it: nobody may take it for complete until it is again."""
+        """True if its logs are an old copy and its registration does not show it. It must not count as complete until it
+        is again.
+        """
 
     @property
     def up(self) -> bool:
@@ -129,18 +132,18 @@ class Process:
         self.cluster = node.cluster
         self.node_id = node.node_id
         self.config = node.cluster.plan.own_config(node.host)
-        """Its settings."""
+        """Settings of the process."""
         self.disk = node.disk
         self.incarnation = 0
         """0 until the metadata group has answered the registration."""
         self.lost_data = False
-        """Its disk was not the one that its predecessor wrote to."""
+        """True if its disk was not the one that its predecessor wrote to."""
         self.dead = False
         self.paused = False
         self._suspended_ns: int | None = None
-        """Since when its host has been suspended, true time."""
+        """True time since which its host is suspended."""
         self._slept_ns = 0
-        """For how long it has been, all in all: the event loop's timers come so much later."""
+        """Total time for which its host was suspended. The event loop's timers are late by that time."""
         self._asleep: list[Callable[[], None]] = []
         """Timers that would have fired while it was."""
         self._repairs = False
@@ -206,7 +209,9 @@ class Process:
         return self.node.clock.now_ns()
 
     def at(self, at_ns: int, callback: Callable[[], None]) -> SimTimer:
-        """A timer of the event loop, set for ``at_ns`` on this machine's clock; late by as long as the host sleeps meanwhile."""
+        """Set a timer of the event loop for ``at_ns`` on this machine's clock. It is late by the time that the host is
+        suspended.
+        """
         timer, slept_ns = SimTimer(callback), self._slept_ns
         due_ns = max(self.node.clock.true_ns(at_ns), self.cluster.clock.now_ns)
 

@@ -33,7 +33,7 @@ class Outcome:
     virtual_s: float = 0.0
     details: str = ""
     chaos_events: int = 0
-    """After so many events, at the latest, the chaos ended; with this number the history is the same again."""
+    """Number of events after which the chaos ends. With this number the history can be repeated."""
 
     @property
     def invariant(self) -> str:

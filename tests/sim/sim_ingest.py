@@ -50,7 +50,7 @@ _LOOK_BACK_NS, _LOOK_BACK_BYTES = 3_000_000, 2048
 
 _BACK_AFTER_NS = 2 * NS_PER_S
 _STEP_MESSAGES = 3
-"""Of what a standby has heard, in one slice of sorting it: so that there are several, and something comes between them."""
+"""Number of buffered messages that a standby sorts in one slice. It is small, so that other events come in between."""
 _SLICE_NS = 2_000_000
 
 
@@ -74,7 +74,7 @@ class SimIngest:
         self._sink: Sink | None = None
         self._refuser: Refuser | None = None
         self._reads = False
-        """What one Publish has brought is being given to the sink."""
+        """True while a Publish is being passed to the sink."""
         self._behind: list[Callable[[], None]] = []
         self._askers: dict[bytes, tuple[Publish, int, Reply]] = {}
         """Inbox -> (publish, index of its message, way back)."""

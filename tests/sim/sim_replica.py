@@ -58,7 +58,7 @@ class Asking:
 
     log: Log
     state: PartitionState | None
-    """As last heard of."""
+    """State of the partition in the last update."""
 
     def feed(self, event: ev.Event) -> None:
         """Feed one event to the replica."""
@@ -162,7 +162,7 @@ class SimFlusher:
         self.failed = failed
         self._interval_ns = round(log.config.flush.interval_s * 1e9)
         self._latency_ns = 0
-        """Of the flush that runs."""
+        """Duration of the running flush."""
         self._device_did: tuple[Flush, StorageError | None] | None = None
         """The flush that the device did last, and its error."""
         self.commit = GroupCommit(log, log.config.flush, self)
@@ -210,13 +210,13 @@ class SimFlusher:
 
 
 _OVERHEAD_BYTES = 64
-"""Of a message that carries batches."""
+"""Size of a message with batches in addition to them, in bytes."""
 _REPLAY_NS = 3 * MS
 _REPLAY_BYTES = 2048
-"""In one slice: a few batches, so that a replay has several."""
+"""Number of bytes to replay in one slice: a few batches, so that a replay has several slices."""
 _DIRTY_RATIO = 0.5
 _STATE_PIECE_BYTES = 256
-"""Of a derived state: so that there are several."""
+"""Size of a part of the derived state. It is small, so that there are several."""
 
 
 class SimReplica(Asking):
@@ -238,7 +238,7 @@ class SimReplica(Asking):
         self.failed = ""
         self.state: PartitionState | None = None
         self.gone = False
-        """It has been stopped, because the partition is held elsewhere."""
+        """True if it was stopped because another node holds the partition."""
         source = ReplicaSource(
             self.replica,
             log,
@@ -251,10 +251,10 @@ class SimReplica(Asking):
         self._timers: dict[ev.Deadline, SimTimer] = {}
         self._tokens: dict[int, Any] = {}
         self._replaying: do.ReplayLog | None = None
-        """The last one that was asked for; nobody waits for an earlier one any more."""
+        """Last requested replay. Earlier ones have no caller anymore."""
         self._next_token = 1
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
-        """By replica: the way back to a fetch that was answered with nothing."""
+        """Replica -> token of its fetch that was answered without records."""
         self._assembly = FetchAssembly()
         self._waiting: do.SendFetch | None = None
         """The fetch that leaves when the leader's state is here."""

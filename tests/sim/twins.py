@@ -1,9 +1,12 @@
 """Twins: a second process with the same node id on another machine, with a copy of the data directory.
 
-The copy is one of a running folder, so that it holds all that told the processes apart, or one that the node has left since: then
-the group can tell. What ends one of the two, or makes it harmless, is shipped: the question for the predecessor on the bus, the
-metadata leader's refusal, the nonces, the incarnation. The simulator does what an operator does: it starts the twin, and ends it;
-where the twin has become the node its folder takes the place of the node's own, or is lost with it.
+The copy is of a directory in use, with everything that distinguishes the processes, or of one that the node has left
+since: then the group
+can tell. Shipped code ends one of the two, or makes it harmless: the request for the predecessor over NATS, the
+metadata leader's rejection,
+the nonces, the incarnation. The simulator acts as the operator: it starts the twin and ends it. If the twin has become
+the node, its
+directory replaces the node's own, or is lost with it.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ if TYPE_CHECKING:
 _ANSWER_TIMEOUT_NS = S // 2
 _ASK_EVERY_NS = 100 * MS
 _ASKS_FIRST = 0.5
-"""So many of the twins ask for their predecessor; the others are of a version that does not, and the next net has to hold them."""
+"""Share of twins that ask for their predecessor. The others are of an older version, and a later check must stop them."""
 _OF_A_DISK = ("flips at rest", "flips while it runs", "failed flush", "full", "short write")
 _LONGER_NS, _LONGER_FROM = round((PLACE_KEPT_S + 1.0) * S), 0.5
-"""From this draw on the original is away for as much longer as it takes until another may have its place, and the twin stays."""
+"""From this draw on, the original is away until another process may replace it, and the twin stays."""
 _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is cut off", "loses its session")
 
 

@@ -1,8 +1,10 @@
 """Interfaces between the parts of a simulated cluster, so that no module imports its owner.
 
-``World`` is the cluster, as its machines, checkers and clients see it; ``Machine``, ``Life`` and ``Copy`` are a node's machine, one
-process on it, and one replica in that; ``Witness`` is who is told what they do, and ``Story`` who writes it down. The classes are in
-``cluster``, ``process``, ``sim_replica``, ``checkers`` and ``trace``.
+``World`` is the cluster as its machines, checkers and clients see it. ``Machine``, ``Life`` and ``Copy`` are a node's
+machine, one process on
+it, and one replica in that process. ``Witness`` observes them, and ``Story`` records the history. The classes are in
+``cluster``,
+``process``, ``sim_replica``, ``checkers`` and ``trace``.
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ class Life(Protocol):
         """Call ``callback`` after the delay."""
 
     def time_of_age_ns(self) -> int:
-        """The wall time by which ages are told on it, 0 while its clock is in doubt."""
+        """Wall time for the age of records on it. 0 while its clock is in doubt."""
 
     def stamp_ns(self) -> int:
         """The wall time that records get which are led on it."""

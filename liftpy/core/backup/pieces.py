@@ -63,7 +63,7 @@ def doomed_backups(ids: Iterable[str], keep: int) -> tuple[str, ...]:
 
 
 def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unfinished: Iterable[str]) -> tuple[str, ...]:
-    """Paths of the ``pieces`` (with sizes) that no manifest names and no unfinished backup has written; nothing that is no piece."""
+    """Return the ``pieces`` (path -> size) that no manifest names and no unfinished backup has written."""
     named = {path for manifest in manifests for path in manifest.files}
     spared = set(unfinished)
     return tuple(sorted(path for path in pieces if path not in named and (writer := writer_of(path)) and writer not in spared))
@@ -178,8 +178,7 @@ def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -
 
 
 def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
-    """The records of ``batch`` below ``end`` (exclusive, within it), as one batch that reaches there; None: there are no such
-    offsets."""
+    """Return the records of ``batch`` below ``end`` (exclusive, within it) as one batch. None: there are no such offsets."""
     header = batch.header
     if end <= batch.base_offset:
         return None
@@ -190,7 +189,7 @@ def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
 
 
 def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
-    """Return ``batch`` without the records that ``purges`` give up; ``batch`` itself where there are none."""
+    """Return ``batch`` without the purged records, or ``batch`` itself if there are none."""
     if batch.header.control or not batch.record_count:
         return batch
     keep = np.ones(batch.record_count, dtype=np.bool_)

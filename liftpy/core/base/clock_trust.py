@@ -74,11 +74,11 @@ class ClockTrust:
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.why = _UNTOLD
-        """Why it is in doubt, as of the last look; '': it is trusted."""
+        """Reason of the doubt at the last check. '': the clock is trusted."""
         self.is_wrong = False
         """True if the clock is in doubt because it jumped or others disagree, and not because answers are missing."""
         self._others_ns: int | None = None
-        """The offset on which a majority agrees without this one, as of the last look; None: it does not."""
+        """Offset on which a majority of the other clocks agreed at the last check. None: no majority."""
         self.skew_ns = 0
         """Time that the clock is ahead of the median of the other nodes, at the last check. 0 if no node answered."""
         self._told: dict[str, _ToldTime] = {}

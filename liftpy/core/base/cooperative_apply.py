@@ -23,7 +23,7 @@ Steps = Generator[None, None, T]
 """Pauses between steps, then returns a T."""
 
 PER_STEP = 200
-"""Partitions; some 2 ms of a core. It decides nothing but when there is a pause."""
+"""Number of partitions per step, about 2 ms of a core. It affects only the pauses."""
 
 
 def finished(work: Steps[T]) -> T:

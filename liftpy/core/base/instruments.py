@@ -104,7 +104,7 @@ class PublishTimes:
         self._uncommitted.append((last_offset, now_ns, record_count))
 
     def committed(self, high_watermark: int) -> None:
-        """HW, inclusive, has risen."""
+        """Record that HW (inclusive) has risen."""
         waiting = self._uncommitted
         if waiting and waiting[0][0] <= high_watermark:
             now_ns, commits = self.now_ns(), self._instruments.commits

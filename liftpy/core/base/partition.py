@@ -40,7 +40,7 @@ class Pause(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> Pause:
-        """The state of that number; one that this version does not know takes nothing."""
+        """Return the pause of this number. An unknown number accepts no publishes."""
         try:
             return cls(number)
         except ValueError:
@@ -83,7 +83,7 @@ class MoveReason(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> MoveReason:
-        """The reason of that number; one that this version does not know is like none."""
+        """Return the reason of this number. An unknown number counts as none."""
         try:
             return cls(number)
         except ValueError:
@@ -135,7 +135,7 @@ class PartitionState:
 
     partition: int
     replicas: tuple[str, ...]
-    """Preferred leader first."""
+    """Replicas, preferred leader first."""
     isr: tuple[str, ...]
     """In-sync replicas in the order of ``replicas``. Never empty. Contains the leader if there is one [C3]."""
     leader: str
@@ -181,7 +181,9 @@ class PartitionState:
     [C12].
     """
     asked_start: int = 0
-    """Operators have given up what lies below: the log begins here or later, as soon as HW is here [D26]. 0: they gave up nothing."""
+    """Offset below which operators have deleted the records. The log begins here or later, when HW reaches it [D26]. 0:
+    none.
+    """
     purges: tuple[Purge, ...] = ()
     """Pending purges by number. A purge ends when every holder has reported that it has none of its records."""
     purged: tuple[PurgedBy, ...] = ()
@@ -208,7 +210,7 @@ class PartitionState:
 
     @property
     def wants_next(self) -> str:
-        """The node that is to be the next learner; '': none, or not yet."""
+        """Node that becomes the next learner. '': none, or not yet."""
         if self.joining or len(self.replicas) > len(self.target):
             return ""
         return next((node for node in self.target if node not in self.replicas), "")

@@ -58,7 +58,7 @@ def reported(partition: PartitionState, node: str, number: int) -> PartitionStat
 
 
 def heard(partition: PartitionState, node: str) -> int:
-    """The number that ``node`` has reported; 0: none."""
+    """Return the purge number that ``node`` has reported. 0: none."""
     return next((said.number for said in partition.purged if said.node == node), 0)
 
 

@@ -90,7 +90,7 @@ def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
 
 
 SILENCE = "silence"
-"""The timer's name."""
+"""Name of the timer."""
 NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_bytes": 0}
 
 

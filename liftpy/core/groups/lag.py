@@ -29,7 +29,7 @@ OTHERS = "(other)"
 MOST_GROUPS = 50
 """Maximum number of groups that are shown under their own names."""
 MOST_PARTITIONS = 4_000
-"""Whose ends are kept."""
+"""Maximum number of partitions whose ends are kept."""
 MOST_ENDS = 32
 """Maximum number of ends kept per partition."""
 

@@ -106,7 +106,7 @@ class GroupMachine:
         self._generations = 0
         """First generation of a new group. A forgotten group with this name may have used the generations below."""
         self._busy: set[str] = set()
-        """Groups that are; nothing depends on their order."""
+        """Groups with activity. The order has no effect."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 

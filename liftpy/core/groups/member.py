@@ -31,7 +31,7 @@ from liftpy.core.groups.commands import NS_PER_MS
 from liftpy.core.wire._pb import group_pb2 as pb
 
 _RETRY_NS = 1_000 * NS_PER_MS
-"""After which an answer is waited for no longer; less where heartbeats are more frequent."""
+"""Time after which an answer is no longer awaited. It is shorter with more frequent heartbeats."""
 _LONG_AGO = -(1 << 62)
 _MAX_UNANSWERED = 16
 _REFUSED_NS = 1_000 * NS_PER_MS

@@ -71,7 +71,7 @@ class KeyOrder:
     def __init__(self) -> None:
         self._lines: dict[int, deque[int]] = {}
         self.count = 0
-        """Offsets in all lines."""
+        """Number of offsets in all lines."""
 
     @property
     def held_count(self) -> int:
@@ -124,10 +124,14 @@ class PieceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Offsets from ``start`` to ``end`` (exclusive), all alike. ``due_ns``: OUT: when the lease ends; BACK: when it may be
-    given again.
-    ``deliveries``: so far. ``lease``, ``member``: of OUT. ``dead``, ``reason``: to the dead letters, and why. ``key``: digest of the
-    key of the one record that it is, in an ordered queue; no piece that is DONE has one."""
+    """Offsets from ``start`` to ``end`` (exclusive) with the same state.
+
+    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``:
+    number so far.
+    ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
+    ``key``: digest of
+    the key of its only record, in an ordered queue. A DONE piece has none.
+    """
 
     start: int
     end: int
@@ -167,7 +171,7 @@ class WorkQueue:
         self.first_partitions: int | None = None
         """Number of partitions of the stream when the group first read it. 0: the stream was created again. None: not known."""
         self.leases = 0
-        """Given so far."""
+        """Number of leases so far."""
         self.max_deliveries = commands.MAX_DELIVERIES
         self.wait_ns = commands.ACK_WAIT_MS * NS_PER_MS
         """Ack wait of the newest take, in nanoseconds."""
@@ -192,7 +196,7 @@ class WorkQueue:
 
     @property
     def out_count(self) -> int:
-        """Records with a lease."""
+        """Number of records with a lease."""
         return self._records[PieceKind.OUT]
 
     @property
@@ -428,7 +432,7 @@ class WorkQueue:
         return bisect_right(self._starts, offset) - 1
 
     def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
-        """The piece that an entry of a heap is of; None: it has changed since."""
+        """Return the piece of a heap entry. None: it has changed since."""
         due_ns, start = entry
         index = self._index(start)
         piece = self._pieces[index] if index >= 0 else None

@@ -102,7 +102,7 @@ class FlushPlace:
         self.on_loop = False
         """True if short flushes run on the loop now."""
         self.waiting = 0
-        """Logs that want a flush in this turn of the loop; counted by the caller of ``takes``."""
+        """Number of logs that need a flush in this turn of the loop. The caller of ``takes`` counts them."""
         self.done_on_loop = 0
         """Flushes since the node started."""
         self.done_in_thread = 0

@@ -77,9 +77,9 @@ class GroupCommit:
         self._always = policy.mode is FlushMode.ALWAYS
         self._interval = policy.mode is FlushMode.INTERVAL
         self.running: Flush | None = None
-        """The flush that runs."""
+        """The running flush."""
         self.count = 0
-        """Flushes that have succeeded."""
+        """Number of successful flushes."""
         self._wanted = False
         """True if the shell has to start a flush and has not started it yet."""
         self._again = False
@@ -194,6 +194,6 @@ class GroupCommit:
             self._go_on()
 
     def close(self) -> None:
-        """Begin nothing any more: the log is about to be closed. What runs is to be settled."""
+        """Start no more flushes, because the log is closed next. The caller settles the running one."""
         self._closed = True
         self._waiting.clear()

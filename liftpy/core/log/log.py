@@ -79,7 +79,7 @@ class Log:
         self._flush: Flush | None = None
         self._new_names = False
         self.closed: str = ""
-        """Why the log is closed; '' while it is open."""
+        """Reason why the log is closed. '': it is open."""
 
     @classmethod
     def open(
@@ -653,7 +653,7 @@ EVERY_NS = 1_000_000_000
 MAX_ASKERS = 64
 """More are forgotten, the oldest first: a partition has a handful of replicas."""
 READERS = ""
-"""All readers are one asker; a node id is never empty."""
+"""Id that all readers share. A node id is never empty."""
 
 
 class Recheck(Enum):

@@ -62,7 +62,7 @@ class Segment:
     checked_blocks: set[int] = field(default_factory=set)
     """Numbers of the index entries whose batches, up to the next entry, have been checked; used while not ``checked``."""
     damaged: bool = False
-    """A check has failed."""
+    """True if a check has failed."""
     awaits_scrub: bool = False
     """True if this process sealed the segment and has not read it back yet."""
     flushing_bytes: int = 0

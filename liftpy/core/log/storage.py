@@ -111,7 +111,7 @@ class MemoryFile:
         """Add all of ``pieces``, or none when the capacity does not suffice."""
         self._storage.called("append")
         if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
-            raise NoSpaceError("the memory storage is full")
+            raise NoSpaceError("The memory storage is full. Increase capacity_bytes.")
         for piece in pieces:
             self.data += piece
 
@@ -237,7 +237,7 @@ class MemoryStorage:
         return self.files[name]
 
     def load(self, name: str) -> bytes | None:
-        """A small file's bytes."""
+        """Return the bytes of a small file."""
         file = self.files.get(name)
         return None if file is None else bytes(file.data)
 
@@ -246,7 +246,7 @@ class MemoryStorage:
         self.called("replace")
         data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
-            raise NoSpaceError("the memory storage is full")
+            raise NoSpaceError("The memory storage is full. Increase capacity_bytes.")
         self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
 
     def rename(self, old: str, new: str) -> None:

@@ -38,13 +38,13 @@ class ControllerList:
     """Members of the metadata group. The empty list in an image means: the list of the settings."""
 
     voters: tuple[str, ...] = ()
-    """By id."""
+    """Ids of the voters."""
     learner: str = ""
-    """Is to become one of them once it has caught up; '' nobody."""
+    """Node that becomes a voter when it has caught up. '': none."""
     leaving: str = ""
-    """One of the voters that is to go; '' nobody."""
+    """Voter that is being removed. '': none."""
     index: int = 0
-    """Of the entry that made it; 0: the settings have."""
+    """Index of the entry that made the list. 0: it comes from the settings."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class ControllerList:
         return majority(len(self.voters))
 
     def names(self, node_id: str) -> bool:
-        """Whether the node is a voter or the learner."""
+        """Return whether the node is a voter or the learner."""
         return node_id in self.members
 
     def said(self) -> str:
@@ -119,21 +119,21 @@ class GroupView:
     """State of the group when a change is requested."""
 
     now: ControllerList
-    """As its log says."""
+    """Current list in its log."""
     leader: str
-    """It itself."""
+    """The member itself, as the leader."""
     live: frozenset[str]
-    """Members that it hears now and that acknowledge, itself included; the learner as soon as it is heard."""
+    """Connected members that acknowledge, itself included, and the learner."""
     caught_up: bool = False
     """The learner has all that is committed, and everything that was lost before is behind it."""
     blocked: str = ""
-    """Why no change may be proposed at this moment; ''."""
+    """Reason why no change may be proposed now. '': none."""
     halted: str = ""
-    """Why nothing may be decided at all; ''."""
+    """Reason why nothing may be decided now. '': none."""
     untold: frozenset[str] = frozenset()
-    """Voters that have not told the digest of their image where the leader has its newest one."""
+    """Voters that have not reported the digest of their image at the leader's newest place."""
     levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
-    """Of the other members, the feature levels that they say they speak; None: nothing in this session."""
+    """Feature levels that the other members report. None: no report in this session."""
 
 
 @dataclass(frozen=True, slots=True)

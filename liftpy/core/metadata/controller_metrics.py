@@ -36,19 +36,19 @@ class ControllerMetrics:
         self.folders_lost = 0
         """Nodes that came back with another data folder than before."""
         self.offline = 0
-        """Partitions that nobody may lead, now."""
+        """Number of partitions that no node may lead."""
         self.electing = 0
         """Partitions that get a leader, now."""
         self.suspect: dict[PartitionKey, PartitionState] = {}
-        """Of those that nobody may lead: the ones whose last in-sync replicas may have lost records; an operator decides [C10]."""
+        """Number of partitions without leader whose last in-sync replicas may have lost records. An operator decides [C10]."""
         self._without: dict[PartitionKey, int] = {}
         """Partition -> since when it has had no leader, monotonic ns."""
         self._unclean: set[PartitionKey] = set()
-        """In whose election an operator has had somebody elected who may lack something."""
+        """Partitions in whose election an operator has chosen a replica that may miss records."""
         self._seen = ClusterImage()
 
     def changed(self, image: ClusterImage, now_ns: int) -> None:
-        """The image is another one; compared with the last that was given here."""
+        """Update the values from a new image, compared with the last one."""
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:
             self.folders_lost += sum(_lost_its_folder(before.nodes.get(node.node_id), node) for node in image.nodes.values())

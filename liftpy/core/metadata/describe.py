@@ -23,11 +23,11 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import NotFoundError, ProtocolError
 
 DEFAULT_PAGE_BYTES = 128 * 1024
-"""Of what one page lists: some 20 ms of the metadata leader's time."""
+"""Maximum size of a page's list, in bytes: about 20 ms of the metadata leader's time."""
 MAX_PAGE_BYTES = 512 * 1024
 _MIN_PAGE_BYTES = 512
 _ITEM_BYTES = 6
-"""What a list costs for each of its items, at most."""
+"""Maximum overhead of each item in a list, in bytes."""
 _NAMED = 10
 
 

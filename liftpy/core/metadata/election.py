@@ -42,7 +42,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def is_quorum(stream: StreamImage) -> bool:
-    """Whether a majority of the replica set commits, and not the ISR."""
+    """Return whether a majority of the replica set commits, and not the ISR."""
     return stream.commits_by_quorum
 
 
@@ -61,7 +61,9 @@ def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 def begin(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
 ) -> PartitionState:
-    """An election without ``deposed`` ('': everyone of the ISR may win), as far as it gets at once; ``report`` began it."""
+    """Start an election without ``deposed`` ('': every ISR member may win), as far as possible at once. ``report`` caused
+    it.
+    """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
     told = {} if is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
@@ -220,9 +222,9 @@ def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
 DEFAULT_ELECTION_WAIT_S = 0.25
 DEFAULT_RETRY_S = 1.0
 GETS_ON_WITHIN_S = 0.5
-"""A node that has told any position, or finished any promotion, so short a time ago makes progress."""
+"""Time after a reported position or finished promotion for which a node makes progress, in seconds."""
 PATIENCE = 15
-"""Times ``candidate_timeout_s``: so long one node is waited for at most."""
+"""Maximum time to wait for one node, as a multiple of ``candidate_timeout_s``."""
 Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
 
 
@@ -233,9 +235,9 @@ class _Clock:
     began_ns: int
     deadline_ns: int
     told: set[str] = field(default_factory=set)
-    """In an election: who has told its position to this metadata leader."""
+    """Replicas that have reported their position to this metadata leader in this election."""
     replayed_end_offset: int = -1
-    """Of the candidate's last report that showed progress."""
+    """Replayed end offset in the candidate's last report with progress."""
     newest_offset: int = -1
 
 
@@ -258,7 +260,7 @@ class ElectionTimers:
         self._queue: list[tuple[int, PartitionKey]] = []
         """Heap of (deadline, partition); an entry whose deadline is not its clock's any more means nothing."""
         self._got_on_ns: dict[str, int] = {}
-        """Node id -> when it last told a position or finished a promotion."""
+        """Node id -> time of its last reported position or finished promotion."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin: this node is the metadata leader."""
@@ -298,7 +300,7 @@ class ElectionTimers:
             self._got_on_ns[report.witness] = now_ns
 
     def progress(self, report: pb.ReportPromotion, now_ns: int) -> bool:
-        """A candidate's report that is not finished; whether it showed progress, and so restarted the candidate's clock."""
+        """Process an unfinished candidate's report. Return whether it showed progress and restarted the candidate's clock."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.CANDIDATE_FOUND:
             return False

@@ -30,11 +30,11 @@ class ProbeResult(Enum):
     """Result of a question to a node."""
 
     SERVES = "serves"
-    """It leads in the epoch of the question, with a lease, and can be fetched from."""
+    """It leads in the requested epoch with a lease, and followers can fetch from it."""
     DOES_NOT = "does not serve"
-    """It answered: it can be reached, which proves nothing else."""
+    """It answered, so it can be reached. That proves nothing else."""
     ABSENT = "absent"
-    """The bus says that nobody listens for it."""
+    """NATS reports no responders for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Accusations:
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-        """How often the accused served, did not, or the witness itself could not be reached."""
+        """Number of times that the accused leader served, did not serve, or the witness was unreachable."""
         self._term = 0
         self._cases: dict[PartitionKey, _Case] = {}
         self._questions: list[LeaderQuestion] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 NO_LEVEL = 0
-"""Of the image of a new group: nothing is decided before its level is."""
+"""Level of the image of a new group. Nothing is decided before the level is set."""
 
 
 class SaysLevels(Protocol):

@@ -35,13 +35,13 @@ class Feature:
     version: str
     """The first release that speaks it."""
     gates: str
-    """What it brings."""
+    """Description of the feature."""
     has_way_back: bool = False
-    """It writes nothing that a version of the level before can't read."""
+    """True if it writes nothing that a version of the previous level cannot read."""
     in_use: Callable[[ClusterImage], list[str]] = lambda _: []
-    """What of the image needs the level, for people: what has to go before the way back."""
+    """Return the content of the image that needs the level, as text. It must be removed before the level is lowered."""
     asked: Callable[[pb.ControlRequest], str] = lambda _: ""
-    """What of a request needs the level, for people; '': nothing. A batch is asked item by item."""
+    """Return the part of a request that needs the level, as text. '': none. A batch is checked item by item."""
 
 
 FEATURES: tuple[Feature, ...] = (
@@ -55,7 +55,7 @@ def range_of(features: tuple[Feature, ...]) -> LevelRange:
 
 
 SPOKEN = range_of(FEATURES)
-"""By this version."""
+"""Feature levels that this version supports."""
 
 
 def refused_level(level: int, who: str, spoken: LevelRange) -> str:

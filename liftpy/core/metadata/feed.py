@@ -29,7 +29,7 @@ CHUNK_SIZE_BYTES = 256 * 1024
 MAX_ENTRY_SIZE_BYTES = 256 * 1024
 _SMALLEST_MESSAGE_BYTES = 1024
 _OVERHEAD_BYTES = 512
-"""Of the envelope and of what stands beside the chunk or the records."""
+"""Overhead of the envelope and the other fields of a feed message, in bytes."""
 MAX_HELD_ENTRIES = 4096
 MAX_HELD_RECORDS = 65_536
 MAX_SNAPSHOTS = 2
@@ -45,12 +45,12 @@ class FeedProducer:
         """(index, index before it, records), contiguous up to ``index``; bounded by entries and records."""
         self._held_records = 0
         self._takes_bytes: int | None = None
-        """What the NATS server's max_payload leaves for one message; None: not known."""
+        """Maximum size of a message, from the NATS server's max_payload. None: not known."""
         self.index = index
-        """Of the last applied entry."""
+        """Index of the last applied entry."""
         self._published_index = index
         self._snapshots: dict[int, bytes] = {}
-        """By index, oldest first; all of them lead to ``index`` through the held entries."""
+        """Snapshots by index, oldest first. The kept entries lead from each one to ``index``."""
 
     def fit(self, max_payload_bytes: int) -> None:
         """Set the message size of the NATS server. Larger entries are sent as a snapshot."""
@@ -198,7 +198,7 @@ def _states(record: Record) -> int:
 
 MAX_WAITING_ENTRIES = 256
 MAX_WAITING_BYTES = 16 << 20
-"""Of those entries: each may be as large as a NATS message."""
+"""Maximum size of the waiting entries. Each may be as large as a NATS message."""
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
 MAX_OTHER_CHUNKS = 32
@@ -228,25 +228,25 @@ class FeedSubscription:
         """Whole snapshots, one after the other, that are of another version. One may be forged; all of them are the cluster's."""
         self.image = ClusterImage()
         self.synced = False
-        """Whether ``image`` is one that the cluster had; it may be behind."""
+        """True if ``image`` is one that the cluster had; it may be behind."""
         self.known_index = 0
         """The highest index that the feed has shown; above ``image.index`` something is missing."""
         self.resync_count = 0
-        """How often the image was given up because something did not fit."""
+        """Number of times that the image was discarded because an entry did not fit."""
         self._heads_below = 0
         self._taken: dict[tuple[int, int], int] = {}
         """(previous index, index) -> digest of the last entries that are in the image."""
         self._waiting: dict[int, pb.FeedEntry] = {}
-        """By previous index: entries beyond the gap."""
+        """Entries after a gap, by their previous index."""
         self._parts = bytearray()
         self._parts_index = 0
-        """Of the snapshot of which ``_parts`` holds the first bytes; 0: none."""
+        """Index of the incomplete snapshot in ``_parts``. 0: none."""
         self._other_chunks = 0
         self._asked_ns: int | None = None
 
     @property
     def behind(self) -> bool:
-        """Whether there is something to request."""
+        """True if there is something to request."""
         return not self.synced or self.known_index > self.image.index
 
     def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:

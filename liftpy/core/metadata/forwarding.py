@@ -7,9 +7,9 @@ from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 ATTEMPT_NS = NS_PER_S
-"""So long at most one attempt over the bus waits for its answer."""
+"""Maximum time of one attempt over NATS, in seconds."""
 PAUSE_NS = NS_PER_S // 20
-"""Between two attempts."""
+"""Pause between two attempts."""
 _AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
 
 

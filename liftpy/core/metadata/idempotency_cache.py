@@ -17,7 +17,7 @@ MAX_OPERATIONS = 65_536
 MAX_AGE_NS = 600 * 1_000_000_000
 MAX_STEP_NS = 10 * 1_000_000_000
 MAX_SIZE_BYTES = 32 << 20
-"""Of all answers, each with ``_ENTRY_BYTES`` for what it takes beside its bytes."""
+"""Maximum size of all answers, each with ``_ENTRY_BYTES`` for its overhead."""
 _ENTRY_BYTES = 400
 _EVICT_AT_ONCE = 16
 
@@ -45,7 +45,7 @@ class IdempotencyCache:
     oldest: int = 0
     next_sequence: int = 0
     size_bytes: int = 0
-    """As counted for ``MAX_SIZE_BYTES``."""
+    """Size of the answers, counted as for ``MAX_SIZE_BYTES``."""
 
     def __len__(self) -> int:
         return self.next_sequence - self.oldest

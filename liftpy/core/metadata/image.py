@@ -44,7 +44,7 @@ class _Branch:
     streams: tuple[tuple[str, int], ...] = ()
     """(name, number of partitions) of the streams whose subject ends here, by name."""
     below: Map[str, _Branch] = field(default_factory=Map)
-    """By the next token."""
+    """Branches by the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,18 @@ class SubjectIndex:
     root: _Branch = field(default_factory=_Branch)
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
-        """With the stream ``name``, which is not in it."""
+        """Return the index with the stream ``name``, which it does not contain."""
         return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
-        """Without the stream ``name``; nothing is left of it."""
+        """Return the index without the stream ``name``."""
         return SubjectIndex(_put(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
-        """The name of a stream that a stream on ``subject`` with so many partitions would overlap with, the same on every node; ''."""
+        """Return the name of a stream that overlaps with a stream on ``subject`` with these partitions. '': none.
+
+        The result is the same on every node.
+        """
         tokens = subject.split(".")
         return next(_of_subject(self.root, tokens), "") or (next(_of_numbers(self.root, tokens, partitions), ""))
 
@@ -126,7 +129,7 @@ def _all(branch: _Branch) -> Iterator[str]:
 
 
 def _is_number(token: str, partitions: int) -> bool:
-    """Whether ``token`` is that of a partition from 1 to ``partitions`` - 1 (inclusive), or stands for any token."""
+    """Return whether ``token`` can be that of a partition from 1 to ``partitions`` - 1 (inclusive)."""
     if token == ANY:
         return partitions > 1
     plain = token.isascii() and token.isdigit() and len(token) <= len(str(partitions)) and token[0] != "0"
@@ -134,7 +137,7 @@ def _is_number(token: str, partitions: int) -> bool:
 
 
 def begins_under(subject: str, partitions: int, prefix: str) -> bool:
-    """Whether a stream on ``subject`` would listen to some subject under the inbox prefix ``prefix`` (``subjects.py``)."""
+    """Return whether a stream on ``subject`` would receive a subject under the inbox prefix ``prefix`` (``subjects.py``)."""
     wanted = prefix.removesuffix(".").split(".")
     tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
     for place, token in enumerate(wanted):
@@ -153,7 +156,7 @@ class DirtyStreams:
     """A persistent ring of stream names in the order of their changes."""
 
     origin: object = field(default_factory=object)
-    """The same object in all images that come from one another."""
+    """Object that all images of the same origin share."""
     steps: Map[int, str] = field(default_factory=Map)
     """Step number -> stream name, for the last MAX_STEPS steps."""
     step_count: int = 0
@@ -184,25 +187,28 @@ class NodeImage:
 
     node_id: str
     incarnation: int
-    """Of the process that runs now or ran last; from a counter, never used twice."""
+    """Incarnation of the process that runs now or ran last. It comes from a counter and is never used twice."""
     rack: str = ""
     weight: float = 1.0
     version: str = ""
     status_address: str = ""
     fenced: bool = False
-    """Its session has ended: it joins no ISR and leads nothing new."""
+    """True if its session has ended. The node joins no ISR and becomes no leader."""
     session_time_ns: int = 0
     """Image time of the registration, fencing or unfencing."""
     previous_incarnation: int = 0
-    """What its data folder held when it registered. A process that dies before it stores its new incarnation comes
-    back with this one, having acknowledged nothing in between."""
+    """Incarnation in its data directory when it registered.
+
+    A process that fails before it stores its new incarnation returns with this one, and has acknowledged nothing in
+    between.
+    """
     folder_id: str = ""
     start: int = 0
     """The process is the ``start``-th one on the data folder ``folder_id``."""
     nonce: int = 0
-    """Drawn by the process; 0: registered by a version that drew none."""
+    """Random number of the process. 0: its version has none."""
     earlier_nonces: tuple[int, ...] = ()
-    """Of processes before it on the folder, as the folder knew them; oldest first, bounded (``starts.py``)."""
+    """Nonces of earlier processes in its directory, oldest first, limited (``starts.py``)."""
     partition_budget: int = 0
     """Replicas that it takes, as its process said; 0: it did not say."""
     weight_by_hand: bool = False
@@ -211,7 +217,7 @@ class NodeImage:
     leaving: bool = False
     """An operator drains it: it is given nothing, and what it holds moves away."""
     host: str = ""
-    """The machine that its process runs on, as ``liftpy.client.closest_replica`` has it; '': it did not say."""
+    """Host of its process, as in ``liftpy.client.closest_replica``. '': not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,7 @@ class StreamImage:
     replication_factor: int = 0
     """0: as many replicas as partition 0 has."""
     waiting: int = 0
-    """So many partitions wait until there are enough nodes for them (``insufficient-nodes``); there are none yet."""
+    """Number of partitions that wait for enough nodes (``insufficient-nodes``). The stream has none yet."""
     config_version: int = 0
     """Grows with each change of ``config``."""
 
@@ -250,7 +256,7 @@ class StreamImage:
 
     @property
     def commits_by_quorum(self) -> bool:
-        """Whether a majority of the replica set commits, and not the ISR."""
+        """True if a majority of the replica set commits, and not the ISR."""
         return self.config.commit_policy is CommitPolicy.QUORUM
 
     def may_lead(self, partition: PartitionState) -> tuple[str, ...]:
@@ -266,7 +272,7 @@ class StreamImage:
 
     @property
     def takes_default_quota(self) -> bool:
-        """Whether the default quota of the cluster applies to it."""
+        """True if the default quota of the cluster applies to it."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
     def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
@@ -291,7 +297,7 @@ class StreamImage:
 
     @property
     def answers(self) -> bool:
-        """Whether publishers on its subject may be answered."""
+        """True if publishers on its subject may be answered."""
         return self.config.ack_policy is not AckPolicy.NONE
 
 
@@ -336,7 +342,7 @@ class ClusterRules:
     namespace: str = "liftpy"
     """The cluster's own first subject token: no stream may be attached to it."""
     elections: bool = False
-    """Whether a lost leader is replaced by an election; without, its partitions wait for it."""
+    """True if a lost leader is replaced by an election; without, its partitions wait for it."""
 
 
 Hosted = Map[str, Map[str, tuple[int, ...]]]
@@ -351,28 +357,27 @@ class ClusterImage:
     """
 
     index: int = 0
-    """Of the last applied entry."""
+    """Index of the last applied entry."""
     time_ns: int = 0
-    """Of the last applied request, by the wall clock of who proposed it: for people. One that is years off says nothing about the
-    next, so nothing is decided by it."""
+    """Wall time of the last applied request at its sender, for display. A clock may be wrong, so it decides nothing."""
     nodes: Map[str, NodeImage] = field(default_factory=Map)
     streams: Map[str, StreamImage] = field(default_factory=Map)
     counters: Counters = Counters()
     operations: IdempotencyCache = field(default_factory=IdempotencyCache)
     reports: Reports = field(default_factory=Map)
-    """By (stream uid, partition): at most one report per witness, in the order of arrival."""
+    """Reports by (stream uid, partition): at most one per witness, in the order of arrival."""
     controllers: ControllerList = field(default_factory=ControllerList)
-    """Who forms the metadata group, as of ``index``; index 0: nobody has changed those of the settings."""
+    """Controllers of the metadata group at ``index``. Index 0: those of the settings, never changed."""
     feature_level: int = NO_LEVEL
-    """By which apply decides (``features.py``); ``NO_LEVEL``: the group is new."""
+    """Feature level by which apply decides (``features.py``). ``NO_LEVEL``: the group is new."""
     rules: ClusterRules | None = None
-    """None: the group is new."""
+    """Rules of the cluster. None: the group is new."""
     default_quota: DefaultQuota = NO_QUOTA
-    """Of streams without one of their own."""
+    """Quota of streams without their own."""
     session_times: SessionTimes | None = None
-    """None: the group is new, and each process goes by its own settings."""
+    """Session times of the cluster. None: the group is new, and each process uses its own settings."""
     digest: bytes = field(default=b"", compare=False)
-    """Of the records of all entries since the level was set; b'': there is none yet, or a node only follows the feed."""
+    """Digest of the records of all entries since the level was set. b'': none yet, or a node that only follows the feed."""
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)
@@ -384,10 +389,10 @@ class ClusterImage:
     waiting: frozenset[str] = frozenset()
     """Names of the streams that wait for nodes."""
     trail: DirtyStreams = field(default_factory=DirtyStreams, compare=False, repr=False)
-    """Which streams changed last."""
+    """Streams that have changed last."""
 
     def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
-        """The partition, or None; ``uid`` '' means the stream that has the name now."""
+        """Return the partition, or None. ``uid`` '' means the stream that has the name now."""
         found = self.streams.get(stream)
         if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
             return None
@@ -399,7 +404,7 @@ class ClusterImage:
 
     @property
     def is_used(self) -> bool:
-        """Whether the image has more than the feature level."""
+        """True if the image has more than the feature level."""
         return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
 
     @property
@@ -420,7 +425,7 @@ class ClusterImage:
         return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
 
     def is_live(self, node_id: str) -> bool:
-        """Whether the node is registered and not fenced."""
+        """Return whether the node is registered and not fenced."""
         node = self.nodes.get(node_id)
         return node is not None and not node.fenced
 

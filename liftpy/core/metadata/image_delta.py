@@ -68,9 +68,9 @@ class ImageDiff:
     deleted: tuple[StreamImage, ...] = ()
     """Streams that are gone; one made again under its name is in both, the deleted one first in time [R9, M11]."""
     partitions: tuple[PartitionChange, ...] = ()
-    """Of deleted streams first, then of the others."""
+    """Changed partitions: those of deleted streams first."""
     lease_changed: bool = False
-    """So has the longest lease that any node may hold: every replica is told."""
+    """True if the longest lease of any node has changed. Every replica is then informed."""
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.created or self.deleted or self.partitions or self.lease_changed)

@@ -28,9 +28,9 @@ class DirectoryIdentity:
     folder_id: str
     """Drawn when the folder was made: an emptied folder is another one."""
     starts: int = 0
-    """How many there have been."""
+    """Number of starts."""
     nonce: int = 0
-    """Of the last one, 0 when there was none."""
+    """Nonce of the last start. 0: none."""
     registered: int = 0
     """Nonce of the last one that knew itself registered; kept among ``earlier`` however many follow that don't get so far."""
     earlier: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class ProcessRelation(Enum):
     """Relation of a registering process to the one that registered last."""
 
     FOLLOWS = "follows"
-    """It starts on the folder that the other has left, as far as can be told."""
+    """It starts on the directory that the other process has left, as far as known."""
     SAME = "is the same process"
     OUTLIVED = "is of a process before that one"
     """The request outlived its sender, which a later start has replaced."""
@@ -105,7 +105,7 @@ def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
 DEFAULT_WAIT_S = 15.0
 """Longer than a node takes to stop in good order."""
 DEFAULT_SILENCES = 3
-"""So many questions without an answer in a row, each waited for."""
+"""Number of unanswered requests in a row after which the other process counts as hanging."""
 
 
 class Sign(Enum):
@@ -133,7 +133,7 @@ class Predecessor:
         self._silences = silences
         self._silent = 0
         self.is_present = False
-        """It has answered, and not been proved gone since."""
+        """True if it has answered and was not proved gone since."""
 
     def heard(self, sign: Sign, now_ns: int) -> Verdict:
         """Note the result of one question. Return the verdict."""

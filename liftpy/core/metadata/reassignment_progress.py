@@ -14,13 +14,13 @@ class Phase(Enum):
     """Phase of a swap."""
 
     WAITS = "waits"
-    """For its turn, or for its partition to be whole, or for its node to be there."""
+    """The move waits for its turn, for its partition to be complete, or for its node."""
     COPIES = "copies"
     """A replica is made."""
     DROPS = "drops"
-    """The new replica is in the ISR, or nobody is to join: another one is to leave, its leadership first."""
+    """The new replica is in the ISR, or none joins. Another one has to leave, its leadership first."""
     LEADS = "leads"
-    """No replica moves: another one is to lead."""
+    """No replica moves. Another one becomes the leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,9 @@ class Movement:
     target: tuple[str, ...]
     phase: Phase
     into: str
-    """Who joins now, or will next, or is to lead; '' when nobody does."""
+    """Node that joins now or next, or becomes the leader. '': none."""
     out: str
-    """Who goes for it; '' when nobody does."""
+    """Node that leaves. '': none."""
     why: str
 
 

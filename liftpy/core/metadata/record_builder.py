@@ -17,7 +17,7 @@ from liftpy.core.metadata.records import CountersMoved, NodeChanged, PartitionSt
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_DETAIL_LENGTH = 600
-"""Of a refusal, in characters."""
+"""Maximum length of a rejection's detail, in characters."""
 
 
 class Decision(NamedTuple):
@@ -46,7 +46,7 @@ class Rules:
     namespace: str = "liftpy"
     elections: bool = False
     features: tuple[Feature, ...] = FEATURES
-    """What this version speaks. Never decided by: the image's level is."""
+    """Feature levels that this version supports. The level of the image decides, never this value."""
 
     @property
     def shared(self) -> ClusterRules:
@@ -69,7 +69,7 @@ class RecordBuilder:
         self._leader_epoch = counters.next_leader_epoch
         self._epoch = counters.next_epoch
         self.placement_index = counters.placement_index
-        """Where the next round-robin placement starts."""
+        """Start index of the next round-robin placement."""
         self._nodes: dict[str, NodeImage] = {}
         self._appointed: dict[str, int] = {}
 
@@ -140,7 +140,7 @@ class RecordBuilder:
         return changed
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
-        """The decision; without ``response`` a plain OK."""
+        """Return the decision. Without ``response`` it is a plain OK."""
         counters = Counters(self._incarnation, self._stream_uid, self._leader_epoch, self._epoch, self.placement_index)
         if counters != self.image.counters:
             self.add(CountersMoved(counters))

@@ -52,9 +52,9 @@ class StreamAltered:
     uid: str
     replication_factor: int
     config: StreamConfig | None = None
-    """None: as they are."""
+    """New settings. None: unchanged."""
     config_version: int = 0
-    """Of ``config``."""
+    """Version of ``config``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class FeatureLevelSet:
 
     level: int
     rules: ClusterRules | None = None
-    """What the image holds of them from now on."""
+    """Rules in the image from now on."""
     times: SessionTimes | None = None
-    """The same."""
+    """Session times in the image from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def record_from_pb(message: pb.Record) -> Record:
     A node that does not know a record can't hold a true image: it must not go on as if nothing had been said.
     """
     if has_unknown_fields(message):
-        raise ProtocolError("a record with fields that this version does not know")
+        raise ProtocolError("The metadata record has fields that this version of liftpy does not support. Upgrade this node.")
     match message.WhichOneof("record"):
         case "streamCreated":
             return StreamCreated(codec.stream_from_pb(message.streamCreated))
@@ -239,4 +239,4 @@ def record_from_pb(message: pb.Record) -> Record:
             return DefaultQuotaSet(quota_from_pb(message.defaultQuotaSet))
         case "sessionTimesSet":
             return SessionTimesSet(codec.times_from_pb(message.sessionTimesSet))
-    raise ProtocolError("a record of a kind that this version does not know")
+    raise ProtocolError("The metadata record has a kind that this version of liftpy does not support. Upgrade this node.")

@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 1024
-"""Of one name, subject or setting, in UTF-8; most have to be far shorter, as who decides says."""
+"""Maximum size of one name, subject or setting in UTF-8, in bytes. Most have a lower limit."""
 MAX_LIST_LENGTH = 256
 _LONG_LISTS = {"manual": 10_000}
 """Maps of partitions, made by hand; MAX_REQUEST_BYTES bounds them."""
@@ -75,7 +75,9 @@ def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:
 MAX_REQUESTS = 200
 """Requests in a batch that is accepted; never changed, because an entry of the log must be decided as it was."""
 SENT_TOGETHER = 80
-"""Requests of a batch as made: some 10 ms of every controller's time, four times that where the machine is busy; meanwhile a member
-neither hears nor is heard."""
+"""Number of requests in a batch as built. It takes about 10 ms of every controller, and four times that on a busy machine.
+
+Meanwhile a member neither sends nor receives.
+"""
 MAX_BATCH_BYTES = 48 * 1024
 """Bytes of one batch's requests; an entry of the log is held to 64 KiB."""

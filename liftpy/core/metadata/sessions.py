@@ -32,18 +32,18 @@ DEFAULT_CONFIRMED_WITHIN_S = 0.4
 """Below the group's shortest election time-out, 0.5 s, by more than an answer's way back."""
 _LATE_AFTER_HEARTBEATS = 2
 _MISSED_AFTER_HEARTBEATS = 1.2
-"""Where the bus says that nobody is there, and only then."""
+"""Number of missed heartbeats after which a node counts as missing, if NATS reports no responders for it."""
 _WANTED_NS = NS_PER_S
-"""For so long after a registration was refused the bus is asked for who has the place."""
+"""Time after a rejected registration for which NATS is asked about the registered process, in nanoseconds."""
 PLACE_KEPT_S = 5.0
-"""So long after its last heartbeat a fenced process that the bus does not say to be gone keeps others from registering under its id."""
+"""Time after its last heartbeat for which a fenced process keeps its node id, unless NATS reports it gone."""
 _DRIFT_SHARE = 50
-"""1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
+"""Share of a lease that covers the drift between two monotonic clocks: 1/50."""
 _NEVER = -1
 BEATS_PER_LEASE = 3
-"""At least so often a node beats within a lease of the image's, whatever its own settings say."""
+"""Minimum number of heartbeats of a node within a lease of the image, whatever its settings say."""
 COLD_START_S = 15.0
-"""At most so much later than the first node the others may be heard, after a start that took as long."""
+"""Maximum time by which other nodes may start later than the first one, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class LeaseAnswer:
     error: pb.ControlResponse.Error = pb.ControlResponse.OK
     detail: str = ""
     lease_ms: int = 0
-    """That is granted; 0: as the node's own settings say."""
+    """Granted lease in ms. 0: that of the node's settings."""
 
 
 def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
@@ -66,25 +66,25 @@ def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
 class _NodeSession:
     incarnation: int
     fenced: bool
-    """As the image says."""
+    """True if the image shows the node fenced."""
     began_ns: int
     """When it registered, or this metadata leader began."""
     deadline_ns: int
     """Silence until then ends the session."""
     lasts_ns: int
-    """So long it lasts by what has been granted: an earlier answer may have granted a longer lease than the last one."""
+    """Duration of the session by the granted leases. An earlier answer may have granted a longer one."""
     leased_ns: int
-    """Until then a lease may run, by this clock."""
+    """Time until which a lease may run, by this clock."""
     heard_ns: int = _NEVER
-    """Of the last heartbeat of this incarnation to this metadata leader."""
+    """Time of the last heartbeat of this incarnation to this metadata leader."""
     proposed_ns: int = _NEVER
-    """Of the last proposal about this node that the image has not answered yet."""
+    """Time of the last proposal about this node without an answer in the image."""
     ending: bool = False
     """FenceNode was proposed and may be applied at any time: no lease may be granted until the image shows it."""
     beat_ns: int = _NEVER
-    """Of the last heartbeat of this incarnation to this metadata leader, fenced or not."""
+    """Time of the last heartbeat of this incarnation to this metadata leader, fenced or not."""
     absent: bool = False
-    """The bus has said that nobody is there, and no heartbeat has come since."""
+    """True if NATS reported no responders for it, and no heartbeat has arrived since."""
     wanted_ns: int = _NEVER
     """When another process asked for its place last."""
 
@@ -97,11 +97,11 @@ class NodeSessions:
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._cold_start_ns = round(COLD_START_S * NS_PER_S)
         self._times: SessionTimes | None = None
-        """The image's; None: as the settings say."""
+        """Session times of the image. None: those of the settings."""
         self._times_ns = 0
         """When this metadata leader began to go by them."""
         self._settling_ns = _NEVER
-        """Of the last proposal to settle them."""
+        """Time of the last proposal to settle the session times."""
         self._go_by(None, 0)
         self._sessions: dict[str, _NodeSession] = {}
         self._nodes: object = None
@@ -110,7 +110,7 @@ class NodeSessions:
         self._began_ns = 0
         """When this node became the metadata leader."""
         self._anybody_heard = False
-        """It has answered a heartbeat since."""
+        """True if it has answered a heartbeat since."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin as the metadata leader: all sessions start now."""
@@ -330,7 +330,7 @@ class Granted(NamedTuple):
     sent_ns: int
     """When the heartbeat was sent, monotonic: from there it runs."""
     lease_ns: int
-    """As its answer says; 0: as the node's settings say."""
+    """Lease in the answer, in nanoseconds. 0: that of the node's settings."""
 
 
 class AnsweredHeartbeats:

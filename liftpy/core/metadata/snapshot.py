@@ -30,7 +30,7 @@ HEADER_SIZE_BYTES = _HEAD.size + _CRC.size
 
 
 def encode_snapshot(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """The snapshot of ``image``. Pure, and the image is frozen: may run in a thread beside further applies."""
+    """Return the snapshot of ``image``. It may run in a thread during further applies, because the image is frozen."""
     data = image_to_bytes(image, operations=operations)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(data)
     head = _HEAD.pack(MAGIC, VERSION, _CODEC_ZSTD, image.index, len(data))

@@ -1,24 +1,29 @@
-"""The digest of what was applied: a chain over all records since the feature level was set, one on every controller. Pure.
+"""Digest of what was applied: a chain over all records since the feature level was set, one per controller. Pure.
 
     digest(n) = BLAKE2b-64(digest(n - 1), index of the entry, its records as protobufs)
 
-Every entry counts, also one that does nothing. It is a part of the image, so that a snapshot carries it on, and of no decision.
+Every entry counts, also one without effect. The digest is part of the image and of its snapshots. It decides nothing.
 
-AppliedDigests: do the controllers hold the same image? They compare digests of what they applied. Pure.
+``AppliedDigests`` compares the digests of the controllers. Goal: a controller whose image differs (a bug, a memory
+error, a version that
+decides differently) is found within ``EVERY`` entries, and stops: it must neither lead nor vote with a wrong image.
+Constraint: only a
+majority knows which image is right. Without one, nothing more may be decided.
 
-Goal: a controller whose image differs (a bug, memory that flipped, a version that decides otherwise without a level) is found within
-``EVERY`` entries, and gives way: it must neither lead nor vote by what nobody else holds. Constraint: a majority alone knows who is
-right; where there is none nothing more may be decided.
+Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), at the same places
+everywhere. It sends
+the newest one to its leader with its acks. The leader compares them, and its heartbeats name a place where a majority
+of the voters
+agrees. A member with another digest there has diverged: it stops, quarantines its directory and loads a snapshot. A
+leader that differs
+from the majority does so, too. If voters differ and no majority agrees, proposals stop until one does. Each digest
+covers everything
+before it, so the newest place with a majority decides.
 
-Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), the same places everywhere, and tells
-its leader the newest with what it acknowledges. The leader compares. A place where a majority of the voters agree it tells with its
-heartbeats; a member that has another digest there has diverged: it stops, puts its folder aside and fetches a snapshot. A leader that
-is itself beside the majority does the same. Where voters differ and no majority agrees, proposals stop until one does. Each digest is a
-chain over all before, or came with a snapshot: so the newest place of which a majority, or none, can be said says what holds now. Who
-was sent a snapshot in the middle of its session had told another one of an earlier place.
-
-Worked example: EVERY 1024, n1 leads n2, n3. At 2048 n1 has d, n2 tells d: agreed. n3 tells e: it differs, and hears of (2048, d): it
-stops, comes back with an empty folder, and is sent n1's snapshot. Had n2 been down: d and e, no majority of three: proposals stop.
+Worked example: EVERY is 1024, and n1 leads n2 and n3. At 2048 n1 has d, and n2 reports d: agreed. n3 reports e. It
+learns of (2048, d),
+stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be no majority of three:
+proposals stop.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from liftpy.core.metadata.records import Record, record_to_pb
 
 DIGEST_SIZE = 8
 Checkpoint = tuple[int, bytes]
-"""(index of the last entry, digest after it); (0, b''): none."""
+"""Index of the last entry, and digest after it. (0, b''): none."""
 
 
 def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
@@ -66,15 +71,15 @@ class AppliedDigests:
         self._held: dict[str, dict[int, bytes]] = {node_id: {}}
         """Member -> index -> digest, by age."""
         self.newest: Checkpoint = NONE
-        """The own one: what is told."""
+        """Newest own digest, which is reported."""
         self.agreed: Checkpoint = NONE
         """Leader: the newest place where a majority agrees with this member."""
         self.halted = ""
-        """Leader: why nothing more may be decided, for people; ''."""
+        """Reason why a leader may decide nothing, as text. '': none."""
         self.found_count = 0
         """Leader: how often a member was found to differ, once for each place."""
         self._found: set[tuple[str, int]] = set()
-        """Who, and where; of what is held."""
+        """Members that differ, and the place."""
 
     def applied(self, before: int, index: int, digest: bytes) -> None:
         """An entry was applied, ``before`` was the one before it. While the group is new there is no digest."""
@@ -83,12 +88,12 @@ class AppliedDigests:
             self.newest = (index, digest)
 
     def told(self, node_id: str, checkpoint: Checkpoint) -> None:
-        """A member has said its newest one."""
+        """Record the newest digest of a member."""
         if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)
 
     def forget(self, node_id: str) -> None:
-        """Its session has ended: its next process may hold another image, or nothing, and then the majority needs who differs."""
+        """Forget a member whose session has ended. Its next process may have another image, or none."""
         self._held.pop(node_id, None)
         self.agreed = NONE
         self._found = {(who, index) for who, index in self._found if who != node_id}
@@ -100,16 +105,16 @@ class AppliedDigests:
             del held[next(iter(held))]
 
     def differs_from(self, agreed: Checkpoint) -> bool:
-        """Whether this member has another digest where the leader says that a majority agrees."""
+        """Return True if this member has another digest at a place where the leader reports a majority."""
         own = self._held[self._node_id].get(agreed[0])
         return own is not None and own != agreed[1]
 
     def untold(self, voters: Iterable[str]) -> frozenset[str]:
-        """Leader: who of them has not told its digest at this member's newest place."""
+        """As the leader, return the members that have not reported a digest at this member's newest place."""
         return frozenset(node_id for node_id in voters if self.newest[0] not in self._held.get(node_id, ()))
 
     def judge(self, voters: Iterable[str]) -> bool:
-        """Leader: compare what the voters have told. Whether this member itself is beside a majority."""
+        """As the leader, compare the reported digests. Return whether this member differs from a majority."""
         names = set(voters)
         majority = len(names) // 2 + 1
         self.agreed, self.halted = NONE, ""

@@ -119,14 +119,14 @@ def _named(names: list[str]) -> str:
 
 
 PROBLEMS = ("damaged", "offline", "electing", "under min.isr", "under-replicated", "moving", "paused", "")
-"""Most urgent first; the last one: nothing is wrong."""
+"""Problems, the most urgent first. The last one means that nothing is wrong."""
 FINE = len(PROBLEMS) - 1
 MOST_ROWS = 500
 """Maximum number of rows in one answer, and on one page."""
 Place = tuple[int, str, int]
 """(urgency, stream, partition): by these lists are in order."""
 FIRST: Place = (-1, "", -1)
-"""Before all others."""
+"""Place before all others."""
 
 
 def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:

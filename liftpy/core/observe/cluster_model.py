@@ -17,11 +17,11 @@ WINDOW = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """A node; None: not known, since it does not answer, or not for long enough."""
+    """A node on the page. None: not known, because it does not answer, or not for long enough."""
 
     node: str
     state: str
-    """live, fenced, drained, silent"""
+    """State: live, fenced, drained or silent."""
     leads_metadata: bool = False
     glance: NodeSummary | None = None
     records_in_s: float | None = None

@@ -105,5 +105,5 @@ class Synced:
 
 
 def told(checks: Iterable[Check]) -> str:
-    """A line for each."""
+    """Yield a line for each check."""
     return "".join(f"[{'+' if check.ok else '-'}] {check.name}{': ' + check.why if check.why else ''}\n" for check in checks)

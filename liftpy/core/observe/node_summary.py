@@ -43,10 +43,10 @@ class NodeSummary:
     """The highest level that its version speaks."""
     nats_connected: bool = True
     records_in: int = 0
-    """Appended as leader."""
+    """Number of records appended as leader."""
     bytes_in: int = 0
     records_out: int = 0
-    """Sent to readers."""
+    """Number of records sent to readers."""
     bytes_out: int = 0
     acks: tuple[int, ...] = ()
     """Acks sent, by how long they took: as ``LATENCY_S``, and one above."""

@@ -39,7 +39,7 @@ from liftpy.core.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 from liftpy.errors import CorruptionError
 
 MOST_LINKS = 32
-"""Contexts of one batch; those of further messages are not looked for."""
+"""Maximum number of contexts of a batch. Those of further messages are ignored."""
 MOST_READ_LINKS = 64
 """Maximum number of links of a batch that is read."""
 _NAME = TRACEPARENT.encode()
@@ -293,7 +293,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """HW, inclusive, has risen."""
+        """Record that HW (inclusive) has risen."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > high_watermark:

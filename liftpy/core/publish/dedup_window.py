@@ -162,7 +162,7 @@ class RecentIds:
         return known_ns > self._now_ns() - self.window_ns
 
     def _make_room(self, excess_bytes: int) -> None:
-        """The oldest go first; of the tail too, which is not bounded otherwise."""
+        """Remove the oldest ids until there is room."""
         until_bytes = self.size_bytes - excess_bytes
         while self.size_bytes > until_bytes and self._kept:
             self._lose(self._kept.popleft())
@@ -185,7 +185,7 @@ class RecentIds:
         taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
 
     def cut(self, end_offset: int) -> None:
-        """The log ends at ``end_offset`` now; that is above HW."""
+        """Forget the ids at and above ``end_offset``, which is above HW."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             before = taken.before or {}

@@ -61,7 +61,7 @@ class RollingDigest(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """The reverse; raises ProtocolError for another number of bytes."""
+        """Return the digest of these bytes. Raises ProtocolError for another length."""
         if len(data) != DIGEST_BYTES:
             raise ProtocolError(f"a digest has {DIGEST_BYTES} bytes, not {len(data)}")
         return cls(*_FORMAT.unpack(data))

@@ -234,7 +234,7 @@ class Ingest:
         self._acks = acks
         self._feed = feed
         self.wall_ns = wall_ns
-        """The time that records get, and acks."""
+        """Function that returns the wall time for records and acks."""
         self._log_end_offset = log_end_offset
         self._may = ReplyPolicy(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
@@ -320,7 +320,7 @@ class Ingest:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
-        """The connection of ``shell`` is lost; it renews the subscription."""
+        """Called when the connection of ``shell`` is lost. It renews the subscription."""
         if self._hearing is None:
             self._stops_taking()
 
@@ -842,7 +842,7 @@ class Ingest:
         self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """HW, inclusive, has risen."""
+        """Record that HW (inclusive) has risen."""
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:

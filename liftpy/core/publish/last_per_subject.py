@@ -243,7 +243,7 @@ class LastOfSubjects:
         self._make_room(size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """HW is ``high_watermark``, inclusive."""
+        """Record that HW (inclusive) has risen."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             if self._tail:
@@ -264,7 +264,7 @@ class LastOfSubjects:
         self._kept.update(found)
 
     def cut(self, end_offset: int) -> None:
-        """The log ends at ``end_offset`` now; that is above HW."""
+        """Forget the offsets at and above ``end_offset``, which is above HW."""
         if self._began_at is not None and end_offset < self._began_at:
             self._restart(end_offset if self.wanted else None)
             return
@@ -322,7 +322,7 @@ class LastOfSubjects:
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, subject: str) -> int | None:
-        """Offset of the last record of ``subject``, -1: it has none; None: not known yet."""
+        """Return the offset of the last record of ``subject``. -1: it has none. None: not known yet."""
         offset = self._over.get(subject)
         if offset is None:
             offset = self._kept.get(subject)
@@ -403,7 +403,7 @@ def _size_bytes(subjects: Collection[str]) -> int:
 
 
 def last_of_each(batch: RecordBatch | bytes) -> dict[str, int]:
-    """Subject -> offset of its last record in the batch."""
+    """Return the last offset in the batch of each subject."""
     if not isinstance(batch, RecordBatch):
         batch = parse_batch(batch, verify=False)
     column = batch.columns.subjects

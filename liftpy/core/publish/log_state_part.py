@@ -46,7 +46,7 @@ class NewBatch(NamedTuple):
     base_offset: int
     last_offset: int
     timestamp_ns: int
-    """The leader's wall clock."""
+    """Wall time of the leader, in nanoseconds."""
     record_count: int
     ids: Mapping[int, bytes]
     """Offset -> message id, ascending, of the records that have one."""
@@ -80,7 +80,7 @@ class Part(Protocol):
         """Start without any state. The next batch begins at ``offset``, None: at any offset."""
 
     def take(self, batch: NewBatch) -> None:
-        """The next batch of the log; it may lie at or below HW already."""
+        """Process the next batch of the log. It may be at or below HW already."""
 
     def committed(self, high_watermark: int) -> None:
         """Set the high watermark (inclusive).

@@ -50,7 +50,7 @@ class Lateness:
         self._late_ns = late_ns
         self._short_ns = late_ns // _SHORT_PARTS
         self._refused_ns = -1
-        """When it was late last; -1: never."""
+        """Time when it was last late. -1: never."""
         self.is_late = False
 
     def bound_ns(self, now_ns: int) -> int:

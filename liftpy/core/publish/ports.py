@@ -23,7 +23,7 @@ class Subscription(Protocol):
         """Unsubscribe. Messages on their way still arrive."""
 
     def close(self) -> None:
-        """Unsubscribe; nothing comes any more."""
+        """Unsubscribe. No message arrives afterwards."""
 
 
 class Refuser(Protocol):
@@ -101,7 +101,7 @@ class Hearing(Protocol):
         """Unsubscribe. Messages on their way still arrive."""
 
     def close(self) -> None:
-        """Unsubscribe; nothing comes any more."""
+        """Unsubscribe. No message arrives afterwards."""
 
 
 class StandbyShell(Protocol):

@@ -47,7 +47,7 @@ from liftpy.errors import CorruptionError, ProtocolError
 _ROUND = 1 << 32
 _EPOCHS = 1 << 16
 _REMEMBERED = 5
-"""Batches of a producer whose offsets are known."""
+"""Number of a producer's batches whose offsets are known."""
 _TIME = struct.Struct("<qI")
 _STATE = struct.Struct("<QHIq?B")
 _BATCH = struct.Struct("<IIq?I")
@@ -323,7 +323,7 @@ class Producers:
         return len(plans) > (position.plan in plans)
 
     def committed(self, high_watermark: int) -> None:
-        """HW is ``high_watermark``, inclusive."""
+        """Record that HW (inclusive) has risen."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             self._fold()

@@ -187,7 +187,7 @@ class InLog:
         self._unheard: dict[int, tuple[int, int]] = {}
         """Last offset of a batch -> number of records that are not recognized, and the time when the log showed the batch."""
         self.ambiguous = 0
-        """Recognised by count alone."""
+        """Number of messages that are recognized only by their count."""
 
     def add(self, batch: RecordBatch) -> None:
         """The next batch of the log."""
@@ -253,7 +253,7 @@ class StandbyCounters:
     appended: int = 0
     """Taken as if they had just come: the log did not hold them."""
     recognised: int = 0
-    """Found in the log."""
+    """Number of messages found in the log."""
     answered: int = 0
     """Number of those whose publisher was waiting for an ack, or may have been."""
     ambiguous: int = 0
@@ -639,7 +639,7 @@ class Standby:
         }
 
     def shown(self) -> None:
-        """The log has grown."""
+        """Called when the log has grown."""
         if self._hearing is not None:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 

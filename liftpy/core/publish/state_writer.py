@@ -66,7 +66,7 @@ class StateWriter:
         self.uncovered = 0
         """Times that records were dropped though no file covers them, ever."""
         self._wanted = -1
-        """The log start that waits for a file; -1: none."""
+        """Log start that waits for a file. -1: none."""
         self._wanted_ns = 0
         self._fresh_starts = 0
         """Number of times that the log was started again, when the last file was begun."""

@@ -35,7 +35,7 @@ class CandidateRole(ReplicaRole):
         out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """Passed over; a candidate that becomes the leader is not left but taken over, and serves on."""
+        """Leave the role: the election has skipped this candidate. A candidate that becomes the leader is not left."""
         super().leave(out)
         out.append(CloseSubject())
 
@@ -46,7 +46,7 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """The epoch is durable; the log may be too."""
+        """Continue: the LeaderEpoch is durable."""
         if leader_epoch == self.leader_epoch:
             self._persisted = True
             self._replay_when_durable(now_ns, out)
@@ -73,7 +73,7 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Repeat the report."""
+        """Repeat the report of the promotion."""
         if kind is Deadline.PROMOTION:
             self._report(now_ns, out)
 

@@ -141,7 +141,7 @@ class DropFetched:
     token: int
     """Token of the FetchAnswered."""
     why: str
-    """Counted, for people."""
+    """Reason, for counters and logs."""
 
 
 @value
@@ -216,7 +216,7 @@ class WaitQuietly:
     request_id: int
     """Id of that fetch."""
     leader: str
-    """Whose node is asked."""
+    """Leader whose node is asked."""
     leader_epoch: int
     """LeaderEpoch in which this replica follows."""
 
@@ -255,7 +255,7 @@ class SendFetchResponse:
     token: int
     """Token of the FetchReceived."""
     from_offset: int
-    """Inclusive: the first record that is wanted."""
+    """Inclusive: the first requested record."""
     max_bytes: int
     """Bound of the batches in bytes; one batch at least."""
     leader_epoch: int
@@ -264,10 +264,7 @@ class SendFetchResponse:
 
 @value
 class KeepFetch:
-    """Leader: there are no records for ``token`` yet.
-
-    Keep its reply address for ``replica``, in place of an older one. AnswerWaiter sends records later, TellWaiter only the HW.
-    """
+    """Leader: keep the fetch ``token``, because there are no records for it yet."""
 
     token: int
     """Token of the FetchReceived."""
@@ -367,7 +364,7 @@ class SendNotice:
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``, there or to come."""
     high_watermark: int
-    """Inclusive: of now."""
+    """Inclusive: the current high watermark."""
     log_start_offset: int
     """Inclusive: of this log."""
 
@@ -468,7 +465,7 @@ class ReportPromotion:
     """Candidate: report the progress of the promotion to the metadata group."""
 
     leader_epoch: int
-    """The proposed one."""
+    """Proposed LeaderEpoch."""
     epoch: int
     """Epoch of the partition in the metadata, as known here."""
     replayed_end_offset: int

@@ -59,7 +59,7 @@ class Effect:
 
 
 class Pending:
-    """The effects without a result, in order. ``source``: prefix of every id (service, stream uid, partition)."""
+    """Effects without a result, in order. ``source``: prefix of every id (service, stream uid, partition)."""
 
     def __init__(self, source: str) -> None:
         self._source = source

@@ -88,15 +88,19 @@ class Filter:
 
     def __post_init__(self) -> None:
         if len(self.subjects) > MAX_SUBJECTS or len(self.keys) > MAX_KEYS:
-            raise ConfigError(f"a filter has at most {MAX_SUBJECTS} subjects and {MAX_KEYS} keys: read with several consumers")
+            raise ConfigError(
+                f"A filter can have at most {MAX_SUBJECTS} subjects and {MAX_KEYS} keys. Use several consumers for more."
+            )
         for subject in self.subjects:
             check_subject(subject)
         for key in self.keys:
             if not isinstance(key, bytes | bytearray | memoryview):
-                raise ConfigError(f"key {shown(repr(key))} is no bytes: keys are bytes, encode text first")
+                raise ConfigError(f"Key {shown(repr(key))} of the filter is not of type bytes. Encode text first.")
         size_bytes = sum(len(subject.encode()) for subject in self.subjects) + sum(map(len, self.keys))
         if size_bytes > MAX_FILTER_BYTES:
-            raise ConfigError(f"the subjects and keys of a filter have {size_bytes} bytes, more than {MAX_FILTER_BYTES}")
+            raise ConfigError(
+                f"The subjects and keys of a filter have {size_bytes} bytes, the maximum is {MAX_FILTER_BYTES}. Use several consumers."
+            )
 
     def __bool__(self) -> bool:
         return bool(self.subjects or self.keys)

@@ -276,7 +276,7 @@ class ArchivePlan:
 
     @property
     def resumed(self) -> bool:
-        """Whether the query started before. It then continues from its checkpoint."""
+        """True if the query started before. It then continues from its checkpoint."""
         offsets = self.checkpoint_folder / "offsets"
         return offsets.is_dir() and any(path.name.isdigit() for path in offsets.iterdir())
 
@@ -316,7 +316,7 @@ class Archived:
 
     @property
     def repeated(self) -> bool:
-        """Whether the micro-batch was in the table already."""
+        """True if the micro-batch was in the table already."""
         return self.version < 0
 
 

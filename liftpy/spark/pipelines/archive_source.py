@@ -24,7 +24,7 @@ from liftpy.spark.source import LiftStreamReader
 
 FORMAT = "liftpy_archive"
 ROOT, COMPRESSION = "archiveroot", "archivecompression"
-"""Options of this source beside those of ``liftpy``, as Spark hands them over."""
+"""Options of this source in addition to those of ``liftpy``, as Spark passes them."""
 
 
 class ManifestDataSource(DataSource):

@@ -24,7 +24,7 @@ from liftpy.spark.pipelines.tables import ArchivedRange, FileName, tag_of, tempo
 from liftpy.spark.planning import PlannedRange
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""So much of a file is in memory at most, before compression, and a batch more."""
+"""Maximum size of a file's data in memory before compression, in bytes, and one batch."""
 _ROW_GROUP_ROWS = 1_000_000
 _FEW_VALUES = ["stream", "topic", "subject", "partition"]
 """Columns that are written as a dictionary."""

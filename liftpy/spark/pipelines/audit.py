@@ -1,20 +1,24 @@
 """``audit``: checks that all replicas of a partition have the same records, and finds the first difference [R3].
 
-What is compared is what every in-sync replica says is committed, from the log start that is the largest. In blocks: the digests of the
-batches' bytes; where these differ, in halves down to some megabytes, and there record by record. On a log that is never compacted the
-batches have to be the same, byte by byte, control batches too; on one that is, replicas rewrite them when each likes, so that records
-count: one that both have is the same, and one that a replica lacks is superseded by a later one of its key.
+Audit compares the committed records of every in-sync replica, from the largest log start. It compares digests of the
+batches' bytes in
+blocks. It halves a block that differs down to some megabytes, and compares these record by record. On a log that is
+never compacted the
+batches must be equal, byte by byte, control batches too. On a compacted log each replica rewrites its batches at its
+own time, so records
+count: two copies of a record must be equal, and a missing record must have a later one of its key.
 
-Pieces of a partition are audited apart from each other (``AuditSpan``), in threads here or by executors.
+Parts of a partition are audited independently (``AuditSpan``), in threads of this process or by executors.
 
-Records that some replicas have and others have not: on a compacted log that is right if a later record of the key is there.
-
-Each replica compacts when it likes, so what one still has another may have dropped. A replica that has the newest of a key's records
-that others lack has to have a later one of that key, too, or that one is a tombstone, which goes after its time; the older ones are
-followed by it. The later record may lie behind all that was compared: a replica is read up to where the compaction of the others had
-looked [R11]. Where there is none, either the replicas that lack the record lost it, or a delete marker that is gone by now deleted it,
-and the replica that has it missed that [D30]. Where a stream drops by subject too, or records were purged, nobody can tell, and they
-are only counted; so are they beyond MAX_KEYS_DROPPED.
+A record that some replicas lack on a compacted log: a replica that has the newest record of a key must also have a
+later one, or the
+record is a tombstone, which is removed after its time. The later record may be past the compared range. So a replica is
+read up to the
+offset up to which the others have compacted [R11]. If there is none, either the replicas without the record lost it, or
+a removed delete
+marker deleted it, and the replica with the record missed that [D30]. If the stream also drops by subject, or records
+were purged, the cause
+is unknown, and the records are only counted. So are records beyond MAX_KEYS_DROPPED.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_KEYS_DROPPED = 65_536
-"""Of a partition, that are looked at."""
+"""Maximum number of keys of a partition to check."""
 
 
 class Gap(NamedTuple):
@@ -246,9 +250,9 @@ def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
 BLOCK_OFFSETS = 16_384
 SPAN_OFFSETS = 16 * BLOCK_OFFSETS
 LEAF_BYTES = 8 << 20
-"""Of batches, as they are unpacked: what is compared record by record at once."""
+"""Size of the uncompressed batches that are compared record by record at once."""
 _SETTLE_S = 2.0
-"""How long an in-sync replica is waited for that has not heard of the leader's HW yet."""
+"""Time to wait for an in-sync replica that does not know the leader's HW yet, in seconds."""
 _METADATA_PATIENCE_S = 30.0
 _SLOWEST_OFFSETS_S = 1000
 

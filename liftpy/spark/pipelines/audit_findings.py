@@ -35,7 +35,7 @@ _WORDS = {
 }
 """Kind of finding -> what its replica does, in words."""
 MAX_FINDINGS = 100
-"""Of a piece of a partition: more say nothing new."""
+"""Maximum number of findings for a part of a partition."""
 ABSENT = "nothing"
 """Instead of a digest, where there is no record."""
 
@@ -106,7 +106,7 @@ class PartitionAudit:
 
     @property
     def is_proven(self) -> bool:
-        """Whether two replicas, or all existing ones, were compared."""
+        """True if two replicas, or all existing ones, were compared."""
         return len(self.compared) > 1 or len(self.compared) == len(self.replicas)
 
 
@@ -132,7 +132,7 @@ class AuditReport:
 
     @property
     def is_proven(self) -> bool:
-        """Whether replicas were compared in every partition."""
+        """True if replicas were compared in every partition."""
         return all(one.is_proven for one in self.partitions)
 
     def to_json(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, lis
 
 
 MAX_ROWS = 10
-"""That differ, of two tables that are compared: more say nothing new."""
+"""Maximum number of rows that differ between two compared tables."""
 _HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 

@@ -93,7 +93,7 @@ class DeltaFolder:
             DeltaTable(str(self._root)).vacuum(dry_run=False, full=True)
 
     def only_added_to(self) -> bool:
-        """Whether files were never taken away or merged."""
+        """Return whether files were never taken away or merged."""
         from deltalake import DeltaTable
 
         with _told(self._root):

@@ -1,9 +1,12 @@
-"""Iceberg tables by the package ``pyiceberg``, without a server: the catalog is a file of SQLite in the table's folder.
+"""Iceberg tables with ``pyiceberg``, without a server: the catalog is an SQLite file in the table's directory.
 
-Marks are properties of the table, set in the transaction that adds the files. Each transaction adds a snapshot, and is taken only where
-the snapshot before is the one that it was decided on: that fences archives off each other. pyiceberg would try again by itself, on a
-newer snapshot and with marks that may not hold any more: it is told not to. What replaces the content is a transaction of two
-snapshots, one without the old files and one with the new ones; readers see the second.
+Marks are properties of the table, set in the transaction that adds the files. Each transaction adds a snapshot, and is
+accepted only on the
+snapshot on which it was decided. That fences concurrent archives. pyiceberg's own retry is off, because it would use a
+newer snapshot with
+marks that may be wrong. A replacement of the content is a transaction of two snapshots: one without the old files, and
+one with the new
+ones. Readers see the second.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from liftpy.spark.pipelines.tables import DATA, Commit, TableState
 
 CATALOG = "_catalog.sqlite"
 NAME = ("liftpy", "archive")
-"""Of the table in its catalog."""
+"""Name of the table in its catalog."""
 _MARK = "liftpy.mark."
 KEPT_S = 7 * 24 * 3600.0
-"""So long what was replaced can still be read, as it is in Delta tables."""
+"""Time for which replaced content can still be read, in seconds, as in Delta tables."""
 _NO_RETRY = {"commit.retry.num-retries": "0"}
 
 

@@ -35,7 +35,7 @@ _ANSWER_BYTES = 1024 * 1024
 _ID_BITS = 63
 _AT_OFFSET = re.compile(r"\(offset (\d{1,18})\)")
 _CORRUPTION = f"{CorruptionError.code}:"
-"""What the words of a node begin with that has met damage of its own."""
+"""Beginning of a node's error text about damage in its own log."""
 
 
 class Damaged(Exception):
@@ -82,7 +82,7 @@ class HeldBlock:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything could be had."""
+        """True if everything could be had."""
         return self.damaged is None and not self.away
 
 
@@ -95,7 +95,7 @@ class ReplicaReads:
         self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
         self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
         self.compacted = False
-        """Whether it has said that offsets may be without a record."""
+        """True if it has said that offsets may be without a record."""
         self.compacted_end = 0
         """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R11]."""
         self.deletes_end = 0
@@ -222,7 +222,7 @@ class ReplicaReads:
             raise
         except LiftError as error:
             raise Away(f"{error.code}: {error}") from error
-        raise AssertionError("unreachable: the attempts end with a result or an error")
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _complain(self, offset: int) -> None:
         """Report damaged bytes to the node, so that it checks and repairs them."""

@@ -295,7 +295,7 @@ WIDTHS_NS = (
 """Widths of buckets, each a multiple of the one before it; of the last one, 59 hold all the time that there is."""
 MAX_BUCKETS = 60
 MAX_FIXED_BUCKETS = 2000
-"""Where the width is given."""
+"""Maximum number of buckets of a given width."""
 MAX_SUBJECTS = 1000
 """Subjects that are counted by name; those beyond it are one."""
 OTHERS = "(others)"

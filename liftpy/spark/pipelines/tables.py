@@ -50,16 +50,17 @@ class Table(Protocol):
         """Return the current state with the values of these marks, None without a table."""
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or with ``replace`` put them in the place of all others; the table's new version.
+        """Add the files, or with ``replace`` replace all others. Return the table's new version.
 
-        Raises FencedError where somebody else committed since the newest ``state``, so that the marks may have changed.
+        Raises FencedError if another writer has committed since the newest ``state``, so that the marks may have
+        changed.
         """
 
     def forget_old_files(self) -> None:
         """Remove files that are in no version which readers may still read."""
 
     def only_added_to(self) -> bool:
-        """Whether files were never taken away or merged, so that one on the disk that is not in the table never was."""
+        """Return whether files were never taken away or merged, so that one on the disk that is not in the table never was."""
 
 
 # Decides the commit of a micro-batch from the marks in the table.
@@ -113,7 +114,7 @@ class ArchivedRange:
 
     @property
     def key(self) -> tuple[str, int]:
-        """(stream, partition)."""
+        """Stream and partition."""
         return self.stream, self.partition
 
 

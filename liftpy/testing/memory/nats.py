@@ -66,7 +66,7 @@ class Bus:
         self._subscriptions: dict[int, BusSubscription] = {}
         self._numbers = count(1)
         self._known: dict[bytes, tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]] = {}
-        """Subject -> who listens without a queue, and who by queue."""
+        """Subject -> its subscribers without a queue group, and those of each queue group."""
         self._turn = 0
         """Next member of each queue group."""
         self._reading = False

@@ -168,7 +168,7 @@ class _Hearing:
         self._replica.later(callback)
 
     def leave(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the inbox."""
         self._subscription.close()
 
     def close(self) -> None:

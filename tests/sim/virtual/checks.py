@@ -13,7 +13,7 @@ from tests.sim.virtual.workload import Model, Place
 from tests.sim.virtual.world import World
 
 NODES = ("liftpy-n", "liftpy n")
-"""How the names of nodes' connections begin."""
+"""Prefix of the names of nodes' connections."""
 CANARY = "canary"
 """A token of reply subjects that no node may answer."""
 _RAFT_BYTES = 1 << 40

@@ -41,14 +41,14 @@ class Disk:
         """Inode of a folder -> the names that its last flush has made durable, with their inodes."""
         self._lives = 0
         self.fail_one_in = 0
-        """So many flushes and writes fail."""
+        """One of this number of flushes and writes fails."""
         self.is_full = False
         self.short_one_in = 0
-        """So many writes take less than they are given."""
+        """One of this number of writes is shorter than requested."""
         self.slow_ns = 0
         """A flush takes up to so much longer."""
         self.lies_one_in = 0
-        """So many flushes say that they are done, and are not."""
+        """One of this number of flushes reports success and does nothing."""
         self.failures = 0
         """Errors and lies until now."""
         self.is_damaged = False

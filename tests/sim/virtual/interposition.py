@@ -28,7 +28,7 @@ _real_getpid = os.getpid
 real_exit = os._exit
 _real_sleep = time.sleep
 _fixed = random.Random("import")
-"""For what modules draw when they are imported: the same in every run."""
+"""Return a fixed value for draws at import time, so that every run is equal."""
 
 
 def running() -> Process | None:

@@ -19,7 +19,7 @@ from tests.sim.virtual import scheduler as scheduling
 from tests.sim.virtual.scheduler import NEVER_NS, NS_PER_S, Process, Scheduler
 
 MOST_CALLBACKS = 20_000
-"""Of one turn. What is due for thousands of partitions has to come in slices."""
+"""Maximum number of callbacks in one turn. Work for thousands of partitions has to be sliced."""
 _RESOLUTION_S = 1e-9
 
 

@@ -43,7 +43,7 @@ class Subscription:
         self.queue = queue
         self.sid = sid
         self.left = 0
-        """After so many messages it ends; 0: never."""
+        """Number of messages after which it ends. 0: never."""
 
 
 def matches(tokens: list[str], subject: list[str]) -> bool:
@@ -264,7 +264,7 @@ class NatsCluster:
         """Empty: everybody may do everything."""
         self.max_pending = MAX_PENDING
         self.lose_one_in = 0
-        """So many messages get lost, one by one; 0: none."""
+        """One of this number of messages is lost. 0: none."""
         self.on_denial: Callable[[str, str], None] = lambda client, text: None
         """Told of each violation of permissions."""
         self.watchers: list[Callable[[str, Message, int], None]] = []

@@ -1,7 +1,8 @@
 """Simulated network between processes and servers, with latency, cuts and silence.
 
-A connection is two directions. Each keeps the order of its bytes, as TCP does, and delivers what was written since the last delivery in
-pieces that are drawn. A partition holds the bytes back until it heals or somebody gives the connection up; a cut loses them.
+A connection has two directions. Each keeps the order of its bytes, like TCP, and delivers the data written since the
+last delivery in random
+pieces. A partition keeps the bytes until it heals or a side closes the connection. A cut loses them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.sim.virtual.scheduler import NS_PER_US, Process, Scheduler
 
 _LATENCY_NS = (80 * NS_PER_US, 400 * NS_PER_US)
 _PARTS_ONE_IN = 16
-"""So often a delivery is split."""
+"""One of this number of deliveries is split."""
 HIGH_WATER_BYTES = 64 * 1024
 _CONNECT_RETRY_NS = 1_000 * NS_PER_US
 
@@ -307,7 +308,7 @@ class Network:
         self.servers: dict[tuple[str, int], Listens] = {}
         self.connections: list[Connection] = []
         self.held: list[Direction] = []
-        """What a partition holds back."""
+        """Bytes that a partition keeps."""
         self._cuts: set[tuple[str, str]] = set()
         self._slow: dict[str, int] = {}
         """Host -> latency in ns that is added to all that it sends and gets."""

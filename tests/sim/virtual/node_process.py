@@ -62,7 +62,7 @@ class NodeProcess:
         self.is_ready = False
         self.lives = 0
         self.wants_restart = True
-        """Its supervisor starts it again when it has ended."""
+        """True if its supervisor starts it again after its end."""
         self.rate = 1.0
         self.wall_offset_ns = 0
         self.exits: list[int] = []

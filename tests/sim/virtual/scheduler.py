@@ -29,9 +29,9 @@ _TURN_NS = 5_000
 _MOST_TURN_JITTER_NS = 20_000
 NEVER_NS = 1 << 62
 MOST_CPU_NS = NS_PER_S * 3 // 4
-"""Of real CPU time, of one turn of a loop: the largest bound of work that the daemon allows is some hundredth parts of it."""
+"""Maximum real CPU time of one turn of a loop. The daemon's largest limit of work is about a hundredth of it."""
 MOST_WRITES = 2_000
-"""To sockets, in one turn of a loop."""
+"""Maximum number of writes to sockets in one turn of a loop."""
 _real_thread_time_ns = time.thread_time_ns
 
 active: Scheduler | None = None
@@ -55,13 +55,13 @@ class Process:
         self.pid = 1_000 + scheduler.next_number()
         self.is_alive = True
         self.paused_until_ns = 0
-        """It does not run before that."""
+        """Time before which it does not run."""
         self.rate = rate
         """Seconds of its clock per second of the world."""
         self.wall_offset_ns = wall_offset_ns
-        """Its wall clock less the true one."""
+        """Difference between its wall clock and the true one."""
         self.suspended_ns = 0
-        """How long its host has slept: CLOCK_MONOTONIC stood still."""
+        """Total time for which its host was suspended and CLOCK_MONOTONIC stopped."""
         self._base_ns = _BEGIN_NS
         self._base_at_ns = scheduler.now_ns
         self.loops: list[VirtualLoop] = []
@@ -72,7 +72,7 @@ class Process:
         self.exit_code: int | None = None
         self.disk: Any = None
         self.program: Any = None
-        """What runs in it, for the checks."""
+        """Program that runs in the process, for the checks."""
         self.host = name
 
     # ---- its clock -------------------------------------------------------------------------------------------------------
@@ -140,19 +140,19 @@ class Scheduler:
         self.random = random.Random(f"world {seed}")
         random.seed(f"module {seed}")  # PySyncObj and nats-py draw from the module itself
         self.entropy = random.Random(f"entropy {seed}")
-        """For what processes draw."""
+        """Source of random bytes for processes."""
         self.loops: list[VirtualLoop] = []
         self.process: Process | None = None
-        """Who runs now."""
+        """Process that runs now."""
         self.graveyard: list[Any] = []
-        """What ended processes were at: collecting it would run their ``finally`` blocks."""
+        """Suspended coroutines of ended processes. Collecting them would run their ``finally`` blocks."""
         self.counters: Counter[str] = Counter()
         self.violations: list[str] = []
         self.network: Any = None
         self.expects: Callable[[Process, BaseException | None], bool] = lambda process, error: False
-        """True if an error that nobody handled is what a fault brings about."""
+        """True if a fault may cause an unhandled error now."""
         self.lines: list[str] | None = None
-        """The trace in words, if somebody wants it."""
+        """Trace as text, if requested."""
         self.turns = 0
         self._digest = hashlib.sha256()
         self._events: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []

@@ -1,7 +1,8 @@
-"""Simulated threads: a pool runs its jobs inline at a drawn moment, a thread has its turn when the scheduler gives it one.
+"""Simulated threads: a pool runs its jobs inline at a random moment. A thread runs when the scheduler chooses it.
 
-A thread that blocks (``run_forever`` of a loop of its own, ``time.sleep``) is a real one that stands meanwhile: either the scheduler
-runs, or one thread, and never both.
+A thread that blocks (``run_forever`` of a loop of its own, ``time.sleep``) is a real one. Either the scheduler runs or
+one thread, never
+both.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.sim.virtual.world import World
 
 T = TypeVar("T")
 _OVERDUE_S = 60.0
-"""No call of the client takes longer: its longest documented patience is half of that."""
+"""Maximum duration of a client's call, in seconds: twice its longest documented patience."""
 Place = tuple[str, int]
 """A stream and a partition of it."""
 
@@ -37,7 +37,7 @@ class Model:
     acked: dict[Place, dict[int, bytes]] = field(default_factory=dict)
     """Offset -> value: an acknowledgement has named it."""
     leader_acked: dict[Place, dict[int, bytes]] = field(default_factory=dict)
-    """The same of acks of the leader alone, which a failover may lose."""
+    """Messages with an ack of the leader alone. A failover may lose them."""
     seen: dict[Place, dict[int, bytes]] = field(default_factory=dict)
     """A reader was given it."""
     once: set[bytes] = field(default_factory=set)

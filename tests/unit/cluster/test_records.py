@@ -70,7 +70,7 @@ def test_record_survives_encoding(record: Record) -> None:
 def test_record_kinds_are_complete_and_an_unknown_kind_raises() -> None:
     kinds = {record_to_pb(record).WhichOneof("record") for record in RECORDS}
     assert kinds == {field.name for field in pb.Record.DESCRIPTOR.oneofs_by_name["record"].fields}
-    with pytest.raises(ProtocolError, match="of a kind that this version does not know"):
+    with pytest.raises(ProtocolError, match="has a kind that this version of liftpy does not support"):
         record_from_pb(pb.Record())
 
 
@@ -81,7 +81,7 @@ def test_record_with_unknown_fields_is_rejected(record: Record) -> None:
     assert kind is not None
     inner = getattr(message, kind)
     inner.MergeFromString(inner.SerializeToString() + UNKNOWN_FIELD)
-    with pytest.raises(ProtocolError, match="fields that this version does not know"):
+    with pytest.raises(ProtocolError, match="has fields that this version of liftpy does not support"):
         record_from_pb(message)
 
 

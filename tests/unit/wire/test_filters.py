@@ -139,12 +139,12 @@ def test_filter_with_an_invalid_subject_is_rejected(wrong: str) -> None:
 
 def test_filter_size_is_bounded() -> None:
     Filter(subjects=("s",) * filters.MAX_SUBJECTS, keys=(b"k",) * filters.MAX_KEYS)
-    count = "a filter has at most 64 subjects and 256 keys"
+    count = "A filter can have at most 64 subjects and 256 keys"
     for wrong, text in (
         ({"subjects": ("s",) * 65}, count),
         ({"keys": (b"k",) * 257}, count),
-        ({"keys": (b"k" * 8192, b"k")}, "8193 bytes, more than 8192"),
-        ({"subjects": ("s" * 240,) * 35}, "8400 bytes, more than 8192"),
+        ({"keys": (b"k" * 8192, b"k")}, "8193 bytes, the maximum is 8192"),
+        ({"subjects": ("s" * 240,) * 35}, "8400 bytes, the maximum is 8192"),
     ):
         with pytest.raises(ConfigError, match=text):
             Filter(**wrong)

@@ -95,7 +95,7 @@ class ActiveController:
         self._waiting = WaitingStreams()
         self._moving = ReassignmentPlanner(config)
         self.levels = HeardLevels()
-        """What the nodes speak."""
+        """Feature levels that the nodes support."""
         self._image = ClusterImage()
         self._leading = False
 
@@ -132,7 +132,7 @@ class ActiveController:
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Record that an entry was applied."""
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self.levels.image_changed(image)

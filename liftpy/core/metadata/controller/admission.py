@@ -126,7 +126,7 @@ class Allowance:
         self._seen_ns = 0
 
     def take(self, now_ns: int) -> bool:
-        """Whether one more may be."""
+        """Return whether one more may be."""
         self._look(now_ns)
         if self._left < 1:
             return False
@@ -149,7 +149,7 @@ class RequestRates:
     def __init__(self) -> None:
         self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)
         self._of: dict[str, Allowance] = {}
-        """By principal, '' where none is named; the one that asked last stands last."""
+        """Principal -> allowance. '' is for requests without one. The last one used is at the end."""
 
     def __len__(self) -> int:
         return len(self._of)

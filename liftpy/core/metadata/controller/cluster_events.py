@@ -340,15 +340,15 @@ class EventTrail:
         self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
         self._most_noted = most_noted
         self.index = 0
-        """Of the last entry whose events are here."""
+        """Index of the last entry whose events are stored here."""
         self.begins = 0
-        """Of entries up to this one nothing is known here, or not all."""
+        """Index up to which events are missing or incomplete here."""
         self.begins_ns = 0
-        """Since then all is known; wall clock."""
+        """Wall time since which the events are complete, in nanoseconds."""
         self.dropped = 0
         """Entries that found no room to be noted."""
         self.written: tuple[int, int] | None = None
-        """Where the stream of events ends, as the controller knows that writes it; None: it does not."""
+        """End of the stream of events, as known by the controller that writes it. None: this controller does not write."""
         self.lost = 0
         """Events that went before they were written."""
 
@@ -405,7 +405,7 @@ def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
 
 GAP = "gap"
 NOTHING = (0, -1)
-"""Before all events."""
+"""Place before all events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +420,7 @@ def place_in(record: bytes) -> tuple[int, int]:
     """Place of the event in a record of the stream. Raises ValueError."""
     said = load_json(record)
     if not isinstance(said, dict):
-        raise ValueError("that is no event")
+        raise ValueError("The value is not a cluster event: a field is missing or has the wrong type.")
     return whole_number(said.get("index"), 0, 1 << 63), whole_number(said.get("number"), -1, 1 << 31)
 
 
@@ -447,7 +447,7 @@ class EventLog:
         self.tail: Tail | None = None
 
     def found(self, tail: Tail) -> None:
-        """The stream ends there."""
+        """Record the last event, and so the end of the stream."""
         self._ends_at(tail)
 
     def lost_track(self) -> None:
@@ -460,7 +460,7 @@ class EventLog:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are events to write."""
+        """True if there are events to write."""
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:

@@ -131,12 +131,15 @@ def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times:
 
 
 HEARD_WITHIN_NS = 3 * NS_PER_S
-"""So long a new group's leader waits for controllers that it has not heard in this session."""
+"""Time that the leader of a new group waits for controllers without contact in this session, in nanoseconds."""
 
 
 def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
-    """The level to begin at; or why none can be chosen now, for people. ``others``: of the other controllers, None: not heard;
-    ``waited``: for them, long enough."""
+    """Return the first feature level, or the reason as text why none can be chosen now.
+
+    ``others``: levels of the other controllers, None: no contact. ``waited``: True if it has waited long enough for
+    them.
+    """
     silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
     if silent and not waited:
         return f"the group is new, and its leader has not heard yet which feature levels {', '.join(silent)} speaks"

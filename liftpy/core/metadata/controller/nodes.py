@@ -91,10 +91,13 @@ def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
 def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:
     """Return whether the directory of a known node has all records that the node ever acknowledged [C7, S15].
 
-    ``previousIncarnation`` 0 means an empty folder. A folder of an older incarnation is a stale copy, but for one: the
-    one that the current incarnation itself registered with, because a process acts only after its new incarnation is
-    stored, so that the current one has never acted. An older copy of that folder says the same of itself; it is told by
-    what it does not know of the process that registered (``starts.py``).
+    ``previousIncarnation`` 0 means an empty directory. A directory of an older incarnation is a stale copy, with one
+    exception: the one
+    with which the current incarnation registered. A process acts only after it has stored its new incarnation, so in
+    this case the
+    current one has never acted. An older copy of that directory is recognized because it does not know the process that
+    registered
+    (``starts.py``).
     """
     known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
     unbroken = known_to_it and descent(known, request) is not ProcessRelation.WENT_BACK
@@ -243,7 +246,7 @@ MAX_REASON = 500
 
 
 def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
-    """Note that a replicated service beside the node has ended: the entry is an event, and changes nothing."""
+    """Record that a replicated service beside the node has ended. The entry is an event and changes nothing."""
     if draft.image.find(request.stream, request.uid, request.partition) is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
         return refuse(pb.ControlResponse.NOT_FOUND, detail)

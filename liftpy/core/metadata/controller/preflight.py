@@ -82,7 +82,7 @@ def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> p
 
 
 def why_not(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
-    """Reasons in words, [] if nobody would miss it. ``controllers``: the members that vote, and whether each is connected."""
+    """Return the reasons as text why other nodes need this one. []: none. ``controllers``: voter -> True if it is connected."""
     if node_id not in image.nodes:
         return [f"{node_id} is not known"]
     reasons = []

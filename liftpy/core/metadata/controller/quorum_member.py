@@ -50,7 +50,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 
 MAX_BARRIERS = 32
-"""Of the leader's own under way at the same time."""
+"""Maximum number of the leader's own barriers at a time."""
 
 
 def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
@@ -99,7 +99,7 @@ class Leaderless:
 
     @property
     def for_long(self) -> bool:
-        """Whether every tick of the last ``LONG_NS`` found no leader."""
+        """True if every tick of the last ``LONG_NS`` found no leader."""
         return self._since_ns >= 0 and self._ticked_ns - self._since_ns >= LONG_NS
 
 
@@ -108,13 +108,13 @@ MAX_DUTY_ORDERS = 64
 """Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
 LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
-"""Nodes that are asked for at the same time; the others' turn comes later."""
+"""Maximum number of nodes that are asked at a time. The others follow later."""
 MAX_QUESTIONS = 256
 """Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
-"""How often the feed says where its head is while nothing happens."""
+"""Interval at which the feed reports its head while nothing changes, in nanoseconds."""
 HAND_OVER_EVERY_NS = NS_PER_S
-"""How often a leader that is to leave the group asks another one to take over."""
+"""Interval at which a leader that leaves the group asks another controller to take over, in nanoseconds."""
 _NEW = "the metadata leader has only just been elected"
 
 
@@ -123,11 +123,11 @@ class GroupLog(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it leads. Another one may have been elected."""
 
     @property
     def term(self) -> int:
-        """Raft term."""
+        """Current Raft term."""
 
     @property
     def leader_id(self) -> str:
@@ -163,13 +163,13 @@ class Order:
     takes_over: int = -1
     """The barrier with which the duties of that term begin."""
     own: bool = False
-    """Of the leader's duties: nobody waits for the answer."""
+    """True if the order belongs to the leader's own duties, so no caller waits for the answer."""
     is_first: bool = False
     """The operation was not in the log before."""
 
     @property
     def changes_controllers(self) -> bool:
-        """Whether the entry changes the members of the group. It takes effect when it is appended."""
+        """True if the entry changes the members of the group. It takes effect when it is appended."""
         return self.request.HasField("changeControllers")
 
 
@@ -217,13 +217,13 @@ class QuorumMember:
         self._new_id = new_id
         self._leaderless = Leaderless()
         self._image = log.image
-        """As the duties know it."""
+        """Image that the leader's duties know."""
         self._term = -1
-        """In which the duties have begun, -1 while they have not."""
+        """Term in which the leader's duties began. -1: they have not begun."""
         self._taking_over = -1
         """Term of the barrier that is under way."""
         self._leaving = False
-        """It stops, and takes no duties any more."""
+        """True if it stops and accepts no more duties."""
         self._catching_up = True
         """A barrier is being asked for; a start does so first."""
         self._own_orders = 0
@@ -232,14 +232,14 @@ class QuorumMember:
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
         self._step_is_ordered = False
-        """Of a change of the controllers."""
+        """True if a step of a change of the controllers was ordered."""
         self._hand_over_at_ns = 0
         self._times = config.session_times
         self._birth = LevelBootstrap(rules, self._times)
 
     @property
     def in_office(self) -> bool:
-        """Whether the duties of the leader have begun."""
+        """True if the duties of the leader have begun."""
         return self._term >= 0
 
     @property
@@ -253,7 +253,7 @@ class QuorumMember:
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
-        """Grant no lease and propose nothing as the leader any more: the leadership is lost, or is about to be handed over."""
+        """Grant no lease and propose nothing as the leader anymore: the leadership is lost, or is about to be transferred."""
         self._term = self._taking_over = -1
         self._duties.resign()
 
@@ -325,7 +325,7 @@ class QuorumMember:
         return decided
 
     def _controllers(self, now_ns: int) -> list[Decision]:
-        """Continue a change of the controllers, whoever started it."""
+        """Continue a change of the controllers that any member has started."""
         view = self._log.view()
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS

@@ -1,30 +1,43 @@
 """Proposes the moves of replicas for targets, drained nodes and lost nodes, as the metadata leader. Pure.
 
-Goal: every partition comes to lie on the nodes that its ``target`` names; what a node holds that is drained, or has been down for
-``replacement_grace_s``, is made anew on others; and the nodes that publish and read meanwhile feel little of it. Constraint: nothing
-moves that need not; a partition that is short of replicas already, or has an election under way, is left alone; whoever is killed, it
-goes on: all that matters is in the image, and what is kept here is only since when a node has been down.
+Goal: every partition is on the nodes that its ``target`` names. The replicas of a node that is drained, or down for
+``replacement_grace_s``, are copied to others. Publishers and readers notice little of it. Constraint: nothing moves
+without need. A
+partition that lacks replicas, or has a running election, is left alone. A move survives the loss of any node: its state
+is in the
+image. Only the time since which a node is down is kept here.
 
-Algorithm, at a look (when something has changed, four times a second at most):
+Algorithm, at each check (after a change, at most four times a second):
 
-1. Copies. A partition whose target wants a node next gets it as ``joining`` (BeginCopy), the oldest first, as long as no more than
-   ``max_copies`` run, ``max_copies_per_node`` into its node, and as many from its leader. Only while it is Online and all its live
-   replicas that are to stay are in the ISR. The rest of a swap is the leader's business.
-2. Copies that come to nothing. The node that joins has been down for the grace, or is drained itself: the copy is given up (BeginCopy
-   with no node), and the target names another one; where an operator had chosen it, the move is cancelled. The node that was to be
-   replaced is back, and nobody has joined for it yet: the move is cancelled; while another node of the partition is still missed, the
-   target names the one that is back again. A replica that is to stay is gone: who was to go stays for it, or another one comes.
-3. Leaderships. What a drained node leads goes to a live member of the ISR that stays, ``TRANSFERS_AT_ONCE`` at a time; then, of the
-   partitions that a rebalance has given another order, to the first replica, when it is in the ISR. If it is gone, nothing is moved.
-4. New targets, for who is down beyond the grace first, then for who is drained, ``AHEAD`` times ``max_copies`` at most before
-   they are needed: each in the place of the one that goes, where least is (``placement/takers.py``).
+1. Copies. The next missing node of a target becomes ``joining`` (BeginCopy), the oldest target first. At most
+``max_copies`` run,
+   ``max_copies_per_node`` into one node, and as many from one leader. The partition must be Online with all its live,
+   staying
+   replicas in the ISR. The leader does the rest of a swap.
+2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with no
+node), and the
+   target names another node. If an operator had chosen the node, the move is canceled. If the node to be replaced is
+   back and no
+   node has joined for it yet, the move is canceled. While another node of the partition is missing, the target names
+   the returned
+   one. If a staying replica is lost, the leaving one stays in its place, or another one joins.
+3. Leaderships. The leaderships of a drained node go to live, staying members of the ISR, ``TRANSFERS_AT_ONCE`` at a
+time. Then the first
+   replica of each partition that a rebalance has reordered becomes the leader if it is in the ISR.
+4. New targets: first for nodes down beyond the grace time, then for drained nodes, at most ``AHEAD`` times
+``max_copies`` in advance.
+   Each new replica goes to the node with the least load (``placement/takers.py``).
 
-Every proposal is a compare-and-set. One that is not answered is made again after ``AGAIN_AFTER_NS``, or when the partition has changed.
+Every proposal is a compare-and-set. An unanswered one is repeated after ``AGAIN_AFTER_NS``, or when the partition has
+changed.
 
-Worked example: a, b, c, d hold 8 partitions of 3 replicas; c stops. For five minutes nothing happens; then the 6 partitions of c get
-targets: (a b c) becomes (a b d), where d is the only one left that may take it. Two of them, one after the other: BeginCopy d; its
-replica catches up and takes c's place. c comes back while the third is copied: the copy and the three targets that are left are
-cancelled, c keeps those three, and deletes what it has lost.
+Worked example: a, b, c, d hold 8 partitions of 3 replicas, and c stops. For five minutes nothing happens. Then the 6
+partitions of c get
+targets: (a b c) becomes (a b d), because only d may take it. Two copies run at a time: BeginCopy d, its replica catches
+up and takes c's
+place. c returns during the third copy. This copy and the three remaining targets are canceled. c keeps those replicas,
+and deletes the
+ones that it has lost.
 """
 
 from __future__ import annotations
@@ -65,21 +78,21 @@ class ReassignmentPlanner:
         self._per_node = config.max_copies_per_node
         self._image: ClusterImage | None = None
         self._look_at_ns: int | None = None
-        """None: nothing has changed since the last look, and nothing runs out."""
+        """Time of the next check. None: nothing has changed since the last check, and no time runs out."""
         self._earliest_ns = 0
         self._touched: set[str] | None = set()
-        """Streams to be looked at; None: all."""
+        """Streams to check. None: all."""
         self._down_since_ns: dict[str, int] = {}
         self._names: dict[str, str] = {}
         """Uid -> name, of the streams in ``_waiting``, ``_copying``, ``_finishing`` and ``_leading``."""
         self._waiting: dict[_Key, _Place] = {}
         """The target wants a node next. Oldest first, as the other two."""
         self._copying: dict[_Key, _Place] = {}
-        """Somebody joins."""
+        """Partitions into which a node is joining."""
         self._finishing: dict[_Key, _Place] = {}
-        """Somebody has joined, and somebody is to leave."""
+        """Partitions where a node has joined and another one has to leave."""
         self._leading: dict[_Key, _Place] = {}
-        """No replica moves, but the first one is to lead."""
+        """Partitions without a move, whose first replica has to become the leader."""
         self._proposed: dict[_Key, tuple[int, int]] = {}
         """(Epoch that it was proposed on, when)."""
         self._transfers: dict[_Key, int] = {}
@@ -107,7 +120,7 @@ class ReassignmentPlanner:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Record that an entry was applied."""
         if self._image is None:
             return
         before, self._image = self._image, image

@@ -1,23 +1,28 @@
 """Combines the requests of a node's partitions into one entry of the metadata log. Pure.
 
-Goal: what a cluster event costs the group grows with what changes, not with the number of messages: a thousand promotions are a few
-entries, flushed and sent a few times. Each request of a batch is decided on the image that the ones before it have made, by its own
-compare-and-set, as if it had an entry of its own; one that is refused, or meets a bug, keeps none of the others back.
+Goal: the cost of a cluster event for the group grows with the number of changes, not of messages. A thousand promotions
+are a few
+entries. Each request of a batch is decided on the image after the earlier ones, by its own compare-and-set, as if it
+had its own entry. A
+request that is rejected, or meets a bug, does not affect the others.
 
-An answer says the number that its request had with the sender: what the metadata leader answered itself (reports that it keeps back,
-progress of candidates) is not in the entry, and a repeated batch may be divided otherwise than the first time.
+An answer contains the number that its request had at the sender. The metadata leader answers some requests itself
+(delayed reports,
+progress of candidates). These are not in the entry, and a repeated batch may be divided differently.
 
-RequestBatcher: what the replicas of one node ask of the metadata group, on their way there in batches. Pure.
+``RequestBatcher`` collects the requests of a node's replicas on their way to the metadata group. Goal: an event that
+touches all
+partitions of a node requests each change once.
 
-Goal: however many partitions a node holds, an event that touches all of them (a node dies, the metadata leader changes, the
-whole cluster starts) asks the group for what has to change once, and not for the same thing again and again.
+Algorithm: the newest request of each partition and kind waits, in the place of the earlier one. One batch is in flight
+at a time. The next
+one is sent when it was answered or has timed out. So the waiting requests are limited by the node's partitions, and a
+lost metadata leader
+costs one batch to repeat. Requests that give a partition a leader go before changes of an ISR.
 
-Algorithm: of each partition and kind the newest wish waits, in the place of the one before it; one batch is out at a time, and the next
-leaves when it is answered or given up. So what waits is bounded by the partitions of the node, what is under way by one batch, and
-a metadata leader that is lost finds one batch to be asked again. What gives a partition a leader goes before what changes an ISR.
-
-Worked example: 3,000 followers notice within a second that their leader's node is gone. The first report leaves alone; 200 more go with
-the next batch, and so on; a partition whose follower reports again meanwhile still waits in its old place, with the newer report.
+Worked example: 3,000 followers notice within a second that their leader's node is gone. The first report is sent alone,
+200 more with the
+next batch, and so on. If a follower reports again while it waits, the newer report takes the old place.
 """
 
 from __future__ import annotations
@@ -89,7 +94,7 @@ def _one_count(records: list[Record]) -> tuple[Record, ...]:
 
 
 Answer = Callable[[pb.ControlResponse | None], None]
-"""Called once: with the answer, or with None when nobody knows the outcome."""
+"""Callback, called once: with the answer, or with None if the outcome is unknown."""
 
 _LATER = frozenset({"changeIsr", "reportPurged", "reportService"})
 _UNKNOWN = (
@@ -128,7 +133,7 @@ class RequestBatcher:
         self._then: dict[tuple[PartitionKey, str], _Wish] = {}
         self._out: list[_Wish] = []
         self.superseded_count = 0
-        """RequestBatcher whose place a newer one took."""
+        """Number of requests that a newer one has replaced."""
         self.batch_count = 0
         self.sent_count = 0
         """RequestBatcher that left in those batches."""

@@ -39,17 +39,19 @@ class RequestKind:
     """One row of the table of requests."""
 
     decide: Callable[[RecordBuilder, Any], Decision | Steps[Decision]]
-    """What apply does with the request's message, in steps where it may concern thousands of partitions; it reads nothing but its
-    arguments and never raises [M6]."""
+    """Function that applies the request, in steps if it may concern thousands of partitions.
+
+    It reads only its arguments and never raises [M6].
+    """
     asked_by: AskedBy
     asker: str = ""
-    """Of NODES: the field that names who asks. '': any node may."""
+    """For NODES requests: the field with the id of the sender. '': any node may send it."""
     read_only: bool = False
-    """It changes nothing, and so needs no deduplication."""
+    """True if it changes nothing, so it needs no deduplication."""
     batched: bool = False
-    """It is about one partition, and may stand in a batch; all others have an entry of their own."""
+    """True if it concerns one partition and may be part of a batch. All others have an entry of their own."""
     looked_at_first: bool = False
-    """By a metadata leader that knows the sessions: one that has only just been elected can't answer it yet."""
+    """True if only a metadata leader that knows the sessions can answer. A newly elected one cannot yet."""
 
 
 def _nothing(draft: RecordBuilder, _: Any) -> Decision:
@@ -121,7 +123,7 @@ _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 
 
 def kind_of(request: pb.ControlRequest) -> RequestKind:
-    """Return the row of ``request``. An unknown request gets a row that nobody may use."""
+    """Return the row of ``request``. An unknown request gets a row that no sender may use."""
     return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
 
 

@@ -72,11 +72,11 @@ class ClusterFsm:
         self.spoken = range_of(features)
         self.image = ClusterImage()
         self.last_records: tuple[Record, ...] = ()
-        """What the last apply did, in order; empty when it changed nothing but index and time."""
+        """Records of the last apply, in order. Empty if it changed only index and time."""
         self.failure_count = 0
         """Entries that ended in an unexpected error: each is a bug, answered UNKNOWN, and changed nothing."""
         self.refused_count = 0
-        """Entries that are not a ControlRequest: somebody has put foreign bytes into the log."""
+        """Number of entries that are not a ControlRequest, because another program has written to the log."""
         self._ahead: _Ahead | None = None
 
     @property

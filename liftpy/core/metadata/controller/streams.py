@@ -36,7 +36,7 @@ MAX_FIRST_LEADER_EPOCH = 1 << 48
 AS_MANY = "it has as many already"
 OVERLAP = "subjects overlap with an existing stream"
 OVERLAP_ERR_CODE = 10065
-"""What JetStream says, and its err_code."""
+"""JetStream's err_code for overlapping subjects."""
 
 
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
@@ -374,7 +374,7 @@ def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers:
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 RETENTION_BYTES = 64 * 1024 * 1024
-"""Of commands, a partition: many times what lies between two snapshots of a coordinator, and so what all of them have in theirs."""
+"""Retention of commands per partition, in bytes: many times the log between two snapshots of a coordinator."""
 
 
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
@@ -409,7 +409,7 @@ def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
 AT_ONCE = 8
 LOOK_EVERY_NS = NS_PER_S // 4
 AGAIN_AFTER_NS = 10 * NS_PER_S
-"""What was proposed and is not placed is proposed again: it may not have come into the log, or there is room now."""
+"""Time after which an unplaced stream is proposed again. The proposal may be lost, or nodes have room now."""
 NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
 
 
@@ -428,10 +428,10 @@ class WaitingStreams:
     def __init__(self) -> None:
         self._image: ClusterImage | None = None
         self._look_at_ns: int | None = None
-        """None: nothing has changed since the last look."""
+        """Time of the next check. None: nothing has changed since the last one."""
         self._earliest_ns = 0
         self._proposed_ns: dict[str, int] = {}
-        """By uid."""
+        """Uid -> time of the last proposal."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin: this node is the metadata leader."""

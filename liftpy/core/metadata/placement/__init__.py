@@ -36,7 +36,7 @@ _MOMENT_HASHES = 20_000
 class _Row:
     place: Policy
     uses_start: bool = False
-    """It goes on where the last one stopped: all policies that do share one index."""
+    """True if the policy continues where the last one stopped. All these policies share one index."""
     weighs: bool = False
     """Nodes of weight 0 do not count."""
     check: Callable[[Sequence[NodeFacts], Wanted], None] | None = None
@@ -95,7 +95,7 @@ def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
 
 
 def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
-    """Whether ``placing`` is more than a moment's work."""
+    """Return whether ``placing`` takes more than a moment."""
     return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
 
 

@@ -20,21 +20,21 @@ class NodeFacts:
     rack: str = ""
     """'': it did not say."""
     weight: float = 1.0
-    """Its share, for the policies that weigh; 0: it is given nothing by them."""
+    """Weight of the node for weighted policies. 0: it gets no replicas from them."""
     live: bool = True
-    """Only live nodes are chosen; others by hand alone, and only where that is allowed."""
+    """True if the node is live. Other nodes are chosen only by an assignment that allows it."""
     replicas: int = 0
-    """That it holds."""
+    """Number of replicas on the node."""
     leaders: int = 0
     """Partitions that it leads."""
     budget: int = 0
     """Replicas that it takes, those that it holds included; 0: any number."""
     leaving: bool = False
-    """An operator drains it: nobody gives it anything."""
+    """True if an operator drains it. It gets no replicas."""
 
     @property
     def takes(self) -> bool:
-        """Whether the node accepts replicas."""
+        """True if the node accepts replicas."""
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
@@ -55,7 +55,7 @@ class Wanted:
     """Partitions to place: ``first`` to ``first`` + ``partitions`` - 1 of ``stream``."""
 
     policy: str = ""
-    """'': the default one."""
+    """Name of the policy. '': the default one."""
     stream: str = ""
     partitions: int
     replication_factor: int
@@ -64,7 +64,7 @@ class Wanted:
     first: int = 0
     """Number of the first one: above 0 where partitions are added."""
     assignment: tuple[Assigned, ...] = ()
-    """Of ``manual``."""
+    """Assignment of the policy ``manual``."""
     allow_offline: bool = False
     """``manual`` may name nodes that are not live."""
 
@@ -74,11 +74,11 @@ class Placed:
     """The placed replicas."""
 
     replicas: list[Replicas]
-    """Of each partition, in order."""
+    """Replicas of each partition, in order."""
     next_start: int
     """The start index of what is placed next."""
     notes: tuple[str, ...] = ()
-    """What the caller may not expect, for people."""
+    """Limits of the result, as text."""
 
 
 Policy = Callable[[Sequence[NodeFacts], Wanted], Steps[list[Replicas]]]
@@ -127,9 +127,9 @@ class Defect:
     """One error in a manual assignment."""
 
     entry: int
-    """Its place in the list, from 0; -1: of the list itself."""
+    """Index in the list, from 0. -1: the list itself."""
     rule: str
-    """Which rule it breaks."""
+    """Rule that it breaks."""
 
 
 class ManualError(PlacementError):

@@ -188,7 +188,7 @@ def _window(row: Sequence[NodeFacts], at: int, factor: int) -> Replicas:
 
 
 CLOSE = 1e-9
-"""Relative; floating point is off by some 1e-15."""
+"""Relative difference below which scores are compared exactly. Floating-point errors are about 1e-15."""
 DIGITS = 60
 HASHES_PER_STEP = 5_000
 _TWO_64 = 2.0**64

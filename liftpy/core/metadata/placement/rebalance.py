@@ -74,7 +74,7 @@ from math import ceil, floor
 from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, ordered
 
 Key = tuple[str, int]
-"""(stream, partition)."""
+"""Stream and partition."""
 _ROUNDING = 1e-9
 
 
@@ -96,9 +96,9 @@ class MovePlan:
 
     moves: tuple[Move, ...]
     fewest: int
-    """No plan with these shares has fewer."""
+    """Lower bound of the transfers for these shares."""
     stuck: tuple[Key, ...]
-    """Partitions that a leaving node keeps: nobody may take them."""
+    """Partitions that a leaving node keeps, because no other node may take them."""
     held: Mapping[str, int]
     """Replicas of each node afterwards, in order."""
 
@@ -349,7 +349,7 @@ class LeadershipPlan:
 
     transfers: tuple[Transfer, ...]
     fewest: int
-    """No plan with these shares has fewer."""
+    """Lower bound of the transfers for these shares."""
     led: Mapping[str, int]
     """Partitions that each node leads afterwards, in order."""
 
@@ -446,7 +446,7 @@ class _Evening:
 
 TOLERANCE = 0.02
 _TAKERS_TRIED = 16
-"""For each replica-giver in turn; more would hardly find a better one."""
+"""Number of candidates to try for each giving node. More would hardly find a better one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,9 +457,9 @@ class SizePlan:
     moved_bytes: int
     fewest_bytes: int
     held_bytes: Mapping[str, int]
-    """Of each node afterwards, in order."""
+    """Bytes that each node has afterwards, in order."""
     targets: Mapping[Key, Replicas]
-    """What the partitions that change are to lie on."""
+    """Replicas of the changed partitions afterwards."""
 
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
