@@ -40,7 +40,7 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
 _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
-"""Of what waits to be written; nats-py itself makes a publisher wait beyond 2 MiB, and longer than anybody asked for."""
+"""Maximum size of data that waits to be written, in bytes. nats-py blocks a publisher beyond 2 MiB without a deadline."""
 _LARGE_BYTES = ROOM_BYTES // 2
 SILENT_S = 0.5
 """Time without an answer to a PING, in seconds, after which the NATS server counts as silent."""
@@ -49,7 +49,7 @@ _CHECK_S = 60.0
 
 
 class NoRespondersError(UnavailableError):
-    """The NATS server found no subscriber: the request reached nobody and nothing was done. Retry."""
+    """The NATS server found no subscriber: no node received the request and nothing was done. Retry."""
 
     code = "NO_RESPONDERS"
 
@@ -168,7 +168,7 @@ class Transport:
         self._ours = connection if isinstance(connection, StrictConnection) else None
         self._loop = asyncio.get_running_loop()
         self.counters: Counter[str] = Counter()
-        """What came and could not be used, by kind."""
+        """Kind -> number of received messages that could not be used."""
         self.closed = False
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
@@ -267,7 +267,7 @@ class Transport:
 
     @property
     def has_room(self) -> bool:
-        """Whether a message can be written without waiting: the buffer is small, or a reconnect is running."""
+        """True if a message can be written without waiting: the buffer is small, or a reconnect is running."""
         return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
 
     async def room(self, give_up_at: float) -> None:
@@ -418,7 +418,7 @@ class Transport:
         return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
-        """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
+        """Queue a message for writing without a check for room. It cannot be withdrawn. Raises the errors of ``publish``."""
         if headers is None and self.hand_over(subject, payload, reply):
             return
         try:
@@ -496,7 +496,7 @@ class Transport:
 
 
 async def _close(connection: NatsConnection) -> None:
-    """Close it within 2 x ``_CLOSE_S``, also if this is cancelled: then it goes on by itself."""
+    """Close the connection within 2 x ``_CLOSE_S``. If the caller is canceled, closing continues in the background."""
     closing = asyncio.create_task(_close_bounded(connection), name="closing of a connection")
     _closings.add(closing)
     closing.add_done_callback(_closings.discard)
@@ -545,7 +545,9 @@ class _Asked:
 
 
 class Answers:
-    """``begin`` when somebody listens on the inbox; then ``expect`` and ``forget`` for each request; ``leave`` at the end."""
+    """Requests that wait for answers. Call ``begin`` after subscribing to the inbox, ``expect`` and ``forget`` for each
+    request, then ``leave``.
+    """
 
     def __init__(self) -> None:
         self._inbox = ""
@@ -553,7 +555,7 @@ class Answers:
         self._numbers = count()
         self._asked: dict[int, _Asked] = {}
         self.is_open = False
-        """Whether answers can come."""
+        """True if answers can come."""
 
     @property
     def waiting_count(self) -> int:
@@ -565,7 +567,7 @@ class Answers:
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the inbox."""
         subscription, self._subscription, self.is_open = self._subscription, None, False
         if subscription is not None:
             with contextlib.suppress(Exception):

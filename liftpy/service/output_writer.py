@@ -1,9 +1,10 @@
 """Writes the leader's outputs to the output stream, each at its own offset. Followers read them. See ``outbox.py``.
 
-In record batches, several in flight, each with the offset that its first output expects. The first refusal or missing ack stops the
-window: then the end of the output stream is learned anew, by a read, before anything else is sent.
-
-Appending records that a service has emitted: one BatchPublish at an expected offset, one ack that is looked at.
+The outputs travel in record batches (BatchPublish), several in flight. Each batch contains the expected offset of its
+first output, and
+gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of the output stream
+before it sends
+again.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ _AGAIN_S = 0.05
 """The first wait after an output that was not written; twice as long each time, up to ``emit_poll_interval_s``."""
 _BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
-"""An output stream that ends below what was acknowledged for so long was cut; a leader that has just begun says less for a moment."""
+"""Time for which an output stream may end below the acked offset before it counts as truncated. A new leader may report
+less at first.
+"""
 
 
 def _nothing() -> None:
@@ -161,19 +164,19 @@ class Emitter:
         self._disproven = disproven
         self._known = known
         self._address = Destination(self._stream, "", self._partition, "")
-        """Without a subject until the stream was found."""
+        """Address of the output stream. It has no subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
-        """Whether the end of the output stream has to be learned before anything is sent."""
+        """True if the end of the output stream has to be learned before anything is sent."""
         self._shorter_since_s: float | None = None
-        """Since when the output stream has ended below what is known to be written."""
+        """Time since which the output stream ends below the written offset."""
         self._wait_s = _AGAIN_S
         self.problem = ""
         """Why outputs don't leave; shown in status."""
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
         self.on_advance: Callable[[], None] = _nothing
-        """Called then."""
+        """Called when the written offset advances."""
 
     def wake(self) -> None:
         """Look for work: there are outputs, or the role changed."""
@@ -376,7 +379,7 @@ class Router:
         self._fatal = fatal
         self._target: StreamImage | None = None
         self._places: dict[int, Place] = {}
-        """By partition; empty: to be learned."""
+        """Partition -> output stream partition. Empty: not known yet."""
         self._next = 0
         """Offset in the output stream that is looked at next."""
         self._wake = asyncio.Event()

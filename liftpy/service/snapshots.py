@@ -96,7 +96,7 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 
 
 class OpenSnapshot:
-    """Open file of a snapshot. It closes when nobody uses it. Any thread may read."""
+    """Open file of a snapshot. It closes when its last user releases it. Any thread may read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -341,7 +341,7 @@ _KNOWN = 64
 _TOLD = 4
 _NOTICED_S = 0.01
 _TURN = 1.5
-"""Of what the last snapshot took: between the turns of two nodes."""
+"""Time between the turns of two nodes, as a share of the last snapshot's duration."""
 _LONGEST_TURN_S = 5.0
 
 
@@ -359,18 +359,18 @@ class SnapshotKeeper:
         """The newest snapshots, ascending."""
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
-        """Of the log, since the newest snapshot."""
+        """Number of bytes of the log since the newest snapshot."""
         self._soon = False
         self._blocked_s = 0.0
-        """How long the last snapshot has blocked the service."""
+        """Time for which the last snapshot blocked the service, in seconds."""
         self.given_bytes = 0
-        """To services beside other nodes."""
+        """Number of bytes sent to services beside other nodes."""
         self.turn = 0
-        """Of this node, as the sidecar says: 0 is the first."""
+        """Turn of this node, from the sidecar. 0 is the first."""
         self.life = secrets.randbits(62)
-        """Another one whenever the state begins anew."""
+        """Number that changes when the state is rebuilt."""
         self._began: Kept | None = None
-        """What the state began from, until the log has shown that it is one of its own."""
+        """Snapshot from which the state began, until the log has confirmed it."""
         self.digests: list[tuple[int, bytes]] = []
         """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
         self.stored_count = 0
@@ -378,7 +378,7 @@ class SnapshotKeeper:
         self.saved_s: float | None = None
         """When the newest of them was stored, monotonic."""
         self.state_bytes = 0
-        """Of the newest of them."""
+        """Size of the newest snapshot, in bytes."""
         self.problem = ""
         """Why the last snapshot was not stored; shown in status where nothing worse is."""
 
@@ -469,7 +469,7 @@ class SnapshotKeeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether ``keep`` is to be called."""
+        """True if ``keep`` is to be called."""
         settings = self._settings
         late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
@@ -524,10 +524,10 @@ class SnapshotGiver:
         """Questions that were not answered, by reason."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
         self._held: dict[bytes, _Held] = {}
-        """By digest, the one that was used last at the end."""
+        """Open snapshots by digest, the last used one at the end."""
 
     async def run(self) -> None:
-        """Answer forever."""
+        """Answer requests until it is canceled."""
         subscription = await self._transport.connection.subscribe(
             self._subject, cb=self._guard.callback(self._arrived), pending_msgs_limit=_MAX_WAITING
         )
@@ -621,14 +621,14 @@ class SnapshotGiver:
 
 _ANSWER_S = 2.0
 _TRIES = 3
-"""For each piece."""
+"""Maximum number of attempts for each piece."""
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _SLOWEST_BYTES_PER_S = 64 * 1024
 _BEGINS_SLOWLY_S = 10.0
-"""After so long a peer has to give so many bytes a second, on average."""
+"""Time after which a peer must deliver a minimum rate on average, in seconds."""
 _BARRED_S = 60.0
-"""A snapshot that was taken is not taken again for so long."""
+"""Time for which a downloaded snapshot is not downloaded again, in seconds."""
 _MAX_PEERS = 16
 
 
@@ -656,10 +656,10 @@ class SnapshotFetcher:
         self._took_s: dict[bytes, float] = {}
         """Digest of what was taken, and when, monotonic."""
         self.problem = ""
-        """What is being done; '' while nothing is."""
+        """Problem of the current download, as text. '': none."""
         self.fetched_bytes = 0
         self.tried = ""
-        """What the last ``fetch`` that found nothing has tried."""
+        """Snapshots that the last ``fetch`` without a result has tried."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
         """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_timeout_s``."""

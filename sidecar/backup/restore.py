@@ -343,7 +343,7 @@ class Restored:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything of the streams was restored, too."""
+        """True if everything of the streams was restored, too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
     def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:

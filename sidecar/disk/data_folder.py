@@ -55,7 +55,7 @@ class NodeIdentity:
 
     @property
     def stopped_cleanly(self) -> bool:
-        """Whether the last incarnation stopped cleanly."""
+        """True if the last incarnation stopped cleanly."""
         return self.incarnation > 0 and self.clean_incarnation == self.incarnation
 
 

@@ -79,7 +79,7 @@ class Flusher:
         self._thread: Future[int] | None = None
         """The flush that runs in one."""
         self._told = False
-        """Whether its place knows of it: the loop has waited for it."""
+        """True if its place knows of it: the loop has waited for it."""
         self._checkpoint: Future[None] | None = None
         """That runs."""
         self._checkpoint_began_s = 0.0
@@ -97,7 +97,7 @@ class Flusher:
 
     @property
     def stalls(self) -> bool:
-        """Whether the disk is blocked, so that other work should wait."""
+        """True if the disk is blocked, so that other work should wait."""
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:

@@ -204,7 +204,7 @@ class Partitions:
             worker.feed(DataPathChanged(is_up=is_up))
 
     def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
-        """Whether this node still serves as the leader that a report accuses."""
+        """Return whether this node still serves as the leader that a report accuses."""
         worker = self._by_name.get((question.stream, question.partition))
         if worker is None or worker.key.uid != question.streamUid:
             return False

@@ -385,17 +385,17 @@ class PartitionWorker:
 
     @property
     def leads(self) -> bool:
-        """Whether the metadata names this node as leader."""
+        """True if the metadata names this node as leader."""
         return self.leader == self._node.settings.node_id
 
     @property
     def storage_failed(self) -> bool:
-        """Whether the log has failed and waits for a restart."""
+        """True if the log has failed and waits for a restart."""
         return self.executor.storage_failed
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether it is in the ISR and its log agrees with the leader's."""
+        """True if it is in the ISR and its log agrees with the leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 

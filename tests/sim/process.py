@@ -90,7 +90,7 @@ class SimNode:
 
     @property
     def up(self) -> bool:
-        """Whether a process runs."""
+        """True if a process runs."""
         return self.process is not None
 
     def start(self) -> None:
@@ -230,7 +230,7 @@ class Process:
 
     @property
     def serves_all(self) -> bool:
-        """Whether every log that it has opened has its replica."""
+        """True if every log that it has opened has its replica."""
         return bool(self.incarnation) and not self.leaving.unopened
 
     def repair(self) -> None:

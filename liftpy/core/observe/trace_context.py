@@ -20,7 +20,7 @@ from liftpy.core.wire.headers import Pairs
 TRACEPARENT = "traceparent"
 """The header's name, in this case alone: as OpenTelemetry's propagators write it."""
 TRACEPARENT_BYTES = 55
-"""Of a header of version 00; of a later one at least."""
+"""Length of a version 00 header, and minimum length of later versions, in bytes."""
 MAX_TRACEPARENT_BYTES = 512
 SAMPLED = 0x01
 _FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -35,7 +35,7 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether its sender records it."""
+        """True if its sender records it."""
         return bool(self.flags & SAMPLED)
 
 
@@ -59,7 +59,7 @@ def traceparent(context: TraceContext) -> bytes:
 
 TRACESTATE = "tracestate"
 MAX_STATE_BYTES = 512
-"""Of a ``tracestate`` that is put into a message; a longer one is left out."""
+"""Maximum length of a ``tracestate`` that is put into a message, in bytes. A longer one is left out."""
 
 
 def bears_one(pairs: Pairs) -> bool:
@@ -141,7 +141,7 @@ class SpanTree(NamedTuple):
 
 
 SPANS_PER_S = 100.0
-"""Of one node; of one client, in each direction."""
+"""Maximum number of spans per second of a node, or of a client in each direction."""
 
 
 class SpanBudget:
@@ -152,7 +152,7 @@ class SpanBudget:
         self._tokens = per_s
         self._at_ns: int | None = None
         self.dropped = 0
-        """Spans that were not made, or made and not handed over, since the process began."""
+        """Number of spans that were not created, or created and not exported, since the process began."""
 
     def takes(self, spans: int, now_ns: int) -> bool:
         """Return whether ``spans`` spans may be created at ``now_ns`` (monotonic). If not, they count as dropped."""

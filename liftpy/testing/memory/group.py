@@ -54,7 +54,7 @@ class MemoryGroup:
         self._duties = ActiveController(config, self._fsm.rules)
         self._index = 0
         self.changed_index = 0
-        """Of the newest image that nodes have to know: entries after it have changed nothing."""
+        """Index of the newest image that nodes need. Later entries have changed nothing."""
         birth = begin_at(SPOKEN.most, self._fsm.rules, config.session_times)
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self._fsm.apply(birth.SerializeToString(), self._index)

@@ -183,6 +183,6 @@ class MemoryNode:
         return None if other is None else other.replicas.get(key)
 
     def is_up(self, node_id: str) -> bool:
-        """Whether a node runs."""
+        """Return whether a node runs."""
         other = self._others.get(node_id)
         return other is not None and other.up

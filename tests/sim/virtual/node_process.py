@@ -69,7 +69,7 @@ class NodeProcess:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process."""
+        """True if there is a process."""
         return self.process is not None and self.process.is_alive
 
     @property
