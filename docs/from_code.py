@@ -28,8 +28,7 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
-from liftpy.spark.options import OPTIONS
-from liftpy.spark.sink_options import SINK_OPTIONS
+from liftpy.spark.options import OPTIONS, SINK_OPTIONS
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS

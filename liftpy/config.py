@@ -132,7 +132,7 @@ class DefaultQuota:
 
     @property
     def has_rates(self) -> bool:
-        """Whether it limits anything."""
+        """True if it limits anything."""
         return self.records_per_s > 0 or self.bytes_per_s > 0
 
     @property
@@ -196,7 +196,7 @@ class SessionTimes:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the previous times no longer count."""
+        """True if the previous times no longer count."""
         return not (self.session_before_ms or self.lease_before_ms)
 
     @property
@@ -314,23 +314,23 @@ class StreamConfig:
     retention_records: int = 0
     """Number of records in a partition beyond which the oldest are deleted. 0: no limit."""
     compaction: bool = False
-    """Whether only the newest record of each key is kept."""
+    """True if only the newest record of each key is kept."""
     delete_retention_s: float = 86_400.0
     """Time until compaction deletes a tombstone, in seconds."""
     codec: Codec = Codec.NONE
     """Compression of stored and replicated batches."""
     failover_standby: bool = False
-    """Whether followers also buffer published messages, so that a failover loses none. With small records at full speed it
+    """True if followers also buffer published messages, so that a failover loses none. With small records at full speed it
     costs about a fifth of the throughput and 40 % more CPU.
     """
     dedup_window_s: float = 120.0
     """Time in which a message id is stored once, in seconds of log time. 0: message ids are ignored."""
     read_only: bool = False
-    """Whether all publishes are rejected. Publishes in progress may still be stored."""
+    """True if all publishes are rejected. Publishes in progress may still be stored."""
     max_message_bytes: int = 0
     """Maximum size of payload and headers of one record, in bytes. 0: no limit of the stream."""
     optimistic_concurrency: bool = False
-    """Whether publishes without an expected offset are rejected."""
+    """True if publishes without an expected offset are rejected."""
     min_isr_hold_timeout_s: float = 0.0
     """Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are dropped and counted.
     0: as long as there is room.
@@ -344,7 +344,7 @@ class StreamConfig:
     quota_by_token: int = 0
     """Number of the subject token (from 1) whose values have separate quotas. 0: one quota for the stream."""
     quota_exempt: bool = False
-    """Whether the cluster's default quota does not apply to this stream."""
+    """True if the cluster's default quota does not apply to this stream."""
 
     def __post_init__(self) -> None:
         _bounded(self, STREAM_BOUNDS)
@@ -353,17 +353,17 @@ class StreamConfig:
 
     @property
     def is_cleaned(self) -> bool:
-        """Whether later records replace earlier ones, by key or by subject."""
+        """True if later records replace earlier ones, by key or by subject."""
         return self.compaction or self.max_per_subject > 0
 
     @property
     def has_quota(self) -> bool:
-        """Whether the stream has a quota of its own."""
+        """True if the stream has a quota of its own."""
         return self.quota_records_per_s > 0 or self.quota_bytes_per_s > 0
 
     @property
     def takes_default_quota(self) -> bool:
-        """Whether the cluster's default quota applies, if there is one."""
+        """True if the cluster's default quota applies, if there is one."""
         return not (self.has_quota or self.quota_exempt)
 
     def with_default(self, quota: DefaultQuota) -> StreamConfig:
@@ -383,7 +383,7 @@ class StreamConfig:
 
     @property
     def has_retention(self) -> bool:
-        """Whether retention deletes the oldest records, by age, size or number."""
+        """True if retention deletes the oldest records, by age, size or number."""
         return bool(self.retention_age_s or self.retention_bytes or self.retention_records)
 
     def effective_min_isr(self, replica_count: int) -> int:
@@ -563,7 +563,7 @@ class ReplicationConfig:
     groups_replicas: int = 0
     """Replicas of each partition of the groups stream. 0: 3, or the number of nodes if there are fewer."""
     events_stream: bool = False
-    """Whether the metadata leader also stores cluster events in the stream `_liftpy-events`. Use the same value on all
+    """True if the metadata leader also stores cluster events in the stream `_liftpy-events`. Use the same value on all
     controllers.
     """
     max_copies: int = 64

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """Images of containers often forbid bytecode files. Each of the suite's hundreds of nodes and commands would compile all its modules
 anew then, which is half of what its start costs; and each worker would rewrite all asserts, each time."""
+
+os.environ["XDG_CONFIG_HOME"] = str(Path(__file__).parent / "no-configuration")
+"""A context that a developer has selected is not where the suite goes."""
 
 INTERRUPTIBLE_LIFTPY = [
     sys.executable,

@@ -33,7 +33,7 @@ _CLI = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 _NODE = [sys.executable, "-m", "sidecar"]
 _IMPORTED = (
     "sidecar.cli.sidecar",
-    "sidecar.node.run",
+    "sidecar.node.node",
     "sidecar.runtime.restarts",
     "sidecar.cli.service",
     "sidecar.cli.stream",

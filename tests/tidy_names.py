@@ -82,6 +82,9 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpGroup.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
+    "sidecar.cli.completion.ClusterName.convert": _CLICK,
+    "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,
+    "sidecar.cli.help.HelpCommand.invoke": _CLICK,
     "sidecar.cli.main.TextType.convert": _CLICK,
     "sidecar.cli.options.BytesType.convert": _CLICK,
     "sidecar.cli.options._UnitType.convert": _CLICK,
@@ -117,7 +120,7 @@ UNREAD = {
     "sidecar.cli.help.HelpGroup.command_class": "click reads it",
     "sidecar.transport.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.transport.ingest_connection.Inflow._pings_outstanding": _SETS,
-    "sidecar.runtime.gc_tuning.Garbage.full_collection_count": _FOR_TESTS,
+    "sidecar.runtime.memory.Garbage.full_collection_count": _FOR_TESTS,
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 

@@ -22,12 +22,11 @@ from liftpy.core.base.ids import check_data_subject, check_name, check_new_strea
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
 from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.feature_range import FeatureLevels, said
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
-from liftpy.core.metadata.request_limits import MAX_REQUEST_BYTES
+from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.core.wire.subjects import Subjects
@@ -54,24 +53,24 @@ _Error = cluster_pb2.ControlResponse.Error
 DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
-"""How long there may be no responders before the first answer: a controller that reconnects is back by then."""
+"""Time to retry without responders before the first answer. A controller that reconnects is back by then."""
 DEFAULT_REPLICAS = 3
 """Replicas of a stream whose creator names no number, in a cluster of at least three nodes."""
 _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
-"""A change that needs more live nodes waits so long for those that are fenced, and looks so often."""
+"""Time that a change waits for fenced nodes if it needs more live nodes, and interval of the checks."""
 _LEAST_S = 0.25
-"""No attempt is made that would have less time."""
+"""Minimum time for an attempt. With less time left, no attempt is made."""
 MAJORITY_S = 1.5
 """A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
 _WHO_S = 1.0
-"""A controller has so long to say who is connected."""
+"""Time for a controller to answer which controllers are connected."""
 OPERATION_ID_SIZE_BYTES = 16
 _REQUEST_BYTES = 1024
 """Largest size of a control request without its payload."""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
 _NODES_BYTES = 64 * 1024
-"""Of a page that is asked for its nodes."""
+"""Maximum size of a page of node ids in a request, in bytes."""
 
 _ERRORS: dict[int, type[LiftError]] = {
     _Error.INVALID: ConfigError,
@@ -211,7 +210,7 @@ class _Majority:
 
     @property
     def is_missed(self) -> bool:
-        """Whether the last answer showed too few controllers for a majority."""
+        """True if the last answer showed too few controllers for a majority."""
         return self._missing_since_s is not None
 
     def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
@@ -255,9 +254,9 @@ class Admin:
         self._done_index = 0
         """Index of the metadata image that the last command, or linearizable question, was answered with."""
         self._has_answered = False
-        """Whether the namespace has controllers here: then no responders mean an outage, which is waited out."""
+        """True if a controller of the namespace has answered. Missing responders then mean an outage, and requests wait."""
         self.internal = False
-        """Whether requests may create, change and delete internal streams (names that begin with ``_``)."""
+        """True if requests may create, change and delete internal streams (names that begin with ``_``)."""
 
     async def create_stream(
         self,
@@ -1113,7 +1112,7 @@ class Admin:
         return True
 
     def _check_cluster(self, waited_s: float) -> None:
-        """Raise NoClusterError where nobody of the namespace has ever answered, and there were no responders for ``waited_s``."""
+        """Raise NoClusterError if no node of the namespace has ever answered, and there were no responders for ``waited_s``."""
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self._deadline_s / 2):
             raise NoClusterError(
                 f"No liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}. Check "

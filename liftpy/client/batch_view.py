@@ -86,7 +86,7 @@ class BatchSlice:
 
     @property
     def whole(self) -> bool:
-        """Whether the slice is the whole batch."""
+        """True if the slice is the whole batch."""
         return self.first_index == 0 and self.end_index == self.batch.record_count
 
     @property

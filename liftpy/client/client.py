@@ -651,12 +651,12 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
         self._made_by = making or ClientFactories()
         self._admin = Admin(transport, subjects)
         self._streams: dict[str, StreamImage] = {}
-        """As they were last described; code that finds a description out of date asks for it again."""
+        """Streams as the cluster last described them. Code that finds a description out of date requests it again."""
         self._closing: asyncio.Task[None] | None = None
         self._describing: dict[str, asyncio.Task[StreamImage]] = {}
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
-        """Of publishers and data subjects: the first of many who ask for the same makes it for all."""
+        """Locks for creating publishers and data subjects. The first caller creates one, and concurrent callers share it."""
 
     async def __aenter__(self) -> Client:
         return self

@@ -1,10 +1,12 @@
 """Chooses the closest in-sync replica for a reader: on its host, then in its rack, then any.
 
-It is a wish: where none of the host answers well one of the rack does, then any other, and after ``AWAY_S`` the near ones are tried
-again. What may be read does not depend on it: each replica answers up to its own HW, and one that is behind what the reader has seen
-does not answer well.
+The choice is only a preference. If no replica on the host answers correctly, the reader asks one in the rack, and then
+any other. After ``AWAY_S`` it tries the close ones again.
 
-Which machine this is, as far as it matters for opening each other's files.
+The choice does not change the result of a read. Each replica answers up to its own HW. A replica that is behind the
+reader's progress counts as failed.
+
+``this_host`` names this machine, so that a reader and a node can see if they can open each other's files.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.errors import LiftError
 
 LOOK_EVERY_S = 30.0
-"""How often the metadata group is asked while the reader is away from its rack."""
+"""Interval of requests to the metadata group while the reader reads outside its rack, in seconds."""
 _LOOK_S = 1.0
-"""How long a reading waits for that."""
+"""Time that a reader waits for the answer of the metadata group, in seconds."""
 AWAY_S = 10.0
-"""How long a replica that did not answer well is passed over."""
+"""Time for which a failed replica is not chosen, in seconds."""
 
 
 class Nearest:
@@ -45,9 +47,9 @@ class Nearest:
         self._nodes_near = nodes_near
         self._near: list[str] = []
         self._here: Collection[str] = ()
-        """Those of ``_near`` that are on the reader's host."""
+        """Nodes of ``_near`` on the reader's host."""
         self._away_until: dict[str, float] = {}
-        """Of nodes in ``_near`` only."""
+        """Node of ``_near`` -> time until which it is not chosen."""
         self._look_at = 0.0
 
     async def instead_of(self, node: str) -> str:

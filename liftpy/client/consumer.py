@@ -204,7 +204,7 @@ class ReadOptions:
 
     @property
     def committed(self) -> bool:
-        """Whether only committed records are read."""
+        """True if only committed records are read."""
         return self.isolation == "committed"
 
 
@@ -563,15 +563,15 @@ class Consumer:
         self._after_epoch = after_epoch
         self._until = positions.checked_until(until)
         self._origin: ReadProgress | None = None
-        """Where reading began; never moved."""
+        """Offset at which reading began. It never changes."""
         self._fetched: ReadProgress | None = None
-        """How far the iteration has fetched."""
+        """Offset up to which the iteration has fetched."""
         self._handed_on = HandedOn()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
-        """What ``getone`` and ``getmany`` take from."""
+        """Iteration from which ``getone`` and ``getmany`` take records."""
         self.bounds: Bounds | None = None
-        """What the partition held when reading began; None before."""
+        """Bounds of the partition when reading began. None before the first answer."""
 
     async def begin(self) -> Bounds:
         """Resolve the start and the end now instead of at the first record.
@@ -662,7 +662,7 @@ class Consumer:
 
     @property
     def has_missed_tombstones(self) -> bool:
-        """Whether compaction dropped tombstones before this consumer reached them, after it had read older records.
+        """True if compaction dropped tombstones before this consumer reached them, after it had read older records.
 
         Keys that were deleted then look alive. ``seek("earliest")`` and read again. With ``until="end"`` reading raises
         TombstonesMissedError instead [R12].

@@ -57,7 +57,7 @@ class Cursor:
         """Partition of the stream of groups."""
         self._generation = 0
         self._uid = ""
-        """Of the stream when the cursor was opened: a position is of no use in another one of that name."""
+        """Uid of the stream when the cursor was opened. A position is not valid in another stream with the same name."""
 
     async def open(self) -> Cursor:
         """Open the cursor, and create it if there is none. ``client.cursor`` calls it.

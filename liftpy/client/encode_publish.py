@@ -22,7 +22,7 @@ MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 _LONGEST_ID_BYTES = 255
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-"""Of a header that every NATS client takes."""
+"""Header name that every NATS client accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Addressing:
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.unknown = False
-        """There was no such stream or partition when it was asked last: ``look`` before anything is sent."""
+        """True if the last request found no such stream or partition. Call ``look`` before sending anything."""
 
     def sure(self) -> None:
         """The addressed leader has answered."""

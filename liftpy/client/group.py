@@ -47,7 +47,7 @@ _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1
 """Shortest time between two automatic commits."""
 _STREAMS_S = 30.0
-"""How often it is looked which streams and partitions there are; at once when one is found to be gone."""
+"""Interval at which a member lists streams and partitions. It lists them at once if one of them is gone."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 

@@ -17,7 +17,7 @@ LONGEST_WAIT_S = 1.0
 PROBE_S = 0.25
 """Bound of the wait for an answer to a probe, and of the pause between probes, where the connection was just renewed."""
 PROBING_S = 5.0
-"""How long a renewed connection counts as just renewed, unless an answer comes: leaders reconnect in this time, too."""
+"""Time for which a restored connection counts as new, unless an answer arrives. Leaders reconnect in this time, too."""
 
 
 class PublishAck(NamedTuple):
@@ -36,7 +36,7 @@ class PublishAck(NamedTuple):
     offset: int
     leader_epoch: int
     duplicate: bool = False
-    """Whether the message id was stored before, at this offset."""
+    """True if the message id was stored before, at this offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class InFlight:
     """Time until which the leader recognizes the message id, if it stored the message. 0: it does not recognize it."""
     deadline: float = 0.0
     maybe_stored: bool = False
-    """Whether an attempt got no answer, so that the message may be stored."""
+    """True if an attempt got no answer, so that the message may be stored."""
     resend_at: float = 0.0
     wait_s: float = FIRST_WAIT_S
     not_before: float = 0.0
@@ -151,7 +151,10 @@ class Window:
         self.size_bytes = 0
 
     def try_enter(self, size_bytes: int, count: int = 1) -> bool:
-        """Enter if there is room and nobody waits. ``count``: several messages at once, with ``size_bytes`` in all."""
+        """Enter if there is room and no other sender waits.
+
+        ``count``: number of messages. ``size_bytes``: their total size.
+        """
         there, total_bytes = self.count + count, self.size_bytes + size_bytes
         if self._waiting or (self.count and (there > self._most or total_bytes > self._most_bytes)):
             return False

@@ -46,13 +46,13 @@ class ReadAhead:
         """An end or an error that ``at_once`` has met, for ``next``; at most one."""
         self._fetch: Fetch | None = None
         self._beginning: asyncio.Task[Fetch] | None = None
-        """Runs on when whoever waits for it gives up: the next one goes on waiting."""
+        """Task that opens the read. It continues if its waiter is canceled, and the next caller waits for it."""
         self._fetching: asyncio.Task[None] | None = None
         self._forget: Callable[[], None] = _nothing
         self._getting = False
         """``next`` waits for what comes."""
         self.ended = False
-        """At its end, or closed."""
+        """True if the read is at its end, or closed."""
 
     async def next(self) -> BatchSlice | None:
         """Return the next slice, None at the end.
@@ -119,7 +119,7 @@ class ReadAhead:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a fetch is running and no slice waits."""
+        """True if a fetch is running and no slice waits."""
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
@@ -183,7 +183,7 @@ async def _fetch_all(fetch: Fetch, ready: _Ready, name: str) -> None:
 
 
 _ending: set[asyncio.Task[None]] = set()
-"""Ends of iterations that nobody held any more, so that they are not lost themselves."""
+"""Closing tasks of abandoned iterations. The set keeps a reference, so that they run to their end."""
 
 
 def _end_later(fetching: asyncio.Task[None]) -> None:
@@ -220,25 +220,25 @@ class Iteration(Generic[Item]):
         self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
         self._handed_on = HandedOn() if handed_on is None else handed_on
         self._items: Iterator[Item] = iter(())
-        """Of the slice that is being given; none while one is waited for, and in one that was replaced."""
+        """Records of the current slice. None while the iteration waits for a slice, and after it was replaced."""
         self._waiting = False
         self.interrupted = False
-        """Its last wait ended by a cancellation or an error: it may go on, or another one may take its place."""
+        """True if the last wait was canceled or failed. The iteration may continue, or another one may replace it."""
         self.replaced = False
 
     @property
     def alive(self) -> bool:
-        """Whether another one would disturb it."""
+        """True if another one would disturb it."""
         return not (self._ahead.ended or (self.interrupted and not self._waiting))
 
     @property
     def may_go_on(self) -> bool:
-        """Whether its next item follows the last one, also after a canceled wait."""
+        """True if its next item follows the last one, also after a canceled wait."""
         return not (self._ahead.ended or self.replaced)
 
     @property
     def is_idle(self) -> bool:
-        """Whether all fetched items are delivered."""
+        """True if all fetched items are delivered."""
         return self._waiting and self._ahead.is_empty
 
     def __aiter__(self) -> Iteration[Item]:

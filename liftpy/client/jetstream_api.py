@@ -1,16 +1,20 @@
-"""JetStream's stateless read API over the reads of our own client: committed records, nothing else, no state between two requests.
+"""Answers JetStream's stateless read API from committed records. It keeps no state between two requests.
 
-Goal: `nats stream ls|info|get`, and readers by direct get of any JetStream client, work unchanged. Constraint: a record that was
-acknowledged is there for whoever asks afterwards, so where the end is the leader is asked. Algorithm: a sequence is an offset + 1;
-"the last of a subject" is a backward read with a filter, "the next" a forward one. A node looks at about 1 MiB of its log for each
-question of such a read, so a search that finds nothing in a long log is given up after ``PATIENCE_S``, and says so.
+Goal: ``nats stream ls|info|get`` works unchanged, and so do readers that use direct get in any JetStream client.
 
-Subjects are those behind ``$JS.<domain>.API.``; bodies are JSON, as nats-server 2.15 takes them (measured). A field that is not known
-here asks for something that would not be given: it is refused by its name, where nats-server ignores it.
+Constraint: a reader that asks after an ack must find the record. If a request needs the end of the log, the leader is
+asked.
 
-A partition above 0 appears as a stream of its own, ``orders:1``: a name that no stream of ours can have, and every client takes.
+Algorithm: a sequence is an offset + 1. "The last of a subject" is a backward read with a filter. "The next" is a
+forward
+read. A node reads about 1 MiB of its log per request. So a search that finds nothing in a long log ends after
+``PATIENCE_S`` with an answer that says so.
 
-Answers are those of nats-server 2.15 (measured).
+Requests have the subjects ``$JS.<domain>.API.`` and JSON bodies, as nats-server 2.15 accepts them. nats-server ignores
+an unknown field. This module rejects it by name, because it may request something that is not supported. Answers are
+those of nats-server 2.15.
+
+A partition above 0 appears as a stream ``orders:1``. No other stream can have this name, and every client accepts it.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class Kind(Enum):
     CONSUMER_NAMES = "consumer_names"
     CONSUMER_LIST = "consumer_list"
     NEXT = "next message of a consumer"
-    """Its answer is a message or a status line, as of DIRECT."""
+    """Direct get of the next message. The answer is a message or a status line, as for DIRECT."""
     OTHER = "api"
 
 
@@ -84,7 +88,7 @@ class JsQuestion:
     partition: int = 0
     page_offset: int = 0
     subject: str = ""
-    """Of NAMES and LIST: streams that take it."""
+    """Subject filter. For NAMES and LIST: only streams that store this subject."""
     sequence: int = 0
     subjects: tuple[str, ...] = ()
     last: bool = False
@@ -255,7 +259,7 @@ def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> 
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether some subject fits both, wildcards included."""
+    """Return whether a subject can match both filters, wildcards included."""
     pairs = list(zip_longest(one.split("."), other.split(".")))
     for mine, theirs in pairs:
         if ">" in (mine, theirs):
@@ -268,7 +272,7 @@ def overlap(one: str, other: str) -> bool:
 NAMES_PAGE, LIST_PAGE = 1024, 256
 """Streams of one answer."""
 API_LEVEL = 1
-"""As of nats-server 2.11: direct gets of batches and of the newest of several subjects. The levels above concern writes."""
+"""API level of nats-server 2.11: batch gets, and the newest message of several subjects. Higher levels concern writes."""
 _TYPE = "io.nats.jetstream.api.v1.{}_response"
 _NS = 1_000_000_000
 _ZERO = "0001-01-01T00:00:00Z"
@@ -437,9 +441,9 @@ def places(streams: Mapping[str, StreamImage] | Iterable[StreamImage]) -> list[t
 
 
 PATIENCE_S = 4.0
-"""For an answer: clients wait for 5 s by default."""
+"""Maximum time to compute an answer, in seconds. Clients wait for 5 s by default."""
 MAX_BYTES = 8 * 1024 * 1024
-"""Of the records of one answer, at most; the next request goes on."""
+"""Maximum size of the records of one answer, in bytes. The next request continues after them."""
 _OPTIONS = ReadOptions(max_bytes=128 * 1024, wait_s=0, answer_timeout_s=2.0, patience_s=PATIENCE_S, read_ahead=1)
 _NO_MESSAGE = JsRefusal(404, 10037, "no message found")
 

@@ -16,7 +16,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError
 
 MAX_RANGES = 2000
-"""Of one command: well below its bound in bytes."""
+"""Maximum number of ranges in one command. A command of this size is well below its limit in bytes."""
 
 
 class Leased(Protocol):
@@ -45,7 +45,7 @@ class _Telling(Generic[J]):
     jobs: Sequence[J]
     settlements: list[pb.Settlement]
     done: asyncio.Future[list[J]]
-    """Those that are not this worker's any more."""
+    """Future with the jobs that this worker no longer owns."""
 
 
 class Settlements(Generic[J]):

@@ -35,7 +35,7 @@ _IDLE_S = 0.1
 _WILD = frozenset("*?[")
 
 Place = tuple[str, int]
-"""(stream, partition)."""
+"""Stream and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,10 @@ class ConsumedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How a ManyConsumer lists partitions and opens a Consumer for each. ``consumer`` gets the read-ahead in bytes."""
+    """Functions of a ManyConsumer that list partitions and open a Consumer for each.
+
+    ``consumer`` gets the read-ahead in bytes.
+    """
 
     places: Callable[[], Awaitable[Iterable[Place]]]
     consumer: Callable[[Place, Any, int], Consumer]
@@ -145,18 +148,18 @@ class ManyConsumer:
         self._ended: set[Place] = set()
         self._look_at = 0.0
         self._begun = False
-        """It is known what is there at the beginning."""
+        """True if the partitions at the start are known."""
         self._waiting = False
         self._closes = 0
         self._turn = 0
         self._served: dict[Place, int] = {}
-        """At which turn a partition was last served."""
+        """Partition -> turn at which it was last served."""
         self._rest: Iterator[tuple[str, int, Record]] = iter(())
-        """Of the slice that is handed on record by record: an iteration that is broken off loses none of it."""
+        """Remaining records of the slice that is delivered record by record. An interrupted iteration loses none of them."""
         self._last: tuple[str, int, Record] | None = None
         """The last record handed on of a slice that is not through."""
         self._unread: ConsumedBatch | None = None
-        """Whose records can't be had: it stays the next one, so that nobody goes on behind it."""
+        """Partition whose records cannot be read. It stays the next one, so no record after the gap is delivered."""
 
     async def __aenter__(self) -> ManyConsumer:
         await self._look()

@@ -1,16 +1,20 @@
-"""Queue of a producer for one partition: the order of its batches, and the meaning of the answers. Pure.
+"""Queue of a producer for one partition: orders its batches and evaluates the answers. Pure.
 
-Goal: every record once and in order, whatever is lost or refused on the way. Constraint: several batches are on their way at once, and
-whoever leads next may know some of them.
+Goal: store every record once and in order, whatever is lost or rejected on the way. Constraint: several batches are in
+flight at once, and the next leader may have some of them.
 
-Algorithm: go back N. Records are gathered into batches, which are numbered when they are closed and never change again: what is sent a
-second time is what was sent the first time, so that the leader recognises it. When a batch is refused, or its answer does not come,
-everything from the first unanswered batch on goes out again, after a pause that grows; what the log holds already is answered as a
-duplicate. A batch that is answered while an earlier one is not is in the log with it, for nothing is stored out of order; but its
-publisher is told in order.
+Algorithm: go back N.
 
-Worked example: batches at 0, 100, 200 are on their way when the leader dies. The next one has 0 and 100 in its log, their answers are
-lost. All three go out again: it answers 0 and 100 as duplicates once they are committed, and appends 200.
+- The queue collects records into batches. A closed batch has a sequence number and never changes. A repeated batch has
+  the same bytes, so the leader recognizes it.
+- After a rejection or a timeout, the queue sends every batch again from the first unanswered one. It waits before each
+  repetition, longer each time. The leader answers a batch that it has as a duplicate.
+- The leader stores nothing out of order. If a batch is answered and an earlier one is not, the log has both. The
+  publishers get their acks in order.
+
+Worked example: batches at 0, 100 and 200 are in flight when the leader fails. The next leader has 0 and 100 in its log,
+but their answers are lost. The queue sends all three again. The leader answers 0 and 100 as duplicates once they are
+committed, and appends 200.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ LONGEST_PAUSE_S = 1.0
 _PROBE_S = 0.25
 """Bound of the wait for the answer to one batch, where the connection was just renewed."""
 _PROBING_S = 5.0
-"""How long it counts as that, unless an answer comes: leaders reconnect in this time, too."""
+"""Time for which a restored connection counts as new, unless an answer arrives. Leaders reconnect in this time, too."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -47,21 +51,21 @@ class ProducerBatch:
     record_count: int
     batch: bytes
     digest: RollingDigest | None
-    """Of all the producer's records before it; None: not known."""
+    """Digest of all the producer's records before this batch. None: not known."""
     ticket: Any
     size_bytes: int
-    """That its records take in the buffer."""
+    """Size of its records in the buffer, in bytes."""
     position: int = -1
     """Offset of the last source record that something in it was made from, inclusive; -1: it names none."""
     names: bool = False
-    """It is the first of its epoch, and says its producer's name."""
+    """True for the first batch of an epoch, which contains the producer's name."""
     reset: bool = False
-    """What the log has of the producer counts for nothing."""
+    """True if the leader must discard its state of this producer."""
     attempt: int = 0
     first_at: float = 0.0
     """Loop time in s: then it was sent first."""
     answer_by: float = 0.0
-    """Then it is sent again."""
+    """Time at which the batch is sent again, unless it is answered before."""
     placed: BatchResult | None = None
 
 
@@ -78,13 +82,13 @@ class Refusal(Enum):
     """Meaning of a negative answer."""
 
     AGAIN = "again"
-    """Nobody took it, or there was no room: it goes out again."""
+    """No leader accepted the batch, or the leader had no room. The batch is sent again."""
     OUT_OF_ORDER = "out of order"
     """An earlier one is missing there."""
     UNKNOWN = "unknown"
     """The leader does not know its epoch: it is to be asked for another one."""
     FINAL = "final"
-    """It will never be stored."""
+    """The batch will never be stored."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,7 +135,7 @@ class PartitionQueue:
         """Told of each batch that is begun: its ticket, and the headers of its first record; gives those it is to have."""
         self.epoch = 0
         self.next_sequence = 0
-        """That the next batch which is closed begins with."""
+        """First sequence number of the next batch to close."""
         self._digest: RollingDigest | None = RollingDigest()
         self.position = -1
         """Offset of the last source record that the log had something of when the lane began, inclusive: what was made from it, or from
@@ -139,17 +143,17 @@ class PartitionQueue:
         self._names = False
         self._reset = False
         self._asks = True
-        """It has no epoch: nothing is sent."""
+        """True while the producer has no epoch. The queue sends nothing."""
         self._hurries = False
-        """What is gathered waits for no more."""
+        """True if collected records must not wait for more records."""
         self._open = _Open(ticket=new_ticket())
         self._parcels: deque[ProducerBatch] = deque()
         self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
-        """Nothing is sent before."""
+        """Time before which the queue sends nothing."""
         self._probing_until = 0.0
-        """Until then one batch goes out at a time, and often; 0: not now."""
+        """Time until which one batch is in flight at a time, with short timeouts. 0: not probing."""
         self._quota_until = 0.0
         """A quota lets it in then."""
         self.sent_again = 0
@@ -157,7 +161,7 @@ class PartitionQueue:
 
     @property
     def asks(self) -> bool:
-        """Whether it needs an epoch from ``begin``."""
+        """True if it needs an epoch from ``begin``."""
         return self._asks
 
     def begin(
@@ -191,7 +195,7 @@ class PartitionQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was added has its answer."""
+        """True if everything that was added has its answer."""
         return not self._parcels and not self._open.values
 
     @property
@@ -293,7 +297,7 @@ class PartitionQueue:
 
     @property
     def takes_a_new_batch(self) -> bool:
-        """Whether the next record is the first of its batch."""
+        """True if the next record is the first of its batch."""
         return not self._open.values
 
     def hurry(self) -> None:
@@ -380,7 +384,7 @@ class PartitionQueue:
         return None if due == math.inf else due
 
     def late(self, now: float) -> bool:
-        """Whether the first answer is overdue; then everything goes out again."""
+        """Return whether the first answer is overdue; then everything goes out again."""
         if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
             return False
         self._go_back(now)

@@ -32,8 +32,7 @@ from liftpy.errors import (
     PublishRejectedError,
     UnavailableError,
 )
-from liftpy.nats.request_reply import nobody_there
-from liftpy.nats.transport import Transport
+from liftpy.nats.transport import Transport, nobody_there
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
@@ -228,7 +227,7 @@ class Receipt:
 
     @property
     def done(self) -> bool:
-        """Whether the record is acked or has failed."""
+        """True if the record is acked or has failed."""
         return self._ticket.future.done()
 
 
@@ -283,13 +282,15 @@ class SenderContext:
     instance: int
     name: str
     source: SourcePosition | None
-    """What the producer reads; its offset says nothing."""
+    """Source that the producer reads. Its offset has no meaning."""
     round: Round | None
-    """That it sends; ``source`` is its position then."""
+    """Round that the producer sends. ``source`` is then its position."""
     partitioning: Callable[[], Partitioning | None]
-    """How the producer chooses partitions, once every course has begun; None: it can't say that."""
+    """Method by which the producer chooses partitions. It is known when all partitions are open. None: it cannot be
+    described.
+    """
     inbox: str
-    """Where answers come to."""
+    """Inbox for the answers."""
     options: ProducerOptions
     failed: Callable[[LiftError], None]
     """Told of what ends the producer."""
@@ -321,9 +322,9 @@ class PartitionSender:
         """BatchFuture of the batch that took the last record."""
         self._refusal: LiftError | None = None
         self.repeat = Repeat()
-        """What of the producer's round is stored."""
+        """Stored part of the producer's round."""
         self.known: client_pb2.ProducerState | None = None
-        """What the log held of the producer when the course began; None: nothing."""
+        """State of the producer in the log when the sender was opened. None: no state."""
         self._acked: tuple[int, int] | None = None
         """(offset, LeaderEpoch) of the newest acknowledgment that says where a record is."""
 

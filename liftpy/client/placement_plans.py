@@ -36,9 +36,9 @@ class PlacementOptions:
     assignment: Assignment = ()
     """Replicas of each partition, instead of a policy."""
     allow_offline: bool = False
-    """Whether the assignment may name nodes that are not live."""
+    """True if the assignment may name nodes that are not live."""
     later_policy: str = ""
-    """With an assignment of a new stream, the policy for partitions that are added later. '': they need an assignment, too."""
+    """For a new stream with an assignment: the policy for partitions that are added later. '': they need an assignment, too."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
         """Return the assignment in the form of the request."""

@@ -98,7 +98,7 @@ Start = Literal["earliest", "latest", "new"] | int | datetime | timedelta | Posi
 Until = Literal["end"] | int | datetime | None
 _NS_PER_US = 1000
 _MAX_DIGITS = 18
-"""Of an offset."""
+"""Maximum number of digits of an offset."""
 _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest", "new": "new"}
 _POSITION = "p1"
 _POSITION_TEXT = re.compile(rf"{_POSITION}[.]([A-Za-z0-9_-]{{1,64}})[.](\d{{1,18}})[.](\d{{1,18}})")

@@ -75,7 +75,7 @@ _METHODS = {
     for how in ("sticky", "round-robin")
     for numbered in (False, True)
 }
-"""By partitioner, and whether it goes by the number of a record."""
+"""Partitioning methods by partitioner, and by whether the number of a record decides."""
 
 
 class Producer:
@@ -131,7 +131,7 @@ class Producer:
             raise ConfigError('A producer with a source must continue after the stored records. Set begin="resume".')
         self._source = source
         self._last_position = -1
-        """Of what was sent."""
+        """Position of the last batch that was sent."""
         self._transport = transport
         self._stream = stream
         self.name = name
@@ -175,10 +175,10 @@ class Producer:
         self._has_begun = False
         """A batch, with the last record that was sent alone."""
         self._yielding = 0
-        """Sends that let others go first: whoever comes now stays behind them."""
+        """Sends that yield to other tasks. A later send waits behind them."""
         self._failure: LiftError | None = None
         self._told = False
-        """Somebody knows of it."""
+        """True if the application has seen the error."""
         self._loop = asyncio.get_running_loop()
         self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
 
@@ -801,10 +801,15 @@ def open_producer(
 ) -> Opening[Producer]:
     """Open a producer of ``stream``.
 
-    ``id`` '': a random one, whose records no other process can send again. ``round``: the round to send.
+    Args:
+        id: Id of the producer. '': a random id, whose records no other process can send again.
+        round: The round to send.
 
-    Raises NotFoundError, ConfigError (nobody answers on the stream), UnavailableError, and PublishRejectedError: PRODUCER_FENCED where
-    a later round was begun.
+    Raises:
+        NotFoundError: No such stream.
+        ConfigError: The stream does not answer publishes.
+        UnavailableError: No answer in time.
+        PublishRejectedError: PRODUCER_FENCED if a later round has begun.
     """
     return Opening(_open(transport, admin, stream, name_for(id, None), round, options))
 

@@ -1,12 +1,17 @@
-"""Progress of a reader in one partition: the next request, and which records of an answer may be delivered. Pure.
+"""Progress of a reader in one partition: the next request, and the records of an answer that may be delivered. Pure.
 
-Holds R1 (nothing past HW), R2 (in order, no gap, no duplicate), R6 (what was read is still there), R9 (another uid is another stream)
-and the CRC check, once per batch. It knows nothing of NATS: bytes of an answer go in, checked slices of batches come out, or an
-error that says whether another replica may do better (retryable) or not.
+``ReadProgress`` checks the CRC of each batch once, and keeps these invariants:
 
-A reader's progress backwards: as ``ReadProgress``, from an offset down to another, or to the log's start. Pure.
+- R1: no record above HW is delivered.
+- R2: records are delivered in order, without gaps and duplicates.
+- R6: records that were read are still in the log.
+- R9: another uid is another stream.
 
-What retention takes meanwhile was at the far end of it: the reading ends there, which is no loss.
+It knows nothing of NATS. It takes the bytes of an answer and returns checked slices of batches, or an error. The error
+says whether another replica may have a better answer (retryable).
+
+``BackwardProgress`` does the same from an offset down to a lower one, or to the log start. If retention moves the log
+start during the read, the read ends there without an error.
 """
 
 from __future__ import annotations
@@ -34,13 +39,13 @@ from liftpy.errors import (
 )
 
 MAX_DECOMPRESSED_BYTES = MAX_BATCH_BYTES
-"""What the batches taken from one answer may be decompressed to, together; one is always taken."""
+"""Maximum decompressed size of the batches taken from one answer, in bytes. One batch is always taken."""
 _MOST_BEHIND = 8
 """Answers in a row that know of a lower HW than the greatest seen, until that one is no longer believed: no replica has it."""
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
 FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMissedError)
-"""What ends a reader, whoever says it; see ``SecondOpinion``."""
+"""Errors that end a reader, whichever replica reports them. See ``SecondOpinion``."""
 
 
 class NotServedError(UnavailableError):
@@ -93,40 +98,49 @@ class ReadProgress:
     leader_epoch: int = 0
     node: str = ""
     wanted: Filter = NOTHING_LEFT_OUT
-    """Only records that it keeps; the others are not sent, and the position goes on past them."""
+    """Filter. Records that do not match are not sent, and the position moves past them."""
     left_out: int = 0
     """Columns that are not wanted (``liftpy.core.wire.filters``); older nodes send them."""
     looked_bytes: int = field(init=False, default=0)
-    """What the batches of the last answer take in the log; 0 where they came as they lie there."""
+    """Size in the log of the batches of the last answer. 0 if the batches were sent as stored."""
     committed: bool = True
-    """Whether only committed records are wanted; else whatever the leader has, which may vanish."""
+    """True if only committed records are read. False: all records of the leader, and some of them may vanish."""
     moves_end: bool = False
-    """Whether ``end_offset`` moves to where the compaction of a replica that answers has looked [R11]: a record below it may be gone
-    because of one below that. False: the range was named by whoever reads, and nothing past it may come."""
+    """True if ``end_offset`` moves to the offset up to which an answering replica has compacted [R11].
+
+    A record below this offset may be gone because a later record below it has the same key. False: the reader chose the
+    range, and gets no record past it.
+    """
     compacted_end: int = field(init=False, default=0)
     """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""
     tombstones: tuple[str, int] | None = None
     """The node that answered last, and the offset below which tombstones may be gone from its log. None: none has answered."""
     refuses_missed_tombstones: bool = False
-    """Whether ``accept`` raises TombstonesMissedError, as it does with ``moves_end``."""
+    """True if ``accept`` raises TombstonesMissedError, as it does with ``moves_end``."""
     missed_tombstones: bool = field(init=False, default=False)
-    """Whether tombstones were dropped before they were read, and after older records were: keys that were deleted may look alive.
-    With ``moves_end`` or ``refuses_missed_tombstones``, ``accept`` raises TombstonesMissedError instead [R12]."""
+    """True if tombstones were removed before they were read, and older records had been read.
+
+    Deleted keys may then look alive. With ``moves_end`` or ``refuses_missed_tombstones``, ``accept`` raises
+    TombstonesMissedError instead [R12].
+    """
     compacted: bool = False
-    """Whether another answer has said that the stream is: one alone, which may be forged, makes nobody skip offsets."""
+    """True if an earlier answer has said that the stream is compacted.
+
+    One answer alone may be forged, so it does not make the reader skip offsets.
+    """
     assembly: Assembly = field(init=False, default_factory=Assembly)
     """The batch at ``next_offset``, as far as it has come, if it needs several messages; of whichever replica."""
     suspect: tuple[str, int] | None = None
-    """(node, offset): who answered last with what is not what was written there; None when nobody did. Tell it [S14]."""
+    """Node that last sent wrong bytes, with their offset. None: no node. Report it to that node [S14]."""
     leader: str = field(init=False, default="")
-    """As the last answer names it; empty: none, or not known."""
+    """Leader that the last answer names. Empty: none, or not known."""
     _request_id: int = field(init=False, default=0)
     _behind_count: int = field(init=False, default=0)
     """Answers in a row that know of a lower HW than ``high_watermark``, and sent nothing."""
 
     @property
     def done(self) -> bool:
-        """Whether all records up to the end are delivered."""
+        """True if all records up to the end are delivered."""
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
@@ -391,7 +405,7 @@ class BackwardProgress(ReadProgress):
 
     @property
     def done(self) -> bool:
-        """Whether no wanted record remains."""
+        """True if no wanted record remains."""
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:

@@ -40,8 +40,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.request_reply import nobody_there
-from liftpy.nats.transport import SILENT_S, Transport
+from liftpy.nats.transport import SILENT_S, Transport, nobody_there
 
 
 class FireAndForget:
@@ -50,7 +49,7 @@ class FireAndForget:
     def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
         self._transport, self._stream, self._partition, self._timeout_s = transport, stream, partition, timeout_s
         self._some = False
-        """Whether messages were sent and not flushed to the NATS server yet."""
+        """True if messages were sent and not flushed to the NATS server yet."""
         self._denied: NotAllowedError | None = None
         """The last denial by NATS that was not raised yet."""
 
@@ -101,9 +100,9 @@ _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QU
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
 FIRST_ATTEMPT_S = 2.0
-"""For an ack, where it may be asked for again."""
+"""Time to wait for an ack of a message that may be sent again, in seconds."""
 _OF_THE_WINDOW = 0.8
-"""In which a leader knows a message id: so much of it is used, for the way there takes time."""
+"""Share of the deduplication window in which a message may be sent again. The rest covers the time on the way."""
 
 
 class Publisher:
@@ -150,11 +149,11 @@ class Publisher:
         self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
-        """Those that wait to be sent again, and who came behind them."""
+        """Messages that wait to be sent again, and the later messages behind them."""
         self._taken = True
-        """Nothing was refused since somebody took what was sent."""
+        """True if no message was rejected since a leader accepted one."""
         self._first = -1
-        """The one that was sent again alone, to see whether somebody takes it."""
+        """Message that was sent again alone, as a probe."""
         self._first_sent_at = 0.0
         self._probing_until = 0.0
         """Loop time in s. Until then the connection was just renewed, and probes go out often; 0: an ack has come since."""
@@ -162,7 +161,7 @@ class Publisher:
         """Loop time in s since which no answer has come, as the sweeper saw it. None: one has come since its last turn."""
         self._next_id = 0
         self._unseen: asyncio.Future[PublishAck] | None = None
-        """The first that failed and whose error nobody has looked at: ``flush`` raises it."""
+        """First failed message whose error the application has not seen. ``flush`` raises it."""
         self._inbox = ""
         self._loop = asyncio.get_running_loop()
         """The transport's: to ask for it each time costs as much as an envelope."""
@@ -170,12 +169,12 @@ class Publisher:
         self._sweeper: asyncio.Task[None] | None = None
         self._posts = FireAndForget(transport, stream, partition, options.timeout_s)
         self._has_right = False
-        """Whether an ack has come on this address: then a denial says nothing about what was sent before it."""
+        """True if an ack has arrived on this address. A denial then says nothing about earlier messages."""
         self._opening = asyncio.Lock()
         self._closed = False
         self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
         self.foreign_answers = 0
-        """Answers on the stream's subject by somebody else than the partition: not counted as acks."""
+        """Number of answers on the stream's subject from other senders than the partition. They do not count as acks."""
         self._last_foreign = ""
 
     @property
@@ -403,12 +402,12 @@ class Publisher:
         return await coming
 
     async def flush(self) -> None:
-        """Wait until every message is acked. Raise the first error that nobody has seen.
+        """Wait until every message is acked. Raise the first error that the application has not seen.
 
         The NATS server has received all messages without an ack by then.
 
         Raises:
-            LiftError: The first error of a message whose future nobody awaited.
+            LiftError: The first error of a message whose future was never awaited.
             NotAllowedError: NATS denied a message without an ack.
 
         Example:
@@ -745,7 +744,7 @@ class Publisher:
                 message.resend_at = max(now, message.not_before)
 
     def _first_is_silent(self, now: float) -> bool:
-        """Whether a probe is out there and has no answer within PROBE_S."""
+        """Return whether a probe is out there and has no answer within PROBE_S."""
         return self._first in self._in_flight and self._first not in self._refused and now >= self._first_sent_at + PROBE_S
 
     async def _send_refused(self, now: float) -> None:

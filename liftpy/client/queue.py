@@ -52,7 +52,7 @@ from liftpy.nats.cancellation import end_tasks
 
 HORIZON_S = 0.25
 _TAKES = 8
-"""That the rate is of, at most."""
+"""Maximum number of takes that the rate is computed from."""
 _FEWEST = 3
 _PAUSE_NS = 2_000_000_000
 _NS_PER_S = 1_000_000_000
@@ -83,7 +83,7 @@ class TakePace:
 
 
 _AHEAD = 256
-"""Records whose keys are told beyond those that are wanted: what is of a busy key is passed over."""
+"""Number of keys that a worker sends in addition to the wanted records. Records of busy keys are skipped."""
 
 
 class NextKeys:
@@ -93,7 +93,7 @@ class NextKeys:
         self.start = 0
         self.digests: list[int] = []
         self._known = False
-        """Whether ``start`` is where new records begin, as the coordinator has said."""
+        """True if the coordinator has confirmed that new records begin at ``start``."""
 
     def begin(self, offset: int) -> bool:
         """Set the offset where new records begin. Return whether it changed."""
@@ -128,13 +128,13 @@ _COMMAND_S = 10.0
 _LOOK_NS = 100_000_000
 """Between two looks where nothing was."""
 _STREAM_NS = 30_000_000_000
-"""How often it is looked which partitions the stream has; where it has none, because it waits for nodes, every ``_ASK_AGAIN_S``."""
+"""Interval at which a worker lists the partitions of the stream. Every ``_ASK_AGAIN_S`` if the stream has none yet."""
 _ASK_AGAIN_S = 1.0
-"""What others have may come back at any time: so often it is asked for."""
+"""Interval at which a worker asks for records of other workers. These records may return at any time."""
 _MARGIN_NS = 50_000_000
 """A record whose wait is as good as over is not handed on."""
 UNTOUCHED_S = 1.0
-"""What was taken ahead and lies here so long, while nobody asks for it, is given back."""
+"""Time after which a prefetched record that the application does not take is returned to the queue, in seconds."""
 _LEAVE_S = 2.0
 _HEADER = "Dead-Letter-"
 _TEXT = ("utf-8", "surrogateescape")
@@ -144,7 +144,7 @@ _BURY_S = 5.0
 _BURY_AGAIN_S = 5.0
 """After which a record comes again that could not be stored as a dead letter."""
 _BURY_AT_ONCE_S = 0.25
-"""So long a take that has nothing else waits for dead letters to be stored."""
+"""Time that a take without other records waits until dead letters are stored, in seconds."""
 _LONGEST_TAKE_S = 1e9
 _MAX_SUBJECT = 256
 """Bytes of the subject in a dead letter that has no room for all of the record."""
@@ -336,7 +336,7 @@ class _Place:
         return self.log.key
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether the coordinator may have records for a take now."""
+        """Return whether the coordinator may have records for a take now."""
         return self.log.end_offset != self.ended or now_ns >= self.again_ns
 
 
@@ -375,7 +375,7 @@ class Queue:
         """Brings more, one at a time."""
         self._pace = TakePace(options.ahead)
         self._wanted = 1
-        """As the last take has asked."""
+        """Number of records that the last take requested."""
         self._touched_ns = 0
         """When something was handed on, or came, last."""
         self._untouched: asyncio.TimerHandle | None = None

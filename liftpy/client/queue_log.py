@@ -28,7 +28,7 @@ from liftpy.errors import LiftError, OffsetOutOfRangeError
 HELD_BYTES = 8 * 1024 * 1024
 """Kept of one partition, the newest answer besides."""
 _RECORD_COST_BYTES = 100
-"""What Python needs for a record that is looked at, about."""
+"""Approximate memory of a record in Python, in bytes."""
 _UNKNOWN_RECORD_BYTES = 256
 _LEAST_BYTES = 4096
 _FAILED_S = 0.25
@@ -90,7 +90,7 @@ class QueueLog:
         self._options = options
         self._reader = home._reader(key.stream, key.partition, options)
         self.bounds: Bounds | None = None
-        """As they were asked for last; None: never."""
+        """Bounds of the partition in the last answer. None: never asked."""
         self.end_offset = -1
         """Exclusive: what is committed, as far as it is known here."""
         self.granted_below = 0
@@ -105,7 +105,7 @@ class QueueLog:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are committed records beyond all grants, as far as known."""
+        """True if there are committed records beyond all grants, as far as known."""
         return self.end_offset > self.granted_below
 
     async def look(self) -> Bounds:

@@ -14,11 +14,13 @@ from liftpy.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class RangeFacts:
-    """Of [``start``, ``end``), which was committed as a whole.
+    """Facts about the committed range [``start``, ``end``).
 
-    ``size_bytes``: stored, of the batches that hold it; None: the node is an older one, that does not say. ``borders``: offsets,
-    ascending, each the first of a batch and above ``start``; ``positions``: bytes of the range's batches before each.
-    ``before_epoch``, ``end_epoch``: LeaderEpoch of the record before ``start``, and of the one before ``end``; 0: not known.
+    ``size_bytes``: stored size of its batches. None if the node is too old to say. ``borders``: first offsets of its
+    batches
+    above ``start``, ascending. ``positions``: bytes of the range before each border. ``before_epoch``: LeaderEpoch of
+    the
+    record before ``start``. ``end_epoch``: LeaderEpoch of the record before ``end``. 0: not known.
     """
 
     start: int

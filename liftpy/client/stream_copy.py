@@ -1,19 +1,22 @@
-"""``group.into``: copies what a group reads into another stream exactly once, in order per source partition.
+"""``group.into``: copies the records of a group into another stream exactly once, in order per source partition.
 
-Goal: exactly once in every partition of the target, though members and leaders die at any time. Constraint: no transaction, and a
-member that was stopped may send long after another has its partition.
+Goal: exactly once in every partition of the target, also if members and leaders fail at any time. Constraint: there are
+no
+transactions, and a stopped member may send long after another member owns its partition.
 
-Algorithm (docs/publishing.md, "From stream to stream"): each owned partition has a producer of its own, whose name is the group and the
-source partition, and whose batches bear the generation of the ownership and the offset of the last source record in them. To open it
-fences members of earlier generations, and says what the target has: what is at or below that is left out, partition by partition.
-Committed is a part when all that it yielded is acknowledged: so a member may begin from what is committed, though some partition of
-the target never got anything, or has forgotten when.
+Algorithm (docs/publishing.md, "From stream to stream"):
 
-A producer that is told that a newer process goes on, or that others' records lie under its sequences (somebody of an earlier
-generation was faster than the fence), is opened anew, and sends again what is not acknowledged, as long as the partition is its
-member's; once it is not, all that was in hand is the next owner's.
-
-A target that is paused or read-only is tried again in the same way, for ``patience_s`` at most without a part acknowledged.
+- Each owned partition has its own producer. Its name consists of the group and the source partition. Each batch
+  contains
+  the generation of the ownership, and the offset of the last source record in the batch.
+- Opening the producer fences members of earlier generations. The answers say which source records each target partition
+  has. The member leaves these out.
+- A part is committed when all of its results are acked. The next member can therefore begin at the committed position,
+  also if a target partition got no record, or has forgotten the producer.
+- The producer is opened again if a newer process has fenced it, or if a member of an earlier generation has used its
+  sequence numbers. It sends everything without an ack again, as long as its member owns the partition. After that, the
+  next owner sends it.
+- A target that is paused or read-only is tried again in the same way, for at most ``patience_s`` without an acked part.
 """
 
 from __future__ import annotations
@@ -41,10 +44,10 @@ MOST_IN_HAND = 32
 """Parts that are sent and not acknowledged, of all partitions of a member; each is a batch at most."""
 _AGAIN_S = 0.25
 _LOOK_S = 0.5
-"""How often an idle producer looks whether its partition is still the member's."""
+"""Interval at which an idle producer checks that its member still owns the partition, in seconds."""
 _ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
 _NOT_NOW = ("PAUSED", "READ_ONLY")
-"""What an operator begins and ends."""
+"""Rejections that an operator starts and ends, such as a pause."""
 _FAREWELLS = 3
 """Sessions for which either refusal may last while the coordinator says that the partition is this member's."""
 
@@ -140,7 +143,7 @@ class _Course:
         self._generation = generation
         self._parts: deque[GroupBatch] = deque()
         self._receipts: deque[asyncio.Task[None]] = deque()
-        """Of the first parts, in their order."""
+        """Receipts of the first parts, in order."""
         self._finished = 0
         """Parts that were acknowledged."""
         self._news = asyncio.Event()

@@ -232,7 +232,7 @@ class SyncJob:
 
     @property
     def record(self) -> Record:
-        """The record."""
+        """The record of the job."""
         return self._job.record
 
     @property
@@ -347,7 +347,7 @@ class _Loop:
         self._thread.start()
         self._ending = threading.Lock()
         self._lock = threading.RLock()
-        """Nothing is begun between the last look at ``ended`` and the end."""
+        """Lock that orders new calls and the end of the loop. No call starts after ``ended`` is set."""
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
@@ -806,9 +806,7 @@ class SyncProducer:
 
     @property
     def begin_after(self) -> int:
-        """With a source: source offset (inclusive) whose results all partitions had when the producer was opened. -1:
-        none.
-        """
+        """Source offset (inclusive) whose results all partitions had when the producer was opened. -1: none, or no source."""
         return self._producer.begin_after
 
     @property
@@ -853,7 +851,7 @@ class SyncConsumer:
         self._loop = loop
         self._consumer = consumer
         self._rest: Iterator[Record] = iter(())
-        """Of the batch that was handed on last: an iteration that is broken off loses none of it."""
+        """Remaining records of the last batch. An interrupted iteration loses none of them."""
         self._last: Record | None = None
         """The last record handed on of a batch that is not through."""
 

@@ -32,8 +32,7 @@ from liftpy.client.partition_sender import ANONYMOUS, BatchFuture
 from liftpy.client.producer import Producer
 from liftpy.client.progress import ReadProgress, SecondOpinion
 from liftpy.client.publisher import Publisher
-from liftpy.core.observe.spans import SpanBudget
-from liftpy.core.observe.trace_context import TraceContext, bears_one, created_in, with_context
+from liftpy.core.observe.trace_context import SpanBudget, TraceContext, bears_one, created_in, with_context
 from liftpy.core.observe.tracing import MOST_READ_LINKS, names_one, sampled_in
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.batch_columns import Columns, HeadersColumn

@@ -1,22 +1,27 @@
 """Rounds: records that a producer sends as a unit, and sends again as a unit if the outcome is unknown [A4]. Pure.
 
-Goal: a task that may be run twice, at once or after a death, stores what it makes once. Constraint: it has no memory of its own, and
-the log's is one state for each producer and partition.
+Goal: a task that may run twice, at once or after a failure, stores its records once. Constraint: the task has no
+memory.
+The log has one state per producer and partition.
 
-Algorithm: rounds have numbers that rise, and records in a round are numbered from 0 in each partition. The number travels as the
-generation of the position in a producer's batches, so that the log's state says which round it is of, and a leader refuses an earlier
-one. A process that begins a round asks every partition. Where the state is of an earlier round it begins anew, at sequence 0 and with
-an empty digest; where it is of this one, so many of the first records are stored. It is given ALL records of the round: those are left
-out, and their digest must be the state's, or the records are not the same ones (DIVERGED_PRODUCER).
-With the offset of the position travels how many partitions the stream had when the round was begun, for whoever repeats it shares its
-records out in the same way, also if there are more by then.
+Algorithm:
 
-The records of a round are shared out among several producers. Whoever repeats it has to share them out in the same way, or the
-records that one producer has stored are stored by another one again. So the number of the plan travels, too: a leader that holds
-records of the round under another plan, of whichever producer, gives nobody an epoch [A19].
+- Rounds have increasing numbers. The records of a round are numbered from 0 in each partition. The round number travels
+  as the generation of the position in each batch. The leader rejects an earlier round.
+- A process that begins a round asks every partition. If the state is of an earlier round, the process starts at
+  sequence
+  0 with an empty digest. If the state is of this round, the first ``next_sequence`` records are stored.
+- The process passes ALL records of the round. The stored ones are left out. Their digest must match the state.
+  Otherwise the records differ (DIVERGED_PRODUCER).
+- The offset of the position also contains the number of partitions when the round began. A process that repeats the
+  round shares its records out in the same way, also if partitions were added.
+- Several producers may share the records of a round. A process that repeats the round must share them out in the same
+  way. Therefore the number of the plan travels, too. A leader that has records of the round under another plan gives no
+  producer an epoch [A19].
 
-Worked example: round 7 has 250 records for a partition. 100 are stored, the process dies. The next one asks, is told (generation 7,
-sequence 100, digest d), leaves out its first 100 if their digest is d, and sends 150. A process of round 6 that wakes up is fenced.
+Worked example: round 7 has 250 records for a partition. 100 are stored, then the process fails. The next process asks
+and gets (generation 7, sequence 100, digest d). It leaves out its first 100 records if their digest is d, and sends
+150. A process of round 6 that resumes is fenced.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from liftpy.core.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, 
 from liftpy.errors import ConfigError, PublishRejectedError
 
 _ROWS_BITS = 40
-"""Of a position's offset: the sequence of the last record; above them the number of partitions, above that the plan."""
+"""Bits of a position's offset for the sequence of the last record. Above them: the number of partitions, then the plan."""
 _PARTITIONS_MASK = (1 << PLAN_SHIFT - _ROWS_BITS) - 1
 _MAX_NUMBER = (1 << 63) - 1
 

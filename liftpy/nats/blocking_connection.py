@@ -55,7 +55,7 @@ class BlockingConnection:
         self._numbers = count()
         self._asked: dict[int, Answer] = {}
         self._lock = threading.Lock()
-        """Of ``_asked`` and of writing."""
+        """Lock for ``_asked`` and for writing."""
         self._rest = b""
         """Received and not looked at yet; only the thread touches it."""
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))

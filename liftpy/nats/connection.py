@@ -1,13 +1,17 @@
-"""Receiver: what a socket gives goes to the parser at once, in the callback that brings it.
+"""``Receiver``: passes the bytes of a socket to the parser at once, in the callback that brings them.
 
-asyncio's streams, which nats-py reads by, keep the bytes, wake a task, and give it a copy: a turn of the event loop and two
-copies for each wake-up, a third of what a reader of large answers cost. A Receiver takes the stream protocol's place under the same
-transport, once the handshake is done. It hands what comes to ``take``, and keeps for the reading task what ``take`` leaves (a command
-that somebody awaits) and what comes while that task is busy: at most ``bound_bytes`` and what one read of the socket brings; then the
-socket is left alone until the task has caught up.
+nats-py reads with asyncio streams. They keep the bytes, wake a task and give it a copy. That costs a turn of the event
+loop and two
+copies for each wake-up, a third of the cost of a reader with large answers. A Receiver replaces the stream protocol
+under the same
+transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that ``take`` leaves (an awaited
+command), and those
+that arrive while the reading task is busy: at most ``bound_bytes``, plus one read of the socket. Beyond that, it stops
+reading until the
+task has caught up.
 
-Everything else of the protocol (the end of the connection, the bound for writing) goes on to the stream protocol, by which
-nats-py writes.
+All other events (the end of the connection, the limit for writing) go to the stream protocol, which nats-py uses for
+writing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from liftpy.nats.parser import READ_BYTES, StrictConnection
 _LEFT_BYTES = 2 * READ_BYTES
 """Received while the reading task is busy; beyond it the socket is left alone."""
 Take = Callable[[bytes], bytes | None]
-"""What is left for the reading task; None: nothing, b"": no bytes, but something to do."""
+"""Bytes that remain for the reading task. None: nothing. b"": no bytes, but the task must run."""
 
 
 class Receiver(asyncio.Protocol):
@@ -38,7 +42,7 @@ class Receiver(asyncio.Protocol):
         self._take = take
         self._bound_bytes = bound_bytes
         self._left: deque[bytes] = deque()
-        """For the reading task, in order."""
+        """Bytes for the reading task, in order."""
         self._left_bytes = 0
         self._paused = False
         self._reader: asyncio.Future[None] | None = None
@@ -50,7 +54,7 @@ class Receiver(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the connection is open and no data waits for the reading task."""
+        """True if the connection is open and no data waits for the reading task."""
         return not self._left and self._ended is None and not self._stopped
 
     def data_received(self, data: bytes) -> None:
@@ -154,7 +158,7 @@ class ClientConnection(StrictConnection):
     """Connection of a client: messages are assembled on arrival, and the reading task is woken for whole ones."""
 
     _receiver: Receiver | None = None
-    """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads."""
+    """Receiver of the current connection. None: before the handshake, and if only nats-py reads."""
 
     async def _read_loop(self) -> None:
         """Read the data that ``_take`` leaves."""

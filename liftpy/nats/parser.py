@@ -1,16 +1,22 @@
-"""Strict parser of the NATS protocol, instead of nats-py's: bytes of a publisher are never mistaken for protocol lines [A12].
+r"""Strict parser of the NATS protocol. It never mistakes the bytes of a publisher for protocol lines [A12].
 
-A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>`` with one
-space between the fields, and passes every other byte of a subject or reply on as it came: ``shop.a\\x0b7`` is one token. nats-py
-takes any white space for the end of a field, so that a publisher could shift the fields and choose the subscription; and a
-subject or header block that it can't decode ends its reading for good. Here one space separates, the number of fields and the
-digits of the sizes must fit, and the subject must be one that the subscription asked for. What does not fit is counted and left
-out; only where the end of the frame is unknown is it a ProtocolError, after which nats-py reconnects.
+A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>``
+with one
+space between the fields. It passes every other byte of a subject or reply on: ``shop.a\x0b7`` is one token. nats-py
+ends a field at any
+white space, so a publisher could shift the fields and choose the subscription. nats-py also stops reading permanently
+at a subject or
+header block that it cannot decode. This parser splits at single spaces, and checks the number of fields, the digits of
+the sizes, and
+that the subscription asked for the subject. It counts and skips what does not fit. Only if the end of the frame is
+unknown does it raise
+a ProtocolError, and nats-py reconnects.
 
-A PONG that comes after whoever asked has given up is counted and nothing else, and every message or command shows that the server
-is there: where much waits to be read, a PONG comes late, and the connection is well.
+A PONG that arrives after its caller has given up is only counted. Every message or command shows that the server is
+alive: if much data
+waits to be read, a PONG is late although the connection is healthy.
 
-With ``sidecar/transport/connection.py`` the only place that names private parts of nats-py.
+Only this module and ``sidecar/transport/connection.py`` use private parts of nats-py.
 """
 
 from __future__ import annotations
@@ -39,9 +45,9 @@ READ_BYTES = 1024 * 1024
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
 """Headers and payload; a server's ``max_payload`` is 64 MiB at most."""
 SIZE_DIGITS = 9
-"""As many as nats-server reads."""
+"""Maximum number of digits of a size, as in nats-server."""
 _REMEMBERED_SUBJECTS = 1024
-"""Of a wildcard subscription, so that the next message under the same subject costs one look-up."""
+"""Number of subjects of a wildcard subscription to remember, so that a repeated subject costs one lookup."""
 _REMEMBERED_BYTES = 256
 """Longer subjects are compared every time."""
 
@@ -57,7 +63,7 @@ Denied = Callable[[bool, str], None]
 
 _CONNECTED = Client.CONNECTED
 _CLOSED_S = 0.5
-"""So long a connection that is closed waits for its socket to be."""
+"""Time that closing a connection waits for its socket, in seconds."""
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 Fields = tuple[bytes, bytes, bytes, int]
@@ -78,7 +84,7 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Whether the subscription is sent messages under ``subject``."""
+        """Return whether the subscription is sent messages under ``subject``."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:
@@ -111,25 +117,26 @@ def message_fields(fields: list[bytes]) -> Fields | None:
 
 
 class StrictParser(Parser):
-    """Takes the place of ``nats.protocol.parser.Parser`` in a connection; messages go to nats-py's subscriptions.
+    """Replaces ``nats.protocol.parser.Parser`` in a connection. Messages go to nats-py's subscriptions.
 
-    ``errors`` counts what was left out, by kind. ``check_subjects``: False on a connection that is not ours alone, because
-    JetStream delivers under subjects that nobody subscribed to.
+    ``errors`` counts skipped messages by kind. ``check_subjects``: False on a shared connection, because JetStream
+    delivers under
+    subjects without a subscription.
     """
 
     takes_plain = True
-    """Messages without headers go the short way to nats-py; not where somebody looks at each first."""
+    """True if messages without headers take the short way to nats-py. False if a caller inspects each message first."""
 
     def __init__(self, connection: Any, errors: Counter[str] | None = None, *, check_subjects: bool = True) -> None:
         self._rest = Parser(connection)
-        """For everything that is no message."""
+        """Parser of everything that is not a message."""
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._connection = connection
         self._check_subjects = check_subjects
         self._chunks: list[bytes] = []
         self._held_bytes = 0
         self._needed_bytes = 0
-        """Of an incomplete message, so that its pieces are joined once and not at every read; 0 when it isn't known."""
+        """Size of an incomplete message, so that its parts are joined once and not at every read. 0: not known."""
         self._resets = 0
         self._patterns: dict[bytes, Pattern] = {}
         self.denials: list[Denied] = []
@@ -368,7 +375,7 @@ class StrictConnection(Client):
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
-        """Close a connection whose first write failed. nats-py would keep reading it beside the next one."""
+        """Close a connection whose first write failed. Otherwise nats-py would read it next to the new one."""
         made, self._made = self._made, None
         if made is None:
             return
@@ -450,7 +457,7 @@ class StrictConnection(Client):
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:
-        """nats-py closes for good on most errors that a server sends; a connection that worked comes back by itself."""
+        """Handle an error of the server. nats-py closes permanently on most of them. A connection that worked reconnects."""
         if not self.is_connected:
             await super()._process_err(err_msg)
             return

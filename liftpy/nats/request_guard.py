@@ -1,8 +1,10 @@
-"""RequestGuard: the one place where the exception of a request handler ends [A15].
+"""``RequestGuard``: the one place where the exception of a request handler ends [A15].
 
-A request is made of bytes that somebody else chose. What they make a handler raise concerns this request alone. The guard rejects the
-request where its kind has a rejection, counts it, and logs it. The node goes on. A background task of the node's own is different:
-``sidecar.runtime.tasks`` stops the node when one fails.
+The bytes of a request come from outside. An exception that they cause concerns this request alone. The guard rejects
+the request if its
+kind has a rejection, counts it and logs it. The node continues. A background task of the node is different:
+``sidecar.runtime.tasks``
+stops the node when one fails.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import nats
@@ -18,12 +20,19 @@ import nats.errors
 from nats.aio.client import Client as NatsConnection
 from nats.aio.transport import Transport as CarriedBy
 
-from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import ClientConnection
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials
-from liftpy.nats.request_reply import Answers, nobody_there
 from liftpy.nats.urls import check_urls, shown
 
 _T = TypeVar("_T")
@@ -31,7 +40,7 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
 _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
-"""Of what waits to be written; nats-py itself makes a publisher wait beyond 2 MiB, and longer than anybody asked for."""
+"""Maximum size of data that waits to be written, in bytes. nats-py blocks a publisher beyond 2 MiB without a deadline."""
 _LARGE_BYTES = ROOM_BYTES // 2
 SILENT_S = 0.5
 """Time without an answer to a PING, in seconds, after which the NATS server counts as silent."""
@@ -40,7 +49,7 @@ _CHECK_S = 60.0
 
 
 class NoRespondersError(UnavailableError):
-    """The NATS server found no subscriber: the request reached nobody and nothing was done. Retry."""
+    """The NATS server found no subscriber: no node received the request and nothing was done. Retry."""
 
     code = "NO_RESPONDERS"
 
@@ -159,7 +168,7 @@ class Transport:
         self._ours = connection if isinstance(connection, StrictConnection) else None
         self._loop = asyncio.get_running_loop()
         self.counters: Counter[str] = Counter()
-        """What came and could not be used, by kind."""
+        """Kind -> number of received messages that could not be used."""
         self.closed = False
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
@@ -258,7 +267,7 @@ class Transport:
 
     @property
     def has_room(self) -> bool:
-        """Whether a message can be written without waiting: the buffer is small, or a reconnect is running."""
+        """True if a message can be written without waiting: the buffer is small, or a reconnect is running."""
         return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
 
     async def room(self, give_up_at: float) -> None:
@@ -409,7 +418,7 @@ class Transport:
         return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
-        """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
+        """Queue a message for writing without a check for room. It cannot be withdrawn. Raises the errors of ``publish``."""
         if headers is None and self.hand_over(subject, payload, reply):
             return
         try:
@@ -487,7 +496,7 @@ class Transport:
 
 
 async def _close(connection: NatsConnection) -> None:
-    """Close it within 2 x ``_CLOSE_S``, also if this is cancelled: then it goes on by itself."""
+    """Close the connection within 2 x ``_CLOSE_S``. If the caller is canceled, closing continues in the background."""
     closing = asyncio.create_task(_close_bounded(connection), name="closing of a connection")
     _closings.add(closing)
     closing.add_done_callback(_closings.discard)
@@ -516,3 +525,101 @@ async def _unsubscribe(subscription: Any) -> None:
     if subscription is not None:
         with contextlib.suppress(Exception):
             await subscription.unsubscribe()
+
+
+# The answers to a connection's requests: one inbox, a number for each request.
+#
+# nats-py's own ``request`` swallows a cancellation here and there, may take longer than its time-out when the socket is
+# blocked, and knows nothing of rights. Here a request has one deadline for everything, and what the server refuses is told to
+# whoever asked.
+
+
+_MAX_DIGITS = 18
+_NO_RESPONDERS = "503"
+
+
+@dataclass(slots=True)
+class _Asked:
+    subject: str
+    answer: asyncio.Future[Any]
+
+
+class Answers:
+    """Requests that wait for answers. Call ``begin`` after subscribing to the inbox, ``expect`` and ``forget`` for each
+    request, then ``leave``.
+    """
+
+    def __init__(self) -> None:
+        self._inbox = ""
+        self._subscription: Any = None
+        self._numbers = count()
+        self._asked: dict[int, _Asked] = {}
+        self.is_open = False
+        """True if answers can come."""
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests without an answer."""
+        return len(self._asked)
+
+    def begin(self, inbox: str, subscription: Any) -> None:
+        """Set the inbox. ``subscription`` passes its messages to ``arrived``."""
+        self._inbox, self._subscription, self.is_open = inbox, subscription, True
+
+    async def leave(self) -> None:
+        """Unsubscribe from the inbox."""
+        subscription, self._subscription, self.is_open = self._subscription, None, False
+        if subscription is not None:
+            with contextlib.suppress(Exception):
+                await subscription.unsubscribe()
+
+    def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
+        """(number to ``forget``, reply subject, future of the answer) for a request on ``subject``."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._asked[number] = _Asked(subject, answer)
+        return number, f"{self._inbox}.{number}", answer
+
+    def forget(self, number: int) -> None:
+        """An answer that comes now is too late, and so is an error."""
+        asked = self._asked.pop(number, None)
+        if asked is not None and asked.answer.done() and not asked.answer.cancelled():
+            asked.answer.exception()
+
+    async def arrived(self, message: Any) -> None:
+        """Process a message of the inbox."""
+        token = message.subject.rpartition(".")[2]
+        number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
+        asked = self._asked.get(number)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_result(message)
+
+    def refused(self, is_publish: bool, subject: str) -> None:
+        """NATS does not let us publish on ``subject`` (or be answered there), or listen there."""
+        ours = subject == f"{self._inbox}.*"
+        if not is_publish and ours:
+            self.is_open = False  # the next request tries again: rights may change
+        for number, asked in self._asked.items():
+            if (asked.subject == subject and is_publish) or ours or subject == f"{self._inbox}.{number}":
+                what = "publish" if is_publish and asked.subject == subject else "be answered"
+                self._fail(
+                    asked,
+                    NotAllowedError(
+                        f"The NATS permissions of this user do not allow it to {what} on {subject}. Change the permissions: "
+                        "`liftpy permissions` prints them."
+                    ),
+                )
+
+    def end(self, error: LiftError) -> None:
+        """Fail all waiting requests."""
+        for asked in self._asked.values():
+            self._fail(asked, error)
+
+    @staticmethod
+    def _fail(asked: _Asked, error: LiftError) -> None:
+        if not asked.answer.done():
+            asked.answer.set_exception(error)
+
+
+def nobody_there(message: Any) -> bool:
+    """Return whether a message means "no responders"."""
+    return bool(message.headers) and not message.data and message.headers.get("Status") == _NO_RESPONDERS

@@ -14,7 +14,7 @@ ENCRYPTED = ("tls", "wss")
 _USER_INFO = re.compile(r"^([a-zA-Z][\w+.-]*:/+)?.*@", re.DOTALL)
 _HIDDEN = r"\g<1>***@"
 _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
-"""What stands where a port would: of a URL that was cut at a comma it is the first half of a password."""
+"""Text in the place of a port. In a URL that was cut at a comma it is the first half of a password."""
 
 
 def shown(urls: str | Iterable[str]) -> str:

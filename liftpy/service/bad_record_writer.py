@@ -19,7 +19,7 @@ from liftpy.errors import ConfigError, UnavailableError
 logger = logging.getLogger("liftpy.service")
 
 _FILLED_IN = "service"
-"""What stands for a wildcard, where a stream listens on more subjects than one."""
+"""Text that replaces a wildcard, if a stream stores more subjects than one."""
 
 
 class RecordWriter:

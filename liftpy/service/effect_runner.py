@@ -29,7 +29,7 @@ logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.01
 _SOON_S = 0.05
-"""How exactly a timer is met, and how often outputs are looked for that an effect waits for."""
+"""Precision of timers, and interval at which an effect checks the outputs it waits for, in seconds."""
 _IDLE_LOOK_S = 30.0
 """When nothing wakes it."""
 _APPLIED_WITHIN_S = 10.0

@@ -1,9 +1,13 @@
-"""ServiceHost: one process that runs a Service beside a sidecar: registers, is fed, acknowledges, stores snapshots, emits.
+"""``ServiceHost``: one process that runs a Service beside a sidecar. It registers, reads, acks, stores snapshots and
+emits.
 
-The machine decides what is the same everywhere; this is the shell around it: NATS, files, time. Everything runs on one event
-loop. Records come from the own node's sidecar only, through the client's reader, so never past that node's HW; between steps
-of ``step_s`` the heartbeats get a turn. The role follows the sidecar's orders (JoinLog), and is given up when none has been heard
-for the lease that they name.
+The machine decides what must be the same everywhere. This module is the shell around it: NATS, files and time.
+Everything runs on one
+event loop. Records come only from the sidecar of the own node, through the client's reader, so they are never past that
+node's HW. The
+heartbeats run between steps of ``step_s``. The role follows the sidecar's orders (JoinLog). The host gives the role up
+when it got no
+order within the lease that the last order named.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from liftpy.core.services.replies import ReplyDesk
 from liftpy.core.services.rules import NO_PARAMETERS, check_outputs
 from liftpy.core.services.service import DivergedError, Role, Service
 from liftpy.core.services.snapshot import BEGINNING, Identity, Snapshot
+from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
@@ -37,17 +42,12 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, 
 from liftpy.nats.transport import Transport
 from liftpy.service.bad_record_writer import DecisionWriter, RecordWriter
 from liftpy.service.effect_runner import EffectRunner
-from liftpy.service.output_router import Router
-from liftpy.service.output_writer import Emitter
+from liftpy.service.output_writer import Emitter, Router
 from liftpy.service.query_server import QueryServer
 from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_download import SnapshotFetcher
-from liftpy.service.snapshot_manager import SnapshotKeeper
-from liftpy.service.snapshot_server import SnapshotGiver
-from liftpy.service.snapshot_store import ServiceLock, SnapshotStore
-from liftpy.service.version_upgrade import Upgrader
+from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
 
 logger = logging.getLogger("liftpy.service")
 
@@ -55,9 +55,9 @@ _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
 _UNHEARD_HELLOS = 5
-"""After so many without an answer the other subject is tried: the node may be of an older version."""
+"""Number of unanswered hellos after which the other subject is tried. The node may have an older version."""
 _ASK_S = 0.25
-"""How often a service asks that is not registered, whatever its heartbeat."""
+"""Interval of hellos while the service is not registered, in seconds."""
 MAX_REASON = 500
 """Characters of what a service says why it ends."""
 _AHEAD_S = 5.0
@@ -95,7 +95,7 @@ class _Serving:
             self.effects.wake()
 
     def at_home(self) -> bool:
-        """Whether this is the thread in which records are applied, and not that of an effect."""
+        """Return whether this is the thread in which records are applied, and not that of an effect."""
         return threading.get_ident() == self.thread
 
 
@@ -130,14 +130,14 @@ class ServiceHost:
         self._instance = secrets.randbits(63) or 1
         self._inbox = transport.connection.new_inbox()
         self._greeted = False
-        """Whether a first JoinLog has come: the hellos after it don't take anybody's place."""
+        """True if a first JoinLog has come: the hellos after it don't take anybody's place."""
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
         """When the last JoinLog came, monotonic seconds."""
         self._unheard = 0
-        """Hellos since the node was heard last."""
+        """Number of hellos since the node last answered."""
         self._unbound = False
-        """Whether the node is spoken to on the subject that names neither stream nor service: older versions know that only."""
+        """True if the node is spoken to on the subject that names neither stream nor service: older versions know that only."""
         self._emitter: Emitter | None = None
         self._routers: list[Router] = []
         self._feeder: Feeder | None = None
@@ -147,11 +147,11 @@ class ServiceHost:
         self._refusal = ""
         self._stopped = False
         self._ended_by: Exception | str | None = None
-        """What ends it, where nobody has stopped it."""
+        """Cause of the end, if no caller has stopped it."""
         self._diverged_at: int | None = None
         """Position of the snapshot that differs from those of more nodes."""
         self._snapshots_wanted = 0
-        """How many an operator has asked for, as the last order says."""
+        """Number of snapshots that an operator has requested, from the last order."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._joined = asyncio.Event()
@@ -195,7 +195,9 @@ class ServiceHost:
                 await self._transport.settle()
 
     def stop(self, because: str = "") -> None:
-        """End ``run`` in good order, with a snapshot of the state; ``because``: a failure elsewhere, which the node is told."""
+        """End ``run`` in order, with a snapshot of the state. ``because``: a failure elsewhere, which is reported to the
+        node.
+        """
         self._stopped = True
         self._ended_by = self._ended_by or because or None
         if not self._ended.done():
@@ -373,7 +375,7 @@ class ServiceHost:
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
     def _hears(self) -> bool:
-        """Return whether the node was heard recently and feeds the state."""
+        """Return whether the node answered recently and feeds the state."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
         return order is not None and self._holds(order) and not feeding
@@ -569,3 +571,41 @@ class ServiceHost:
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         with contextlib.suppress(UnavailableError):  # the next heartbeat says it again
             await self._send(message)
+
+
+# Upgrader: beside the partition's leader, writes the decision that activates the next version of a service.
+#
+# See ``versions.py``.
+
+
+AGAIN_S = 10.0
+"""Time to look for an appended decision before it is made again, in seconds."""
+
+
+class Upgrader:
+    """Upgrader of one service process."""
+
+    def __init__(self, client: Client, settings: ServiceSettings) -> None:
+        self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
+        self._service = settings.service
+        self._decided_s = -math.inf
+
+    def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
+        """Return the decision to write now, and whether as the first record of the log.
+
+        None for none. The next call is rate-limited.
+        """
+        active, newest = machine.active_version, machine.version
+        first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
+        version = newest if first else active + 1
+        if version > min(newest, order.lowestVersion) or time.monotonic() - self._decided_s < AGAIN_S:
+            return None
+        self._decided_s = time.monotonic()
+        return VersionDecision(self._service, version, order.leaderEpoch), first
+
+    async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
+        """Append the decision. After a failure it is due again later."""
+        try:
+            await self._writer.upgrade(machine.identity, decision, first=first)
+        except LiftError as error:
+            logger.warning("%s: version %d could not be decided: %s: %s", machine.identity, decision.version, error.code, error)

@@ -43,7 +43,7 @@ _BEHIND = "the state here is behind the log"
 _LOOK_S = 0.005
 _JOIN_LOOK_S = 0.1
 _COUNT_AGAIN_S = 10.0
-"""How old the number of partitions may be: partitions are added now and then."""
+"""Maximum age of the number of partitions, in seconds. Partitions may be added."""
 _IDLE_LOOK_S = 30.0
 """When nothing wakes it."""
 _ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
@@ -78,10 +78,10 @@ class QueryServer:
         self._desk = QueryDesk()
         self.answered_count = 0
         self.refused_count = 0
-        """Also those that ``on_query`` raised on."""
+        """Number of rejected queries, including those on which ``on_query`` raised an error."""
         self._arrival = asyncio.Event()
         self._partitions = 0
-        """Of the stream that the service reads; 0: not known."""
+        """Number of partitions of the service's stream. 0: not known."""
         self._counted_s = -math.inf
         self._inboxes = InboxRule(settings.reply_prefixes)
         self.counters: Counter[str] = Counter()

@@ -27,7 +27,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_manager import SnapshotKeeper
+from liftpy.service.snapshots import SnapshotKeeper
 
 logger = logging.getLogger("liftpy.service")
 
@@ -77,24 +77,24 @@ class Feeder:
         self._stop_reached = stop_reached
         self._decider = decider
         self._failing: Failing | None = None
-        """What the service could not apply when it last tried."""
+        """Unit that the service could not apply in its last attempt."""
         self._decided: set[Unit] = set()
-        """What is passed over, by records of this log."""
+        """Units that are skipped, by records of this log."""
         self._machine: ServiceMachine
         self._progress: ReadProgress
         self._log_start_offset = 0
         self._stop_position: int | None = None
         """Exclusive: be fed up to here; None: up to HW."""
         self._told = False
-        """Whether it was told that this stop is reached."""
+        """True if the callback was told that this stop is reached."""
         self._cut: int | None = None
         """The log ends here, below the machine's position: go back."""
         self._began: Snapshot | None = None
-        """What the machine began from."""
+        """Position or snapshot from which the machine began."""
         self._disproven = False
         """The outputs of the state that it began from are not the ones that were written: go back."""
         self._verifying = False
-        """Whether the next record is the one before the machine's position, and only to be looked at."""
+        """True if the next record is the one before the machine's position, and only to be looked at."""
         self._ask_again = False
         self._chunk_records = _FIRST_CHUNK_RECORDS
         self._wake = asyncio.Event()
@@ -259,7 +259,7 @@ class Feeder:
         return self._machine.position - 1 if self._verifying else self._machine.position
 
     def _held(self) -> bool:
-        """Whether nothing may be applied now: the stop is reached, or a LEADER's outputs have to leave first."""
+        """Return whether nothing may be applied now: the stop is reached, or a LEADER's outputs have to leave first."""
         if self._stop_position is not None and self._machine.position >= self._stop_position:
             return True
         if self._machine.waits_for_outputs and self._emitter is not None:

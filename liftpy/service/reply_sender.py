@@ -20,7 +20,7 @@ logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.002
 _IDLE_LOOK_S = 30.0
-"""When nothing wakes it: beside those who tell nobody that they lead now."""
+"""Interval of checks in seconds, in case no event reports a change of the role."""
 _MAX_TURN = 256
 """Replies between two turns of the event loop."""
 

@@ -15,27 +15,38 @@ from liftpy.errors import ConfigError
 @accept_old_keywords
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What a host has to know. All nodes of a service need the same ``service``, ``snapshot_interval_records`` and ``output_stream``.
+    """Settings of a service host. All nodes of a service need equal ``service``, ``snapshot_interval_records`` and
+    ``output_stream``.
 
-    ``node``: the sidecar beside which it runs, the only one that it reads from. ``data``: folder for snapshots, one process per
-    service and partition. ``output_stream``: where outputs go, '' when the service emits none; partition N's outputs go to its
-    partition N, which must belong to them alone. ``snapshot_interval_records``: in offsets; bounds the next replay.
-    ``snapshot_interval_s``,
-    ``snapshot_bytes``: on this node also after so long, or after so many bytes of the log. ``snapshots_kept``: how many files.
-    ``heartbeat_interval_s``: below a third of the sidecar's lease. ``outbox_records``, ``outbox_bytes``: outputs that are not written
-    yet; a
-    LEADER that has so many waits. ``emit_window``: outputs sent before the first one's ack. ``dead_letter_stream``: takes the records
-    that are passed over, in its partition of the same number or 0; '' when they are only logged.
-    ``parameters_digest``: of what the service is made with (``liftpy.core.services.rules``), b"" for nothing.
-    ``reply_prefixes``: under which inboxes those who send commands are answered (``liftpy.core.wire.subjects``).
-    ``max_concurrent_effects``: how many handlers run at a time; ``effect_timeout_s``: for each, then it is tried again.
-    ``tick_interval_s``: how often
-    at most a LEADER appends an empty record while a timer is due by its clock and nothing arrives; 0: never.
-    ``emit_poll_interval_s``: how often a follower looks how far the LEADER's outputs are. ``step_s``: how long records are applied
-    before
-    heartbeats get a turn. ``max_snapshot_bytes``: of one, own or another node's. ``snapshot_fetch_timeout_s``: how long a service whose
-    log begins above its snapshots looks for one beside another node; ``snapshot_chunk_bytes``: of one message while it is fetched.
-    ``routes``: further streams, to which outputs are copied.
+    Attributes:
+        node: Sidecar beside which the service runs. The service reads only from it.
+        data: Directory for snapshots. Each process of a service and partition has its own.
+        output_stream: Stream for the outputs. '': the service emits none. Outputs of partition N go to its partition N,
+            which must not
+            have other writers.
+        dead_letter_stream: Stream for skipped records, in the partition of the same number, or 0. '': they are only
+            logged.
+        snapshot_interval_records: Offsets between two snapshots. It limits the next replay.
+        snapshot_interval_s: Maximum time between snapshots of this node, in seconds.
+        snapshot_bytes: Maximum size of the log between snapshots of this node, in bytes.
+        snapshots_kept: Number of snapshot files to keep.
+        heartbeat_interval_s: Interval of heartbeats, in seconds. Below a third of the sidecar's lease.
+        outbox_records: Maximum number of unwritten outputs. A LEADER waits at this number.
+        outbox_bytes: Maximum size of unwritten outputs, in bytes. A LEADER waits at this size.
+        emit_window: Maximum number of outputs sent before the first ack.
+        emit_poll_interval_s: Interval at which a follower reads the LEADER's progress in the outputs, in seconds.
+        step_s: Maximum time of applying records before the heartbeats run, in seconds.
+        max_snapshot_bytes: Maximum size of a snapshot of this or another node, in bytes.
+        max_concurrent_effects: Maximum number of effect handlers at a time.
+        effect_timeout_s: Timeout of a handler, in seconds. It is tried again.
+        tick_interval_s: Minimum interval at which a LEADER appends empty records while a timer is due and no record
+            arrives. 0: never.
+        parameters_digest: Digest of the parameters of the service (``liftpy.core.services.rules``). b"": none.
+        reply_prefixes: Allowed prefixes of inboxes for replies (``liftpy.core.wire.subjects``).
+        snapshot_fetch_timeout_s: Time to look for another node's snapshot if the log begins above the own ones, in
+            seconds.
+        snapshot_chunk_bytes: Size of one message of a snapshot download, in bytes.
+        routes: Other streams to which outputs are copied.
     """
 
     service: str

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from liftpy.spark.lag import Lag, lag_listener
-    from liftpy.spark.options import OPTIONS, Access, Selection
-    from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, start_archive
-    from liftpy.spark.pipelines.archive_reader import archived, whole
+    from liftpy.spark.options import OPTIONS, SINK_OPTIONS, Access, Selection
+    from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, start_archive, whole
     from liftpy.spark.pipelines.audit import audit
     from liftpy.spark.pipelines.audit_findings import AuditReport
     from liftpy.spark.pipelines.compact import Compacted, CompactPlan, compact
     from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, replay
     from liftpy.spark.pipelines.stats import PartitionStats, StatsReport, stats
     from liftpy.spark.session import local_session, spark_problem
-    from liftpy.spark.sink_options import SINK_OPTIONS
     from liftpy.spark.tracing import processing
 
 __all__ = [
@@ -57,16 +55,14 @@ __all__ = [
 ]
 _NAMES = {
     "liftpy.spark.lag": ("Lag", "lag_listener"),
-    "liftpy.spark.options": ("OPTIONS", "Access", "Selection"),
-    "liftpy.spark.pipelines.archive": ("Archived", "ArchivePlan", "archive", "start_archive"),
-    "liftpy.spark.pipelines.archive_reader": ("archived", "whole"),
+    "liftpy.spark.options": ("OPTIONS", "SINK_OPTIONS", "Access", "Selection"),
+    "liftpy.spark.pipelines.archive": ("Archived", "ArchivePlan", "archive", "archived", "start_archive", "whole"),
     "liftpy.spark.pipelines.audit": ("audit",),
     "liftpy.spark.pipelines.audit_findings": ("AuditReport",),
     "liftpy.spark.pipelines.compact": ("Compacted", "CompactPlan", "compact"),
     "liftpy.spark.pipelines.replay": ("ReplayPlan", "ShareDone", "replay"),
     "liftpy.spark.pipelines.stats": ("PartitionStats", "StatsReport", "stats"),
     "liftpy.spark.session": ("local_session", "spark_problem"),
-    "liftpy.spark.sink_options": ("SINK_OPTIONS",),
     "liftpy.spark.tracing": ("processing",),
 }
 """Module -> names that it defines. The function ``lag`` stays in ``liftpy.spark.lag``, because the module has the same name."""

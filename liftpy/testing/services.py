@@ -1,11 +1,11 @@
-"""ServiceTest: a replicated service without a cluster, for its own unit tests, and a check that it is deterministic.
+"""``ServiceTest``: runs a replicated service without a cluster, for unit tests, and checks that it is deterministic.
 
     test = ServiceTest(Bank)
     test.send(b'{"id": "1", "do": "open", "account": "a"}').advance(60).send(b'{"id": "2", ...}')
     assert [json.loads(output.value)["ok"] for output in test.outputs] == [True, True]
     test.verify()
 
-What drives the service is what drives it beside a node (``ServiceMachine``): timers by log time, outputs, snapshots, refusals.
+The driver is the one of a node (``ServiceMachine``): timers by log time, outputs, snapshots, rejections.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ Shown = tuple[int, int, str, str | None, list[list[str]]]
 
 @dataclass(slots=True)
 class _Told:
-    """What a run gave. ``states``: number of records -> the whole snapshot after them, base64; -1: at the end."""
+    """Result of a run. ``states``: number of records -> the complete snapshot after them, base64. -1: at the end."""
 
     outputs: list[Shown]
     states: dict[int, str]
@@ -334,7 +334,7 @@ def _state(run: _Run) -> str:
 
 
 def _told(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _Told:
-    """Run ``records``, with a look at the state after so many of them as ``places`` say."""
+    """Run ``records``, and record the state after the numbers of records in ``places``."""
     run, states, done = _Run(factory, role), {}, 0
     for place in places:
         run.feed(records[done:place])

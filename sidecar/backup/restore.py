@@ -4,7 +4,7 @@ Goal: what is served after a restore is what the backup holds, and nothing befor
 Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
 
 Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
-node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
+node (``restore.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
 given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
 skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
 From then on its replicas move: to the nodes
@@ -26,31 +26,153 @@ import asyncio
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from liftpy.client import Client
 from liftpy.client.admin import ReplicaMove
+from liftpy.client.group_admin import reset_group, set_cursor
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
+from liftpy.client.positions import Bounds
 from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
-from liftpy.core.backup.manifest import Manifest, StreamCopy
+from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
-from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup.inspect import read_image
-from sidecar.backup.positions import set_cursors
-from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
 from sidecar.backup.staging import NOWHERE, StagedLog, Until, give_state, stage
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevNode
 from sidecar.disk.files import FolderStorage, make_folder, sync_folder
-from sidecar.runtime.settings import Target
+from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
+
+# The helper of a restore: an ordinary node, on the machine of whoever restores, for as long as that takes.
+#
+# Goal: records get into a cluster byte for byte without a way to write into a log that publishers, or anybody, could use. So
+# nothing of the protocol is new: the helper is a replica that holds the log already, and the others copy it as they copy any
+# replica that moves.
+
+
+PREFIX = "restore-"
+"""What the helpers' ids begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelperSettings:
+    """Settings of the helper node. ``config``: a settings file for values that the target lacks. None: only the target's."""
+
+    node_id: str
+    data: Path
+    target: Target
+    controllers: tuple[str, ...]
+    rack: str = ""
+    config: Path | None = None
+
+
+def helper_node(settings: HelperSettings) -> DevNode:
+    """Return the helper node, not started yet. It ends with this process."""
+    flags = {
+        "--node-id": settings.node_id,
+        "--data": str(settings.data),
+        "--namespace": settings.target.namespace,
+        "--controllers": ",".join(settings.controllers),
+        "--status-port": "-1",
+        "--weight": "0",
+    }
+    if settings.rack:
+        flags["--rack"] = settings.rack
+    if settings.config is not None:
+        flags["--config"] = str(settings.config)
+    command = [sys.executable, "-m", "sidecar", "--json"]
+    for flag, value in flags.items():
+        command += [flag, value]
+    checkout = str(Path(__file__).resolve().parent.parent.parent)
+    path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
+    own = {
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "LIFTPY_RUN_GROUP_COORDINATORS": "false",
+        "LIFTPY_SCRUB_BYTES_PER_S": "0",
+    }
+    nats = nats_environment(",".join(settings.target.nats))
+    credentials = credentials_environment(settings.target.credentials) if settings.config is None else {}
+    return DevNode(
+        settings.node_id, command, {**child_environment(), **own, **nats, **credentials, **quiet_environment()}, None
+    )
+
+
+# Positions of groups and cursors, said again of streams that were restored: the same offsets, of the new uid.
+
+
+COORDINATOR_S = 60.0
+"""So long a coordinator may not answer."""
+_AGAIN_S = 0.2
+_AT_ONCE = 16
+"""Partitions that are asked for their bounds at the same time."""
+
+
+async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
+    """Set the positions of groups and cursors for restored streams (``uids``: name -> new uid).
+
+    Return group or cursor -> '' or why it failed.
+    """
+    was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
+    wanted = {
+        cursor.name: [(name, partition, at) for name, uid, partition, at in cursor.positions if was.get(uid) == name]
+        for cursor in manifest.cursors
+    }
+    bounds = await _bounds(client, {(name, partition) for found in wanted.values() for name, partition, _ in found})
+    said = {}
+    for cursor in manifest.cursors:
+        positions, without = {}, []
+        for name, partition, at in wanted[cursor.name]:
+            found = bounds[name, partition]
+            if isinstance(found, LiftError):
+                without.append(f"{name}/{partition} gives no bounds ({found})")
+            elif found.uid == uids[name]:
+                key = PartitionKey(name, found.uid, partition)
+                positions[key] = max(found.log_start_offset, min(at, found.end_offset))
+        if positions or without:
+            refused = await _set_positions(client, cursor, positions) if positions else ""
+            said[cursor.name] = refused or "; ".join(without)
+    return said
+
+
+async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
+    """Return the bounds or the error of each (stream, partition). Each is requested once."""
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(name: str, partition: int) -> Bounds | LiftError:
+        async with room:
+            try:
+                return await client.bounds(name, partition)
+            except LiftError as error:
+                return error
+
+    ordered = sorted(wanted)
+    return dict(zip(ordered, await asyncio.gather(*[ask(*one) for one in ordered]), strict=True))
+
+
+async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
+    """Set the positions of one group or cursor. Return '' or why it failed. It may be repeated safely."""
+    give_up_s = time.monotonic() + COORDINATOR_S
+    while True:
+        try:
+            await (set_cursor if cursor.is_cursor else reset_group)(client, cursor.name, positions)
+            return ""
+        except (UnavailableError, OutcomeUnknownError) as error:
+            if time.monotonic() > give_up_s:
+                return str(error)
+            await asyncio.sleep(_AGAIN_S)
+        except LiftError as error:
+            return str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +343,7 @@ class Restored:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything of the streams was restored, too."""
+        """True if everything of the streams was restored, too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
     def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:

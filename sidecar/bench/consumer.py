@@ -130,7 +130,7 @@ class Stopwatch:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the seconds are not over."""
+        """True if the seconds are not over."""
         return time.perf_counter() < self.end
 
     def figures(self, count: int, rounds: int) -> dict[str, float]:

@@ -31,13 +31,12 @@ from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
 from liftpy.core.backup.manifest import Manifest
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.observe.spans import SPANS_PER_S, Attributes, SpanBudget
+from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StorageError
 from sidecar.backup.create import TakenBackup, TakeOptions, take_backup
 from sidecar.backup.drill import Drilled, drill
 from sidecar.backup.inspect import Listed, list_backups, prune_backups, read_image, verify_backup
-from sidecar.backup.positions import set_cursors
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     Restore,
@@ -46,6 +45,7 @@ from sidecar.backup.restore import (
     RestoreOptions,
     RestoreWish,
     cluster_wide_of,
+    set_cursors,
 )
 from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store

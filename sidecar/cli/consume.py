@@ -35,6 +35,7 @@ from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
 from sidecar.cli.closed_pipe import reader_gone
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
@@ -305,7 +306,7 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 
 
 @click.command(cls=HelpCommand, example="liftpy consume orders --from -10m --subject 'shop.orders.*'")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.option(
     "--partition",
     type=click.IntRange(0),

@@ -19,6 +19,7 @@ from rich.console import Console
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
+from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.output import table
@@ -137,7 +138,7 @@ def _changing(function: F) -> F:
 
 
 @controllers.command(example="liftpy controllers add n4")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @_changing
 def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Make the running node NODE a controller. NODE first receives the log, and gets its vote when it has caught up.
@@ -148,7 +149,7 @@ def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
 
 
 @controllers.command(example="liftpy controllers remove n1")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @_changing
 def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Remove NODE from the controllers. It remains a node.
@@ -159,8 +160,8 @@ def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> Non
 
 
 @controllers.command(example="liftpy controllers replace n1 n4")
-@click.argument("old_id", metavar="OLD")
-@click.argument("new_id", metavar="NEW")
+@click.argument("old_id", metavar="OLD", type=NODE)
+@click.argument("new_id", metavar="NEW", type=NODE)
 @_changing
 def replace(old_id: str, new_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD."""

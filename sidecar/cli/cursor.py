@@ -13,6 +13,7 @@ from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, set_cursor
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
+from sidecar.cli.completion import CURSOR
 from sidecar.cli.group import lag_of
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
@@ -41,7 +42,7 @@ def list_(as_json: bool, target: Target) -> None:
 
 
 @cursor.command(example="liftpy cursor show reports")
-@click.argument("name")
+@click.argument("name", type=CURSOR)
 @json_option
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
@@ -63,7 +64,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 
 
 @cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --yes")
-@click.argument("name")
+@click.argument("name", type=CURSOR)
 @click.option("--stream", required=True, metavar="NAME", help="Stream of the cursor.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Set only this partition.  [default: all]")
 @click.option(
@@ -101,7 +102,7 @@ def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, t
 
 
 @cursor.command(example="liftpy cursor delete reports --yes")
-@click.argument("name")
+@click.argument("name", type=CURSOR)
 @click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints what would be deleted.")
 @connection_options
 def delete(name: str, yes: bool, target: Target) -> None:

@@ -23,7 +23,7 @@ from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
 from sidecar.status.cluster_poller import TIMEOUT_S, Viewing
 from sidecar.status.http import LOOPBACK, TEXT, Live, Serving, host_of, http
-from sidecar.status.site import Site
+from sidecar.status.pages import Site
 
 DEFAULT_LISTEN = "127.0.0.1:8223"
 

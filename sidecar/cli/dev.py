@@ -20,7 +20,7 @@ from liftpy.nats.transport import open_connection
 from liftpy.nats.urls import check_urls, shown
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
-from sidecar.cli.options import Duration, credential_options, json_option
+from sidecar.cli.options import Duration, Size, credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.runtime.settings import (
     DEFAULT_NAMESPACE,
@@ -77,10 +77,10 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 )
 @click.option(
     "--max-payload",
-    type=click.IntRange(1024, 64 * 1024 * 1024),
+    type=Size(1024, 64 * 1024 * 1024),
     default=None,
-    metavar="BYTES",
-    help="Maximum message size of nats-server, in bytes. Not allowed with --nats.  [default: 1 MiB]",
+    metavar="SIZE",
+    help="Maximum message size of nats-server. Not allowed with --nats.  [default: 1 MiB]",
 )
 @json_option
 @credential_options

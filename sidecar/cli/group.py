@@ -14,6 +14,7 @@ from liftpy.client import Client, parse_start
 from liftpy.client.group_admin import GroupDescription, QueueFigures, delete_group, describe_group, list_groups, reset_group
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
+from sidecar.cli.completion import GROUP
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
@@ -40,7 +41,7 @@ def list_(as_json: bool, target: Target) -> None:
 
 
 @group.command(example="liftpy group show billing")
-@click.argument("name")
+@click.argument("name", type=GROUP)
 @json_option
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
@@ -107,7 +108,7 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
 
 
 @group.command(example="liftpy group reset billing --stream orders --to earliest --yes")
-@click.argument("name")
+@click.argument("name", type=GROUP)
 @click.option("--stream", required=True, metavar="NAME", help="Stream of the group.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
 @click.option(
@@ -142,7 +143,7 @@ def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, 
 
 
 @group.command(example="liftpy group delete billing --yes")
-@click.argument("name")
+@click.argument("name", type=GROUP)
 @click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints what would be deleted.")
 @connection_options
 def delete(name: str, yes: bool, target: Target) -> None:

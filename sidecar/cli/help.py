@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,6 +12,48 @@ import click
 
 class ConnectionOption(click.Option):
     """An option that says how to reach the cluster. The help shows it behind the command's own options."""
+
+
+class SharedOption(ConnectionOption):
+    """A connection option of every command that asks a cluster. It may stand before the command, and ``liftpy --help`` describes it."""
+
+
+SHARED_OPTIONS = {
+    "nats": ("--nats", "URL", "NATS server, or several servers separated by commas.  [default: nats://127.0.0.1:4222]"),
+    "context": ("--context", "NAME", "Context to use. `liftpy context add` makes one.  [default: the selected one]"),
+    "namespace": ("--namespace", "NS", "Namespace of the cluster.  [default: liftpy]"),
+    "creds_file": ("--creds", "FILE", "File with a NATS JWT and its nkey seed."),
+    "nkey_seed_file": ("--nkey", "FILE", "File with a NATS nkey seed."),
+    "user": ("--user", "NAME", "NATS user. Set the password in LIFTPY_PASSWORD."),
+    "tls_ca_file": ("--tls-ca", "FILE", "Trusted CA certificates (PEM file)."),
+    "tls_cert_file": ("--tls-cert", "FILE", "Client certificate (PEM file)."),
+    "tls_key_file": ("--tls-key", "FILE", "Private key of the client certificate (PEM file)."),
+    "inbox_prefix": (
+        "--inbox-prefix",
+        "NAME",
+        "Subject prefix for replies that the NATS permissions of this user allow.  [default: _INBOX]",
+    ),
+    "principal": (
+        "--principal",
+        "NAME",
+        "Name recorded with your changes. It must be the principal that the NATS permissions of this user allow.",
+    ),
+}
+"""Name -> option, kind of its value, help. An environment variable LIFTPY_<NAME> gives the value as well."""
+
+
+def shared_option(name: str) -> click.Option:
+    """Return a new option of SHARED_OPTIONS."""
+    flag, metavar, text = SHARED_OPTIONS[name]
+    head, mark, default = text.partition("  [")
+    text = f"{head}  [{default.removesuffix(']') + '; ' if mark else ''}env: LIFTPY_{name.upper()}]"
+    return SharedOption([flag, name], default=None, metavar=metavar, help=text)
+
+
+def options_before(ctx: click.Context | None) -> dict[str, str]:
+    """Return the shared options that stand before the command."""
+    before = None if ctx is None else ctx.find_root().obj
+    return dict(before) if isinstance(before, dict) else {}
 
 
 class HelpCommand(click.Command):
@@ -25,16 +68,39 @@ class HelpCommand(click.Command):
         self.example = inspect.cleandoc(example)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options first, and connection options in a second section."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Connection options": []}
-        for param in self.get_params(ctx):
-            row = param.get_help_record(ctx) if isinstance(param, click.Option) else None
-            if row is not None:
-                sections["Connection options" if isinstance(param, ConnectionOption) else "Options"].append(row)
-        for title, rows in sections.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+        """Write the command's own options, then where to find those that it shares with others."""
+        self._write(formatter, "Options", self._records(ctx, lambda param: not isinstance(param, ConnectionOption)))
+        self._write(
+            formatter,
+            "Connection options",
+            self._records(ctx, lambda param: isinstance(param, ConnectionOption) and not isinstance(param, SharedOption)),
+        )
+        if any(isinstance(param, SharedOption) for param in self.params):
+            with formatter.section("Connection options"):
+                formatter.write_text("--nats, --context, --namespace, --creds and more. 'liftpy --help' describes them.")
+
+    def _records(self, ctx: click.Context, is_wanted: Callable[[click.Parameter], bool]) -> list[tuple[str, str]]:
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option) and is_wanted(param)]
+        return [row for row in (param.get_help_record(ctx) for param in options) if row is not None]
+
+    @staticmethod
+    def _write(formatter: click.HelpFormatter, title: str, rows: list[tuple[str, str]]) -> None:
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. A connection option before a command that asks no cluster is an error."""
+        if not isinstance(self, click.Group):
+            known = {param.name for param in self.params if isinstance(param, SharedOption)}
+            for name in options_before(ctx):
+                if name not in known:
+                    flag = SHARED_OPTIONS[name][0]
+                    own = any(param.name == name for param in self.params)
+                    raise click.UsageError(
+                        f"Put {flag} after '{ctx.command_path}'." if own else f"'{ctx.command_path}' has no option {flag}.", ctx
+                    )
+        return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the example, then the epilog."""
@@ -52,9 +118,11 @@ class HelpGroup(HelpCommand, click.Group):
     command_class = HelpCommand
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then the commands."""
-        super().format_options(ctx, formatter)
+        """Write the options, then the commands, and at the end the connection options, which only ``liftpy`` itself has."""
+        self._write(formatter, "Options", self._records(ctx, lambda param: not isinstance(param, ConnectionOption)))
         self.format_commands(ctx, formatter)
+        shared = self._records(ctx, lambda param: isinstance(param, SharedOption))
+        self._write(formatter, "Connection options (before or after the command)", shared)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the first word names.

@@ -11,6 +11,7 @@ import click
 from liftpy.client import Client
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError
+from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
@@ -30,7 +31,7 @@ def seconds(text: str, option: str) -> float:
 
 
 @click.command(name="log-level", cls=HelpCommand, example="liftpy log-level n1 debug --for 10m")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.argument("level", type=click.Choice(LEVELS))
 @click.option("--for", "how_long", default="5m", show_default=True, metavar="TIME", help="Duration, at most 24h.")
 @json_option

@@ -24,7 +24,7 @@ from liftpy.core.base import renamed
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from sidecar.cli.closed_pipe import nobody_reads
-from sidecar.cli.help import HelpGroup
+from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, shared_option
 
 EXIT_FAILED = 1
 """Of every command: failed."""
@@ -62,6 +62,8 @@ COMMANDS = {
     "settings": ("sidecar.cli.settings", "Show a node's settings, or reload them without a restart."),
     "log-level": ("sidecar.cli.log_level", "Set the log level of a node for a limited time."),
     "permissions": ("sidecar.cli.permissions", "Print the NATS permissions that a user needs."),
+    "context": ("sidecar.cli.context", "Add, select, list and remove contexts: named ways to reach a cluster."),
+    "completion": ("sidecar.cli.completion", "Print the completion script of a shell, or the man page."),
     "upgrade": ("sidecar.cli.upgrade", "Check, finalize, revert and report a rolling upgrade."),
     "backup": ("sidecar.cli.backup", "Create, list, verify, prune, restore and test backups."),
     "log": ("sidecar.cli.log", "Inspect, verify and repair the directory of a partition."),
@@ -78,6 +80,7 @@ SECTIONS = {
     "Nodes and partitions": ("sidecar", "node", "partition", "rebalance"),
     "Cluster": ("controllers", "settings", "log-level", "permissions", "upgrade"),
     "Backup, files and analysis": ("backup", "log", "spark", "bench"),
+    "This command line": ("context", "completion"),
 }
 """Title in ``liftpy --help`` -> commands. Each command is in one section."""
 
@@ -171,8 +174,13 @@ class LazyGroup(HelpGroup):
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="liftpy", message="%(prog)s %(version)s")
-def liftpy() -> None:
+@click.pass_context
+def liftpy(ctx: click.Context, /, **connection: str | None) -> None:
     """Store what is published on plain NATS in durable, replicated, replayable streams."""
+    ctx.obj = {name: value for name, value in connection.items() if value is not None}
+
+
+liftpy.params += [shared_option(name) for name in SHARED_OPTIONS]
 
 
 def exit_code(error: LiftError) -> int:

@@ -22,6 +22,7 @@ from liftpy.core.metadata.controller.preflight import why_not
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError
+from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.reassignment import follow, move_timeout_option
@@ -30,7 +31,7 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy node drain n3 --wait")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--wait", is_flag=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
 @move_timeout_option
@@ -108,7 +109,7 @@ def _some(names: list[str]) -> str:
 
 
 @click.command(name="can-stop", cls=HelpCommand, example="liftpy node can-stop n3")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @json_option
 @connection_options
 def can_stop(node_id: str, as_json: bool, target: Target) -> int:
@@ -141,7 +142,7 @@ node.add_command(can_stop)
 
 
 @node.command(example="liftpy node remove n3")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option(
     "--timeout",
@@ -172,7 +173,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
 
 
 @node.command(name="remove-data", example="liftpy node remove-data n3 orders-00000c-1a21ed6eb59")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.argument("directories", metavar="[DIRECTORY]...", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
 @json_option
@@ -205,7 +206,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 
 
 @node.command(name="set-weight", example="liftpy node set-weight n3 2.0")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.argument("weight", metavar="WEIGHT|auto")
 @json_option
 @connection_options
@@ -220,7 +221,7 @@ def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None
 
 
 @node.command(name="set-rack", example="liftpy node set-rack n3 zone-b")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.argument("rack", metavar="RACK|auto")
 @json_option
 @connection_options

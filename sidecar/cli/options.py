@@ -1,7 +1,7 @@
 """Options that every command shares: how to reach the cluster, and ``--json``.
 
 ``@connection_options`` gives a command the keyword argument ``target``, ``@json_option`` gives ``as_json``. A flag wins over
-the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS...), which wins over the default.
+the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS_FILE...), which wins over the selected context and the default.
 """
 
 from __future__ import annotations
@@ -18,27 +18,12 @@ from typing import Any, ClassVar, TypeVar
 import click
 
 from liftpy.errors import ConfigError
-from sidecar.cli.help import ConnectionOption
-from sidecar.runtime.settings import Target, target_from
+from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, options_before
+from sidecar.runtime.settings import Target, context_values, credentials_from, target_from
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CREDENTIALS = {
-    "creds_file": ("--creds", "File with a NATS JWT and its nkey seed."),
-    "nkey_seed_file": ("--nkey", "File with a NATS nkey seed."),
-    "user": ("--user", "NATS user. Set the password in LIFTPY_PASSWORD."),
-    "tls_ca_file": ("--tls-ca", "Trusted CA certificates (PEM file)."),
-    "tls_cert_file": ("--tls-cert", "Client certificate (PEM file)."),
-    "tls_key_file": ("--tls-key", "Private key of the client certificate (PEM file)."),
-    "inbox_prefix": (
-        "--inbox-prefix",
-        "Subject prefix for replies that the NATS permissions of this user allow.  [default: _INBOX]",
-    ),
-    "principal": (
-        "--principal",
-        "Name recorded with your changes. It must be the principal that the NATS permissions of this user allow.",
-    ),
-}
+_CREDENTIALS = [name for name in SHARED_OPTIONS if name not in ("nats", "context", "namespace")]
 
 
 _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS if "_" in name) + r")(?=[ ,.:;]|$)")
@@ -46,13 +31,17 @@ _FIELDS = re.compile(r"(?<![\w/.-])(" + "|".join(name for name in _CREDENTIALS i
 
 @contextlib.contextmanager
 def _named_as_given(given: Mapping[str, str | None], *, has_file: bool = False) -> Iterator[None]:
-    """Name credentials in errors as the user gives them: by option, by environment variable, or in a file of settings."""
+    """Name credentials in errors as the user gives them: by option, by environment variable, in a file of settings or in a context."""
 
     def source(found: re.Match[str]) -> str:
         name, variable = found[1], f"LIFTPY_{found[1].upper()}"
         if given.get(name) is None and (has_file or os.environ.get(variable)):
             return variable if os.environ.get(variable) else name
-        return _CREDENTIALS[name][0]
+        if given.get(name) is None:
+            used, values = context_values(given.get("nats"), context=given.get("context"))
+            if name in values:
+                return f"{name} of context {used}"
+        return SHARED_OPTIONS[name][0]
 
     try:
         yield
@@ -151,30 +140,44 @@ def credential_options(function: F) -> F:
     def command(*args: Any, **kwargs: Any) -> Any:
         given = {name: kwargs.pop(name) for name in names}
         with _named_as_given(given, has_file=True):
-            return function(*args, credentials=target_from(None, None, given).credentials, **kwargs)
+            return function(*args, credentials=credentials_from(given), **kwargs)
 
     for name in reversed(names):
-        flag, text = _CREDENTIALS[name]
-        metavar = "NAME" if name == "user" else "FILE"
+        flag, metavar, text = SHARED_OPTIONS[name]
         command = click.option(flag, name, cls=ConnectionOption, default=None, metavar=metavar, help=text)(command)
     return command  # type: ignore[return-value]
 
 
 def connection_options(function: F) -> F:
-    """Add --nats, --namespace and the credentials; the command gets ``target: sidecar.runtime.settings.Target``."""
+    """Add the connection options. The command gets ``target: sidecar.runtime.settings.Target``.
+
+    An option after the command wins over the same one before it.
+    """
 
     @functools.wraps(function)
-    def command(*args: Any, nats: str | None, namespace: str | None, **kwargs: Any) -> Any:
-        given = {name: kwargs.pop(name) for name in _CREDENTIALS}
+    def command(*args: Any, **kwargs: Any) -> Any:
+        before = options_before(click.get_current_context(silent=True))
+        given = {name: value if (value := kwargs.pop(name)) is not None else before.get(name) for name in SHARED_OPTIONS}
         with _named_as_given(given):
-            target: Target = target_from(nats, namespace, given)
-            return function(*args, target=target, **kwargs)
+            return function(*args, target=target_of(given), **kwargs)
 
-    for name, (flag, text) in reversed(_CREDENTIALS.items()):
-        metavar = "NAME" if name in ("user", "inbox_prefix", "principal") else "FILE"
-        command = click.option(flag, name, cls=ConnectionOption, default=None, metavar=metavar, help=text)(command)
-    command = click.option(
-        "--namespace", cls=ConnectionOption, default=None, metavar="NS", help="Namespace of the cluster.  [default: liftpy]"
-    )(command)
-    url = "NATS server, or several servers separated by commas.  [default: nats://127.0.0.1:4222]"
-    return click.option("--nats", cls=ConnectionOption, default=None, metavar="URL", help=url)(command)  # type: ignore[return-value]
+    return add_shared_options(command)  # type: ignore[return-value]
+
+
+def add_shared_options(function: F) -> F:
+    """Add the connection options. The command gets their values by name, None where they are not given."""
+    for name in reversed(SHARED_OPTIONS):
+        flag, metavar, text = SHARED_OPTIONS[name]
+        function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)
+    return function
+
+
+def target_of(given: Mapping[str, str | None]) -> Target:
+    """Return the cluster that connection options name. Values by the names of SHARED_OPTIONS, None: not given.
+
+    Raises:
+        ConfigError: A value is not valid.
+        NotFoundError: There is no such context.
+    """
+    flags = {name: given.get(name) for name in _CREDENTIALS}
+    return target_from(given.get("nats"), given.get("namespace"), flags, context=given.get("context"))

@@ -13,9 +13,10 @@ import click
 
 from liftpy.client import Client
 from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.core.metadata.election import misplaced
 from liftpy.core.metadata.image import StreamImage
-from liftpy.core.metadata.preferred_leaders import misplaced
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.reassignment import move
@@ -45,7 +46,7 @@ partition.add_command(move)
 
 
 @partition.command(example="liftpy partition transfer orders 0 --to n2")
-@click.argument("stream")
+@click.argument("stream", type=STREAM)
 @number_argument
 @click.option(
     "--to", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
@@ -66,7 +67,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
 
 
 @partition.command(example="liftpy partition elect orders 0")
-@click.argument("stream")
+@click.argument("stream", type=STREAM)
 @number_argument
 @click.option("--node", default="", metavar="NODE", help="Replica to elect.  [default: the best one]")
 @click.option(

@@ -27,6 +27,7 @@ from liftpy.errors import (
     ProtocolError,
     UnavailableError,
 )
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
@@ -114,7 +115,7 @@ class _Manner:
 
 
 @click.command(cls=HelpCommand, example="liftpy publish orders --key customer-7 --header source=import < events.jsonl")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("--partition", type=click.IntRange(0), default=0, show_default=True, help="Partition to publish to.")
 @click.option("--subject", default="", help="Subject to publish on. Required if the subject of the stream has wildcards.")

@@ -19,6 +19,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, UnavailableError
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.partition_reports import NodeReports, ask_nodes
@@ -154,7 +155,7 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
 
 
 @click.command(cls=HelpCommand, example="liftpy partition move orders 0 --to n2,n3,n4")
-@click.argument("stream")
+@click.argument("stream", type=STREAM)
 @click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
 @click.option(
     "--to", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."

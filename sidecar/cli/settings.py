@@ -15,8 +15,9 @@ from liftpy.client import Client
 from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
 from liftpy.core.base.ids import check_name
 from liftpy.errors import ConfigError, UnavailableError
+from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -31,7 +32,7 @@ def settings() -> None:
 
 
 @settings.command(example="liftpy settings show n1 --diff")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @click.option("--diff", is_flag=True, help="Show only settings that differ from their default or that wait for a restart.")
 @json_option
 @connection_options
@@ -52,7 +53,7 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
 
 
 @settings.command(example="liftpy settings reload n1")
-@click.argument("node_id", metavar="NODE")
+@click.argument("node_id", metavar="NODE", type=NODE)
 @json_option
 @connection_options
 def reload(node_id: str, as_json: bool, target: Target) -> None:
@@ -76,7 +77,11 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
 @settings.command(name="default-quota", example="liftpy settings default-quota --records 10000")
 @click.option("--records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
 @click.option(
-    "--bytes", "bytes_per_s", type=click.IntRange(0), help="Maximum bytes per second, of payload and headers. 0 means no limit."
+    "--bytes",
+    "bytes_per_s",
+    type=Size(),
+    metavar="SIZE",
+    help="Maximum bytes per second, of payload and headers. 0 means no limit.",
 )
 @click.option(
     "--by-token",

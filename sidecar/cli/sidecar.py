@@ -121,7 +121,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     given = GivenSettings(config, flags)
     settings = given.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
-    from sidecar.node.run import run_node  # late: brings nats-py and PySyncObj
+    from sidecar.node.node import run_node  # late: brings nats-py and PySyncObj
     from sidecar.runtime.restarts import stay_in_the_process
 
     began = time.monotonic()

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import click
 
-from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
+from liftpy.spark.pipelines.archive import COMPRESSIONS, DEFAULT_AGE_S, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
 from liftpy.spark.pipelines.archive import archive as run
-from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
@@ -19,7 +19,7 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy spark archive orders --table /data/orders --once")
-@click.argument("streams", nargs=-1, required=True)
+@click.argument("streams", type=STREAM, nargs=-1, required=True)
 @click.option("--table", required=True, help="Directory of the table. The driver and all executors need the same path.")
 @click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
 @click.option(
@@ -79,7 +79,7 @@ def archive(
 ) -> None:  # fmt: skip
     """Archive STREAMS into a table, each record exactly once. After a failure, run the command again: it resumes.
 
-    Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive_reader.whole returns the
+    Every reader of Delta (or Iceberg) can read the table. liftpy.spark.pipelines.archive.whole returns the
     table and the live stream as one DataFrame.
     """
     plan = ArchivePlan(

@@ -11,6 +11,7 @@ from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.audit import audit as run
 from liftpy.spark.pipelines.audit_findings import AuditReport
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE
 from sidecar.cli.options import Duration, connection_options, internal_option, json_option
@@ -24,7 +25,7 @@ EVERY_STREAM = ".*"
 
 
 @click.command(cls=HelpCommand, example="liftpy spark audit orders")
-@click.argument("streams", nargs=-1)
+@click.argument("streams", type=STREAM, nargs=-1)
 @click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="10s", show_default=True, metavar="DURATION",
               help="Time without an answer after which a replica counts as unavailable.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,

@@ -11,6 +11,7 @@ from liftpy.spark.pipelines.compact import CompactPlan, next_step
 from liftpy.spark.pipelines.compact import compact as run
 from liftpy.spark.pipelines.table_kind import table_at
 from liftpy.spark.pipelines.tables import FORMATS
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
@@ -18,7 +19,7 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy spark compact orders --output /data/orders-latest")
-@click.argument("stream")
+@click.argument("stream", type=STREAM)
 @click.option("--output", required=True, help="Directory of the table with the latest record of each key.")
 @click.option(
     "--table",

@@ -9,6 +9,7 @@ import click
 
 from liftpy.spark.pipelines.replay import ReplayPlan, ShareDone, shares_to_replay
 from liftpy.spark.pipelines.replay import replay as run
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.spark_job import SparkPlace, ends_by_signal, source_options, spark_options
@@ -16,8 +17,8 @@ from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy spark replay orders orders-copy --name copy-1 --table /data/orders")
-@click.argument("stream")
-@click.argument("target_stream", metavar="TARGET")
+@click.argument("stream", type=STREAM)
+@click.argument("target_stream", metavar="TARGET", type=STREAM)
 @click.option("--name", required=True, help="Name of this replay. A second run with the same name writes no record twice.")
 @click.option("--table", default="", help="Read the archive in this directory.  [default: read the stream]")
 @click.option("--from", "start", default="", help="Start position, as startingOffsets of the source.  [default: earliest]")

@@ -14,9 +14,9 @@ from liftpy.errors import ConfigError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, relative
 from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
-from liftpy.spark.pipelines.stats import StatsReport
+from liftpy.spark.pipelines.stats import StatsReport, plot_problem, save_plot
 from liftpy.spark.pipelines.stats import stats as run
-from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.output import table
@@ -30,7 +30,7 @@ _COLUMNS = (
 
 
 @click.command(cls=HelpCommand, example="liftpy spark stats orders --from -1h --bucket 1m --plot orders.png")
-@click.argument("streams", nargs=-1, required=True)
+@click.argument("streams", type=STREAM, nargs=-1, required=True)
 @click.option(
     "--from",
     "start",

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, ClusterState
-from liftpy.core.metadata.controller.unplaced_streams import why_it_waits
+from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.observe.cluster_health import why_offline

@@ -24,12 +24,13 @@ from liftpy.client.positions import FromEnd, Position, parse_start
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
-from liftpy.core.metadata.controller.unplaced_streams import why_it_waits
+from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import BYTES, Duration, connection_options, internal_option, json_option
 from sidecar.cli.output import table
@@ -58,7 +59,7 @@ _COUNT_S = 10.0
 
 
 @click.command(cls=HelpCommand, example="liftpy stream purge orders --subject shop.orders.test --dry-run")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.option(
     "--subject",
     "subjects",
@@ -238,7 +239,7 @@ class Deletion:
 
 
 @click.command(name="delete-records", cls=HelpCommand, example="liftpy stream delete-records orders --before -24h --dry-run")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.option(
     "--before",
     required=True,
@@ -355,7 +356,7 @@ def _sum(deletions: list[Deletion]) -> str:
 
 
 @click.command(cls=HelpCommand, example="liftpy stream alter orders --retention-age 7d --dry-run")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
@@ -449,7 +450,7 @@ _PARTITIONS = click.option(
 
 
 @click.command(cls=HelpCommand, example="liftpy stream pause orders --resume-on-publish")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @_PARTITIONS
 @click.option("--resume-on-publish", is_flag=True, help="Resume a partition at the next publish to it. That publish is stored.")
 @click.option(
@@ -478,7 +479,7 @@ def pause(
 
 
 @click.command(cls=HelpCommand, example="liftpy stream resume orders")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @_PARTITIONS
 @json_option
 @connection_options
@@ -605,7 +606,7 @@ class _Wanted:
 
 
 @stream.command(name="add-partitions", example="liftpy stream add-partitions orders --partitions 6")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.option("--partitions", "total", type=click.IntRange(2, 10_000), default=None, help="New number of partitions.")
 @placement_options
 @json_option
@@ -644,7 +645,7 @@ def list_streams(as_json: bool, target: Target) -> None:
 
 
 @stream.command(example="liftpy stream show orders")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @json_option
 @connection_options
 def show(name: str, as_json: bool, target: Target) -> None:
@@ -688,7 +689,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 
 
 @stream.command(example="liftpy stream delete orders --dry-run")
-@click.argument("name")
+@click.argument("name", type=STREAM)
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
 @json_option

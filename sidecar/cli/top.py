@@ -329,7 +329,7 @@ class Looking:
 
     @property
     def knows_any(self) -> bool:
-        """Whether there is a node to ask."""
+        """True if there is a node to ask."""
         return bool(self.watching.nodes(self._named))
 
     async def look(self) -> None:

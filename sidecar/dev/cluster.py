@@ -50,7 +50,7 @@ class DevNode:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists, even paused."""
+        """True if the process exists, even paused."""
         return self._process is not None and self._process.poll() is None
 
     @property

@@ -257,7 +257,7 @@ async def _publish(
 
 
 async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: int) -> bool:
-    """Whether ``line`` was acknowledged at ``offset``."""
+    """Return whether ``line`` was acknowledged at ``offset``."""
     try:
         answer = await connection.request(
             subject, line, timeout=_ANSWER_TIMEOUT_S, headers={"Nats-Expected-Last-Sequence": str(offset)}

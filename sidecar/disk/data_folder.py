@@ -32,7 +32,7 @@ from liftpy.core.base.ids import PartitionKey, check_name, split_folder
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal, decode_promises
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, StorageError, UnknownFormatError
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
@@ -55,7 +55,7 @@ class NodeIdentity:
 
     @property
     def stopped_cleanly(self) -> bool:
-        """Whether the last incarnation stopped cleanly."""
+        """True if the last incarnation stopped cleanly."""
         return self.incarnation > 0 and self.clean_incarnation == self.incarnation
 
 

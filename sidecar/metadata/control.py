@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -13,15 +14,16 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import shown
 from liftpy.core.metadata.controller.admission import IN_ALL, PER_PRINCIPAL, Allowance, RequestAcl, RequestRates, refusal
 from liftpy.core.metadata.controller.requests import may_be_logged
 from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
 from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
-from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding, error_response
+from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
+from liftpy.core.metadata.image import begins_under
 from liftpy.core.metadata.request_limits import fit
-from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, REPLY, refused
@@ -29,10 +31,9 @@ from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, publish_answe
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.forwarding import DecideHere
 from sidecar.metadata.publish_queue import unsubscribe
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import spawn
+from sidecar.runtime.tasks import attended, spawn
 
 _TIMEOUT_S = 2.0
 _NOT_THERE = f"{REFUSED}control request"
@@ -253,3 +254,64 @@ def _too_fast(request: pb.ControlRequest, who: str, wait_ms: int) -> pb.ControlR
     response = error_response(request, pb.ControlResponse.UNAVAILABLE, detail)
     response.retryAfterMs = wait_ms
     return response
+
+
+# Forwarder: sends a request of any node to the metadata leader (``liftpy.core.metadata.forwarding``).
+
+
+DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse | None]]
+
+
+class Forwarder:
+    """Sends requests on ``<ns>.control.node.<node_id>``."""
+
+    def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
+        self._connection = connection
+        self._subject = subjects.control_node(node_id)
+        self._leader = ""
+        self._changed = asyncio.Event()
+
+    def leader_is(self, node_id: str) -> None:
+        """Set the known metadata leader. Unanswered requests to the previous one are repeated at once."""
+        if node_id and node_id != self._leader:
+            self._leader = node_id
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def until_decided(
+        self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
+    ) -> pb.ControlResponse:
+        """Repeat ``request`` until somebody has decided it or the time is over. ``here``: decides if this node leads."""
+        if not request.operationId:
+            request.operationId = secrets.token_bytes(16)
+        way = Forwarding(request, clock.now_ns() + round(timeout_s * NS_PER_S))
+        while not way.decided and (left_ns := way.left_ns(clock.now_ns())):
+            given = await here(request, left_ns / NS_PER_S) if here is not None else None
+            if given is not None:
+                way.answered(given)
+            else:
+                await self._ask(way, min(left_ns, ATTEMPT_NS) / NS_PER_S)
+            if not way.decided:
+                await asyncio.sleep(way.pause_ns(clock.now_ns()) / NS_PER_S)
+        return way.response
+
+    async def _ask(self, way: Forwarding, timeout_s: float) -> None:
+        asking = attended(self._connection.request(self._subject, frames.sealed(way.request), timeout=timeout_s))
+        changing = attended(self._changed.wait())
+        try:
+            await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                way.unanswered("the metadata leader changed meanwhile", sent=True)
+                return
+            response = frames.decode(asking.result().data, pb.ControlResponse)
+            if response.operationId == way.request.operationId[:OPERATION_ID_SIZE_BYTES]:
+                way.answered(response)
+            else:
+                way.unanswered("an answer to another request came", sent=True)
+        except (nats.errors.NoRespondersError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
+            way.unanswered("no controller can be reached", sent=False)
+        except (nats.errors.Error, TimeoutError, LiftError) as error:
+            way.unanswered(f"no answer from the metadata leader: {type(error).__name__}", sent=True)
+        finally:
+            asking.cancel()
+            changing.cancel()

@@ -22,7 +22,7 @@ from liftpy.core.wire.subjects import Subjects, publish_answer, reply_to
 from liftpy.errors import IncompatibleVersionError, LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.control import Forwarder
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
 from sidecar.runtime import clock

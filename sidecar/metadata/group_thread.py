@@ -22,8 +22,7 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.group import Watcher
-from sidecar.metadata.group_role import GroupRole
-from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.group_role import GroupLink, GroupRole
 from sidecar.runtime.tasks import elsewhere, fatal_on
 
 _JOIN_TIMEOUT_S = 5.0

@@ -12,8 +12,8 @@ import secrets
 import threading
 from dataclasses import dataclass, replace
 
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import StorageError, WrongDataDirectoryError
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file, sync_folder

@@ -18,23 +18,25 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
+from nats.aio.client import Client
+
 from liftpy import __version__
 from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
-from liftpy.core.metadata.duplicate_process_check import DEFAULT_WAIT_S
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Registered, registered
-from liftpy.core.metadata.sessions import heartbeat_every_s
+from liftpy.core.metadata.node_identity import DEFAULT_WAIT_S, DirectoryIdentity, Predecessor, Sign, Verdict
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registered
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn_in
+from sidecar.transport.liveness import look_for
 
 Answered = Callable[[int, pb.ControlResponse], None]
 """(monotonic ns at which the heartbeat was sent, the answer), on the node's loop."""
@@ -308,3 +310,31 @@ class Membership:
 
 def _values(times: SessionTimes | None) -> tuple[int, int]:
     return (0, 0) if times is None else (times.session_ms, times.lease_ms)
+
+
+# A new process asks whether another process uses its node id (``liftpy/core/metadata/node_identity.py``).
+
+
+node_logger = logging.getLogger("liftpy.node")
+
+_ASK_EVERY_S = 0.1
+
+
+async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: Predecessor) -> None:
+    """Return when nobody answers for ``node_id``. Raise FencedError if another process keeps answering."""
+    while True:
+        was_present = inquiry.is_present
+        sign = await look_for(connection, subjects, node_id) if connection.is_connected else Sign.UNASKED
+        verdict = inquiry.heard(sign, clock.now_ns())
+        if verdict is Verdict.GO_ON:
+            return
+        if verdict is Verdict.GIVE_UP:
+            raise FencedError(
+                f"Another process runs as node {node_id!r} (it answers on {subjects.status(node_id)}). Two processes "
+                "must not use the same id or a copied data directory. Stop the other process, or start this one with "
+                "another --node-id and its own --data."
+            )
+        if inquiry.is_present and not was_present:
+            node_logger.warning("another process runs as node %s: waiting for it to end", node_id)
+        if sign is not Sign.SILENT:
+            await asyncio.sleep(_ASK_EVERY_S)

@@ -1,4 +1,4 @@
-"""Builds one node from its settings and shuts it down in order. ``run.py`` runs it.
+"""Builds one node from its settings, runs it as a process until SIGTERM or SIGINT, and shuts it down in order.
 
 Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
 metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,31 +26,37 @@ from liftpy.core.base.instruments import Instruments
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.metadata.directory_identity import stopped_cleanly
-from liftpy.core.metadata.duplicate_process_check import Predecessor
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import Predecessor, stopped_cleanly
 from liftpy.core.observe.node_health import Signs
 from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.memory_budget import (
+    READERS_SHARE,
+    STANDBY_SHARE,
+    WAITING_PUBLISHER_BYTES,
+    HeldByNode,
+    MemoryBudget,
+    limit_of,
+)
+from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication.catchup_throttle import pace_of
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.descriptors import raise_limit, used
-from sidecar.disk.files import OpenMaps
-from sidecar.disk.flush_thread import FlushThread
-from sidecar.disk.flush_times import NodeFlushTimes, probe_flushes
+from sidecar.disk.files import OpenMaps, raise_limit, used
+from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes, probe_flushes
 from sidecar.groups.coordinators import GroupCoordinators
 from sidecar.metadata.clock_watch import ClockWatch
-from sidecar.metadata.duplicate_process_check import wait_for_predecessor
 from sidecar.metadata.group import MetadataGroup
+from sidecar.metadata.group_role import GroupLink
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
-from sidecar.metadata.joining import GroupLink
-from sidecar.metadata.membership import Membership
+from sidecar.metadata.membership import Membership, wait_for_predecessor
 from sidecar.node.jetstream_api import JetStreamDesk
-from sidecar.node.publish_memory import PublishMemory
 from sidecar.node.reload import LiveParts, Reloading
 from sidecar.partition.deletions import Deletions, UnknownStreams
 from sidecar.partition.figures import NodeCounts, StreamLabels
@@ -66,10 +73,11 @@ from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.logs import LOGS
+from sidecar.runtime.memory import look_seldom, memory_bytes, retain_freed_memory
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, leave_the_process_in, momentary, never_again
 from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
 from sidecar.runtime.supervisor import Supervisor
-from sidecar.runtime.tasks import attended, fatal_on
+from sidecar.runtime.tasks import attended, fatal_on, spawn
 from sidecar.runtime.timers import Timers
 from sidecar.status.health import Health, LastHeard
 from sidecar.status.loop_lag import LoopWatch
@@ -79,12 +87,12 @@ from sidecar.tracing.node_tracing import Tracing
 from sidecar.transport.connections import Links, open_links
 from sidecar.transport.credentials import Keys, RightsWatch, prove
 from sidecar.transport.dropped_publishes import Drops
+from sidecar.transport.ingest_connection import Inflow
 from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications, Requests
 from sidecar.workers.merged_status import WholeNode
 from sidecar.workers.quiescence import SharedQuiet
-from sidecar.workers.sharing import shared_out
-from sidecar.workers.workers import Workers
+from sidecar.workers.workers import Workers, shared_out
 
 logger = logging.getLogger("liftpy.node")
 
@@ -598,3 +606,74 @@ class Node:
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
+
+
+# Memory for publishes in progress and for readers in this process: the sums and their limits.
+
+
+class PublishMemory:
+    """Memory limits of this process. ``settings``: its settings. ``processes``: number of processes of the node."""
+
+    def __init__(self, settings: NodeSettings, processes: int) -> None:
+        limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
+        self.intake = NodeIntake()
+        self.room = MemoryBudget(limit_bytes, settings.replication.max_queue_delay_s)
+        self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
+        self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
+
+    def look(self, ingest: Inflow | None, waiting: int) -> None:
+        """Update the memory in use, ten times a second. ``waiting``: publishers that wait for an answer."""
+        if ingest is not None:
+            self.room.look_at_age(*ingest.passed_bytes, clock.now_ns())
+        self.room.look(
+            HeldByNode(
+                unread=ingest.waiting_bytes if ingest is not None else 0,
+                held_back=self.intake.held_bytes,
+                uncommitted=self.intake.unreplicated_bytes,
+                publishers=waiting * WAITING_PUBLISHER_BYTES,
+                standby=self.heard.size_bytes,
+                readers=self.reads.used_bytes,
+            )
+        )
+
+
+# Runs a node as a process until SIGTERM or SIGINT.
+
+
+async def run_node(
+    settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: GivenSettings | None = None
+) -> int:
+    """Run one node until SIGTERM (transfer first) or SIGINT (at once).
+
+    ``again``: reads the settings again for SIGHUP. Return the exit code. A failed start raises, except after a temporary disk
+    error.
+    """
+    retain_freed_memory()
+    look_seldom()
+    node = Node(settings, again=again)
+    loop = asyncio.get_running_loop()
+
+    def stop(hand_over: bool) -> None:
+        leave_the_process_in(HARD_STOP_S)
+        node.request_stop(hand_over=hand_over)
+
+    loop.add_signal_handler(signal.SIGTERM, stop, True)
+    loop.add_signal_handler(signal.SIGINT, stop, False)
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: spawn(node.reloading.signalled(node.supervisor), "reading the settings again")
+    )
+    starting = attended(node.start())
+    stopping = attended(node.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            if momentary(failure := starting.exception()):
+                assert isinstance(failure, Exception)
+                node.fatal(failure)
+            else:
+                say_ready(starting.result())
+            await stopping
+    finally:
+        await end_tasks([starting, stopping])
+        code = await node.stop()
+    return code

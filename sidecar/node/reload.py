@@ -20,7 +20,7 @@ from sidecar.runtime.logs import LOGS
 from sidecar.runtime.settings import NodeSettings, flat, rows, with_values
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.workers.sharing import shared_out
+from sidecar.workers.workers import shared_out
 
 logger = logging.getLogger("liftpy.node")
 

@@ -32,9 +32,8 @@ from sidecar.disk.files import OpenMaps
 from sidecar.metadata.identity import WorkerMarks
 from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
-from sidecar.runtime.gc_tuning import look_seldom
 from sidecar.runtime.logs import LOGS
-from sidecar.runtime.memory import retain_freed_memory
+from sidecar.runtime.memory import look_seldom, retain_freed_memory
 from sidecar.runtime.restarts import momentary, never_again
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
@@ -43,9 +42,9 @@ from sidecar.status.sampler import Said, Sampler
 from sidecar.status.status_api import StatusDesk
 from sidecar.transport.connections import open_links
 from sidecar.workers.channel import Channel
+from sidecar.workers.merged_status import Telling
 from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.sharing import settings_from_json
-from sidecar.workers.worker_status import Telling
+from sidecar.workers.workers import settings_from_json
 
 SIGNS_S = 0.25
 _FINISH_S = 1.0

@@ -34,7 +34,7 @@ _MOST_CHARS = 200
 
 
 def is_directory(name: object) -> bool:
-    """Whether it may be the name of a directory of a stream."""
+    """Return whether it may be the name of a directory of a stream."""
     return isinstance(name, str) and 0 < len(name) <= _MOST_CHARS and name.isascii()
 
 

@@ -10,17 +10,22 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from liftpy.config import NS_PER_S, FlushPolicy
+from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.flush import LONG_S, Flush, FlushPlace
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
+from liftpy.core.publish.log_state import LogState, derived_state
+from liftpy.core.publish.state_file import State, Unwritten, load_state, state_owner
+from liftpy.core.publish.state_transfer import StateGiver, StateTaker
+from liftpy.core.publish.state_writer import StateWriter, pace_of
 from liftpy.errors import LiftError, StorageError
-from sidecar.disk.flush_thread import FlushThread
-from sidecar.disk.flush_times import FlushTimes
+from sidecar.disk.flush_thread import FlushThread, FlushTimes
 from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
 
@@ -74,7 +79,7 @@ class Flusher:
         self._thread: Future[int] | None = None
         """The flush that runs in one."""
         self._told = False
-        """Whether its place knows of it: the loop has waited for it."""
+        """True if its place knows of it: the loop has waited for it."""
         self._checkpoint: Future[None] | None = None
         """That runs."""
         self._checkpoint_began_s = 0.0
@@ -92,7 +97,7 @@ class Flusher:
 
     @property
     def stalls(self) -> bool:
-        """Whether the disk is blocked, so that other work should wait."""
+        """True if the disk is blocked, so that other work should wait."""
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:
@@ -221,3 +226,105 @@ class Flusher:
         if under_way := [future for future in (self._thread, self._checkpoint) if future is not None]:
             await asyncio.wait([asyncio.wrap_future(future) for future in under_way])
         self._commit.settle()
+
+
+# ``StateCheckpoints``: writes the derived state of one partition to disk in the background, after a checkpoint of its
+# high watermark.
+
+
+partition_logger = logging.getLogger("liftpy.partition")
+
+
+class StateCheckpoints:
+    """Checkpoints of the derived state of one replica."""
+
+    def __init__(
+        self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
+    ) -> None:
+        self._log = log
+        self._key = key
+        self._flusher = flusher
+        self._pool = pool
+        self.giver = StateGiver(derived, state_owner(key), clock.now_ns, self._encode)
+        self.taker = StateTaker(derived, log, state_owner(key))
+        self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
+        self._unwritten: Unwritten | None = None
+        """To be written once HW is stored."""
+        self._waited = False
+        """Records wait for what is being written."""
+        self._writing: asyncio.Future[None] | None = None
+        self.touched: Callable[[], None] = lambda: None
+        """Called when one more was written, or could not be."""
+        self.written: Callable[[], None] = lambda: None
+        """Called when records waited for what was written."""
+
+    def _encode(self, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
+        encoding = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        encoding.add_done_callback(lambda done: then(b"" if done.cancelled() or done.exception() else done.result()))
+
+    def may_drop(self, log_start_offset: int) -> bool:
+        """Return whether the log may start there. If not, the needed state is being written and ``written`` is called."""
+        before = self.writer.uncovered
+        if self.writer.may_drop(log_start_offset):
+            if self.writer.uncovered > before:
+                text = "records dropped without a stored state partition=%s below=%d: a restart forgets their producers and ids"
+                partition_logger.warning(text, self._key, log_start_offset)
+            return True
+        asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
+        return False
+
+    def checkpoint(self) -> None:
+        """Store the HW and, from time to time, the derived state."""
+        self.giver.forget_unused()
+        if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
+            self._unwritten = self.writer.begin()
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, None
+        self._waited = self.writer.is_wanted
+        if unwritten is not None and not self._log.closed:
+            self._writing = asyncio.get_running_loop().run_in_executor(self._pool, self.writer.write, unwritten)
+            self._writing.add_done_callback(self._written)
+
+    def _written(self, _: asyncio.Future[None]) -> None:
+        self._writing = None
+        self.touched()
+        if self._waited:
+            self._waited = False
+            self.written()
+
+    async def close(self) -> Callable[[], None]:
+        """Wait for running operations. Return a function to run in any thread after the log was closed cleanly."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        unwritten = self.writer.begin(closing=True)
+        return (lambda: None) if unwritten is None else lambda: self.writer.write(unwritten)
+
+
+class FoundState(NamedTuple):
+    """The file that fits a log, if there is one; and how many did not."""
+
+    state: State | None = None
+    left_out: int = 0
+
+
+def found_state(log: Log, key: PartitionKey) -> FoundState:
+    """Return the state file beside ``log`` that fits.
+
+    Others are logged and removed. Runs in any thread. Raises StorageError.
+    """
+    state, unfit = load_state(log, state_owner(key))
+    for name, why in unfit.items():
+        partition_logger.warning("%s: ignoring and deleting state file %s: %s", key, name, why)
+    return FoundState(state, len(unfit))
+
+
+def restored(found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig) -> LogState | None:
+    """Return the derived state from the file, None without a usable one.
+
+    Runs in any thread while nothing else uses ``log``: a large file takes a second.
+    """
+    if found.state is None:
+        return None
+    made = derived_state(log, subject, stream, config, clock.now_ns)
+    return made if made.begin_with(found.state) else None

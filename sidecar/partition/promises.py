@@ -14,7 +14,7 @@ from concurrent.futures import Future
 
 from liftpy.core.log.epoch_promises import PromiseJournal
 from liftpy.errors import StorageError
-from sidecar.runtime.cooperative_batches import Slices
+from sidecar.runtime.tasks import Slices
 
 Told = Callable[[StorageError | None], None]
 """Called on the loop: None when the promise is on the disk."""

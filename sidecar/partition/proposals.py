@@ -22,7 +22,7 @@ from liftpy.core.services.sessions import Ended
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.nats.cancellation import end_tasks
 from sidecar.metadata.group import MetadataGroup
-from sidecar.runtime.log_rate_limit import CHATTER
+from sidecar.runtime.logs import CHATTER
 from sidecar.runtime.tasks import spawn
 
 logger = logging.getLogger("liftpy.proposals")

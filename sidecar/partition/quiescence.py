@@ -25,7 +25,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import ProtocolError
 from sidecar.partition.replication import AnswerRouter
 from sidecar.runtime import clock
-from sidecar.runtime.cooperative_batches import Slices
+from sidecar.runtime.tasks import Slices
 from sidecar.runtime.timers import Timer, Timers
 from sidecar.transport.connection import send_answer
 

@@ -131,7 +131,7 @@ class ReadSubjects:
 
     @property
     def has_room(self) -> bool:
-        """Whether the send buffer for readers has room."""
+        """True if the send buffer for readers has room."""
         return self._bus.has_room
 
     def now_ns(self) -> int:

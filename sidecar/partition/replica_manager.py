@@ -37,9 +37,8 @@ from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
-from sidecar.runtime.cooperative_batches import Slices
-from sidecar.runtime.gc_tuning import Garbage
-from sidecar.runtime.tasks import attended, spawn
+from sidecar.runtime.memory import Garbage
+from sidecar.runtime.tasks import Slices, attended, spawn
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -205,7 +204,7 @@ class Partitions:
             worker.feed(DataPathChanged(is_up=is_up))
 
     def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
-        """Whether this node still serves as the leader that a report accuses."""
+        """Return whether this node still serves as the leader that a report accuses."""
         worker = self._by_name.get((question.stream, question.partition))
         if worker is None or worker.key.uid != question.streamUid:
             return False

@@ -32,7 +32,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
-from sidecar.runtime.log_rate_limit import LogRateLimit
+from sidecar.runtime.logs import LogRateLimit
 from sidecar.transport.connection import Buffer, BusConnection, Listener, send_answer
 
 logger = logging.getLogger("liftpy.replication")

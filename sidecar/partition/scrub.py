@@ -58,7 +58,7 @@ class Scrubbed(Protocol):
 
     @property
     def storage_failed(self) -> bool:
-        """Whether the log has already failed."""
+        """True if the log has already failed."""
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ class PartitionServices:
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
-        """Whether the next check is planned."""
+        """True if the next check is planned."""
         self._report = Timer(self._tell_others)
         self._report_ns = 0
         """When the next report is planned; 0: it is not."""
@@ -203,7 +203,7 @@ class PartitionServices:
 
     @property
     def known(self) -> bool:
-        """Whether there are services here, or were."""
+        """True if there are services here, or were."""
         return self._sessions.has_any
 
     def report(self) -> list[dict[str, object]]:

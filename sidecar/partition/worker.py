@@ -40,14 +40,13 @@ from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.subjects import InboxRule, Subjects, data_subject
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.flush_thread import FlushThread
-from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
-from sidecar.partition.executor import Executor, Tools
-from sidecar.partition.flushing import Flusher
+from sidecar.partition.executor import Executor, Tools, trace
+from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, restored
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import QuietTalk
@@ -55,10 +54,8 @@ from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import LogReplay, RecoveredLogs
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
-from sidecar.partition.state_checkpoints import FoundState, StateCheckpoints, found_state, restored
-from sidecar.partition.traced_executor import trace
 from sidecar.runtime import clock
-from sidecar.runtime.log_rate_limit import CHATTER
+from sidecar.runtime.logs import CHATTER
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.timers import Timers
 from sidecar.tracing.node_tracing import Tracing
@@ -388,17 +385,17 @@ class PartitionWorker:
 
     @property
     def leads(self) -> bool:
-        """Whether the metadata names this node as leader."""
+        """True if the metadata names this node as leader."""
         return self.leader == self._node.settings.node_id
 
     @property
     def storage_failed(self) -> bool:
-        """Whether the log has failed and waits for a restart."""
+        """True if the log has failed and waits for a restart."""
         return self.executor.storage_failed
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether it is in the ISR and its log agrees with the leader's."""
+        """True if it is in the ISR and its log agrees with the leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from liftpy.errors import IncompatibleVersionError, MetadataDivergedError, StorageError, UnknownFormatError
-from sidecar.disk.flush_times import FlushTimes
+from sidecar.disk.flush_thread import FlushTimes
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import FAIL_REASON, RaftCore
 from sidecar.quorum.transport import SessionTransport

@@ -294,7 +294,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def votes(self) -> bool:
-        """Whether this member is a voter in its log."""
+        """True if this member is a voter in its log."""
         return self._node_id in self.controllers.voters
 
     def controllers_at(self, index: int) -> ControllerList:
@@ -383,12 +383,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def turn_is_late(self) -> bool:
-        """Whether the current turn is late, so that messages may be unread."""
+        """True if the current turn is late, so that messages may be unread."""
         return self._late
 
     @property
     def leads(self) -> bool:
-        """Whether this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it leads. Another one may have been elected."""
         return bool(self._isLeader())
 
     @property
@@ -556,13 +556,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def behind(self) -> bool:
-        """Whether committed entries are not applied, or not flushed by the only voter. The next tick continues."""
+        """True if committed entries are not applied, or not flushed by the only voter. The next tick continues."""
         there = self.log.last_index if self._decides_alone else self.raftCommitIndex
         return bool(there > self.raftLastApplied) and self.failure is None
 
     @property
     def _decides_alone(self) -> bool:
-        """Whether it leads a group of one. Then an entry is committed when it is flushed, not earlier."""
+        """True if it leads a group of one. Then an entry is committed when it is flushed, not earlier."""
         return self.leads and len(self.controllers.voters) == 1
 
     def _SyncObj__applyLogEntries(self) -> bool:

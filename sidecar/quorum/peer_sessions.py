@@ -217,7 +217,7 @@ class PeerSessions:
             self._hello(peer, now, epoch)
 
     def _reaches(self, peer: Peer, term: int, now: float) -> bool:
-        """Whether ``term`` can be the peer's, of which the frame is."""
+        """Return whether ``term`` can be the peer's, of which the frame is."""
         ahead = term - self.term()
         if ahead < TERM_REACH:
             peer.beyond_since = None

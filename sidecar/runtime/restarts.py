@@ -36,12 +36,12 @@ _FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
 
 
 def never_again(error: BaseException | None) -> bool:
-    """Whether another start would end the same way, or do harm."""
+    """Return whether another start would end the same way, or do harm."""
     return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
 
 
 def momentary(error: BaseException | None) -> bool:
-    """Whether the next start may well go right."""
+    """Return whether the next start may well go right."""
     if isinstance(error, OSError):
         return error.errno in _DISK
     if not isinstance(error, StorageError) or isinstance(error, _FINAL):

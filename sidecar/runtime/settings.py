@@ -52,7 +52,7 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import SETTINGS, accept_old_keywords
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.subject_index import begins_under
+from liftpy.core.metadata.image import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.subjects import (
     DEFAULT_INBOX_PREFIXES,
@@ -65,6 +65,7 @@ from liftpy.core.wire.subjects import (
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, shown
+from sidecar.runtime.contexts import Contexts
 
 if TYPE_CHECKING:
     from liftpy.core.metadata.image import ClusterImage
@@ -133,7 +134,7 @@ class NodeSettings:
     dashboard_hostnames: tuple[str, ...] = ()
     """Host names that a request to the status page may use in addition to the loopback names."""
     elections: bool = True
-    """Whether this cluster elects new leaders. With false, a partition waits until its leader is back."""
+    """True if this cluster elects new leaders. With false, a partition waits until its leader is back."""
     bootstrap_majority: bool = False
     """For the first start only: confirms that unreachable controllers never belonged to the metadata group. A majority of
     the controllers may then form it."""
@@ -146,7 +147,7 @@ class NodeSettings:
     metrics_streams: tuple[str, ...] = ()
     """Names or patterns (`shop-*`) of streams that get metrics of their own."""
     trace: str = "off"
-    """Whether this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
+    """True if this node sends OpenTelemetry spans: off, or otlp for messages whose sender traces them."""
     trace_endpoint: str = field(default="", repr=False)
     """URL of the OpenTelemetry collector. Empty: the value of `OTEL_EXPORTER_OTLP_ENDPOINT`."""
     scrub_bytes_per_s: int = 1024 * 1024
@@ -156,9 +157,9 @@ class NodeSettings:
     jetstream_api: str = ""
     """JetStream domain under which this node answers the read part of the JetStream API. Empty: not answered."""
     run_group_coordinators: bool = True
-    """Whether this node runs coordinators of groups and queues. With false, run them elsewhere."""
+    """True if this node runs coordinators of groups and queues. With false, run them elsewhere."""
     local_file_reads: bool = False
-    """Whether readers on this host may open the segment files themselves. It makes reading with Spark faster."""
+    """True if readers on this host may open the segment files themselves. It makes reading with Spark faster."""
     workers: int = 1
     """Number of processes that share the partitions of this node. Use about one per core at most."""
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
@@ -224,7 +225,7 @@ class NodeSettings:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this node is a controller, a member of the metadata group."""
+        """True if this node is a controller, a member of the metadata group."""
         return self.node_id in self.controllers
 
 
@@ -288,13 +289,78 @@ def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mappin
 
 
 def target_from(
-    nats: str | None, namespace: str | None, flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None
+    nats: str | None,
+    namespace: str | None,
+    flags: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    *,
+    context: str | None = None,
 ) -> Target:
-    """Return how to reach the cluster, from flags (None: not given) and the environment."""
+    """Return how to reach the cluster, from flags (None: not given), the environment and a context.
+
+    A context that the user names wins over the environment. The selected context is the default; it is not used at all
+    where a flag or the environment names the NATS servers: its credentials are for its own servers.
+
+    Raises:
+        ConfigError: A value is not valid, or the file of contexts cannot be used.
+        NotFoundError: There is no such context.
+    """
     environment = os.environ if environment is None else environment
+    name, values = context_values(nats, environment, context)
+    if values:
+        given = {_PREFIX + field_name.upper(): value for field_name, value in values.items()}
+        environment = {**environment, **given} if name == named_context(environment, context) else {**given, **environment}
     urls = nats or environment.get(_PREFIX + "NATS") or DEFAULT_NATS
     space = namespace or environment.get(_PREFIX + "NAMESPACE") or DEFAULT_NAMESPACE
-    return Target(_split(urls), space, _merge(Credentials, {}, environment, flags, _PREFIX, "credentials"))
+    return Target(_split(urls), space, credentials_from(flags, environment))
+
+
+def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> Credentials:
+    """Return credentials from flags (None: not given) and the environment.
+
+    Raises:
+        ConfigError: They exclude each other.
+    """
+    environment = os.environ if environment is None else environment
+    found = _merge(Credentials, {}, environment, flags, _PREFIX, "credentials")
+    assert isinstance(found, Credentials)
+    return found
+
+
+def config_home(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the directory for configuration files of the user. None: the environment names neither it nor a home."""
+    environment = os.environ if environment is None else environment
+    given, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
+    return Path(given) if os.path.isabs(given) else Path(home) / ".config" if home else None
+
+
+def contexts_file(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return the file of the user's contexts. None: the user has no home."""
+    home = config_home(environment)
+    return None if home is None else home / "liftpy" / "contexts.json"
+
+
+def named_context(environment: Mapping[str, str] | None = None, context: str | None = None) -> str:
+    """Return the context that a flag or the environment names, '' for none."""
+    return context or (os.environ if environment is None else environment).get(_PREFIX + "CONTEXT", "")
+
+
+def context_values(
+    nats: str | None, environment: Mapping[str, str] | None = None, context: str | None = None
+) -> tuple[str, dict[str, str]]:
+    """Return the context of a command, by name, and its values. ('', {}): it uses none.
+
+    Raises:
+        ConfigError: The file of contexts cannot be used.
+        NotFoundError: There is no such context.
+    """
+    environment = os.environ if environment is None else environment
+    named, path = named_context(environment, context), contexts_file(environment)
+    if not named and (path is None or nats or environment.get(_PREFIX + "NATS")):
+        return "", {}
+    contexts = Contexts() if path is None else Contexts.load(path)
+    name = named or contexts.selected
+    return (name, contexts.named(name)) if name else ("", {})
 
 
 def search_path() -> str:

@@ -25,7 +25,7 @@ from liftpy.core.replication.reads import ReadBudget
 from liftpy.core.replication.replica import ReplicaSnapshot
 from liftpy.core.wire.decode_errors import by_reason
 from liftpy.nats.urls import shown_address
-from sidecar.disk.flush_times import FlushTimes
+from sidecar.disk.flush_thread import FlushTimes
 from sidecar.groups.coordinators import GroupCoordinators
 from sidecar.metadata.clock_watch import ClockWatch
 from sidecar.metadata.group import MetadataGroup

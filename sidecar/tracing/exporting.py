@@ -18,8 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcesso
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from liftpy import __version__
-from liftpy.core.observe.spans import SpanBudget, SpanTree
-from liftpy.core.observe.trace_context import TraceContext
+from liftpy.core.observe.trace_context import SpanBudget, SpanTree, TraceContext
 
 logger = logging.getLogger("liftpy.tracing")
 

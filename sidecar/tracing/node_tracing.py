@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.spans import SPANS_PER_S, Attributes, SpanBudget, SpanTree
+from liftpy.core.observe.trace_context import SPANS_PER_S, Attributes, SpanBudget, SpanTree
 from liftpy.core.observe.tracing import NodeTraces, PartitionTraces
 from liftpy.errors import ConfigError
 from sidecar.runtime import clock
@@ -36,7 +36,7 @@ class Tracing:
         """None: off."""
         self._looking: asyncio.TimerHandle | None = None
         self.leads_group = False
-        """Whether this node leads the metadata group: one of the controllers tells of a fail-over."""
+        """True if this node leads the metadata group: one of the controllers tells of a fail-over."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
         self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
 

@@ -195,7 +195,7 @@ class BusConnection(StrictConnection):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more message can be sent, however large."""
+        """True if one more message can be sent, however large."""
         return self._is_up and self.unsent_bytes + self._max_payload <= self._send_buffer_bytes
 
     @property
@@ -376,7 +376,7 @@ class BusConnection(StrictConnection):
 
     @property
     def asks_who_comes(self) -> bool:
-        """Whether the server requires credentials. Otherwise everything is permitted."""
+        """True if the server requires credentials. Otherwise everything is permitted."""
         return bool(self._server_info.get("auth_required"))
 
     def on_change(self, callback: Callable[[bool], None]) -> None:

@@ -66,7 +66,7 @@ class Links:
 
     @property
     def are_up(self) -> bool:
-        """Whether a leader can be reached, by publishers too."""
+        """True if a leader can be reached, by publishers too."""
         return self.replication.is_connected and self.ingest.is_connected
 
     async def close(self) -> None:

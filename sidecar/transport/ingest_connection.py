@@ -259,7 +259,7 @@ class Inflow(BusConnection):
             self._pings_outstanding = 0  # this node is the one that does not read
 
     def _takes_at_once(self, data: bytes) -> bool:
-        """Whether ``data`` need not go through the buffer; then it counts as taken."""
+        """Return whether ``data`` need not go through the buffer; then it counts as taken."""
         if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
             return False
         self._see(len(data))

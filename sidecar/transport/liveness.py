@@ -12,7 +12,7 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.core.metadata.duplicate_process_check import Sign
+from liftpy.core.metadata.node_identity import Sign
 from liftpy.core.wire import envelope
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import Subjects

@@ -29,7 +29,7 @@ StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
 QuietFetches = Callable[[bytes, memoryview], None]
 """(where its answer goes, a question without its envelope); raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
-"""Whether this node serves as the leader that is asked for."""
+"""True if this node serves as the leader that is asked for."""
 ServiceReported = Callable[[service_pb2.ServiceReport], None]
 """How the services beside another replica are."""
 

@@ -33,8 +33,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
-from sidecar.disk.flush_thread import FlushThread
-from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes
 from sidecar.partition.figures import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiescence import QuietAsker, QuietTalk

@@ -32,7 +32,7 @@ def said(page: str) -> Iterator[tuple[int, list[str], bool]]:
             for number, line in _lines(block.text):
                 if block.language == "console" and not line.startswith("$ "):
                     continue
-                for part in re.split(r"\s(?:\||&&|;)\s|\$\(", line.removeprefix("$ ")):
+                for part in re.split(r"\s(?:\||&&|;|>)\s|\$\(", line.removeprefix("$ ")):
                     words = _words(part)
                     if words[:1] == ["liftpy"] and len(words) > 1:
                         yield block.line + number, words[1:], True
@@ -65,6 +65,8 @@ def understood(words: list[str]) -> None:
 def wrong_with(words: list[str], whole: bool) -> str:
     """What is wrong with a command; '' if nothing is. ``whole``: it is to run as it stands, on a machine that has its files; else
     it may lack what it needs, and name alternatives, ``a|b``."""
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     if whole and "..." not in words:
         try:
             with contextlib.redirect_stdout(None):

@@ -19,7 +19,7 @@ from liftpy.core.groups import lag
 from liftpy.core.log import compaction, recovery
 from liftpy.core.metadata import controller_list, request_limits
 from liftpy.core.metadata.controller import admission, cluster_events, nodes, streams
-from liftpy.core.observe import spans
+from liftpy.core.observe import trace_context
 from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subject, memory_budget, message_decoder, quota
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.replication import reads
@@ -28,8 +28,9 @@ from liftpy.core.services import machine as log_timers
 from liftpy.core.services import outbox as routing
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
-from liftpy.spark import options, range_reader, sink_options
-from sidecar.disk import descriptors
+from liftpy.spark import options, range_reader
+from liftpy.spark import options as sink_options
+from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.partition import figures, housekeeping
 from sidecar.runtime.settings import defaults
@@ -66,8 +67,8 @@ LIMITS: dict[str, Iterable[str]] = {
     "streams": [f"{streams.MAX_STREAMS:,}"],
     "partitions of a stream": [f"{streams.MAX_PARTITIONS_PER_STREAM:,}"],
     "replicas of a partition": [f"{streams.MAX_REPLICATION_FACTOR} ", f"default {streams.DEFAULT_REPLICATION_FACTOR}"],
-    "replicas on a node": [f"{descriptors.budget_of(20_000).partitions:,} with 20,000", f"{descriptors.RESERVE}"],
-    "segment files that a node holds open": [f"{descriptors.MOST_MAPS:,}"],
+    "replicas on a node": [f"{files.budget_of(20_000).partitions:,} with 20,000", f"{files.RESERVE}"],
+    "segment files that a node holds open": [f"{files.MOST_MAPS:,}"],
     "worker processes of a node": [f"{worker_assignment.MOST_WORKERS} ", f"default {defaults()['workers']}"],
     "length of a stream, node or service name": ["64 characters"] if ids.is_name("a" * 64) and not ids.is_name("a" * 65) else ["?"],
     "length of a subject of a stream": [f"{ids.MAX_SUBJECT_LENGTH} characters"],
@@ -177,7 +178,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "streams and groups with series of their own, of a node": [f"{n}" for n in (figures.MOST_LABELS, lag.MOST_GROUPS)],
     "series of `/metrics/partitions`": [f"{metrics.MOST_SERIES_OF_A_STREAM:,}"],
     "connections of the status page": [f"{http.MOST_CONNECTIONS}", f"{http.MOST_LIVE} live"],
-    "traced spans of a node": [f"{spans.SPANS_PER_S:g} a second"],
+    "traced spans of a node": [f"{trace_context.SPANS_PER_S:g} a second"],
 }  # fmt: skip
 """Row of the page -> what its value has to say; nothing where the code has the number under a private name."""
 

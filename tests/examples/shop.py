@@ -19,12 +19,10 @@ from typing import Any
 
 import liftpy
 from liftpy.spark.options import Access, Selection
-from liftpy.spark.pipelines.archive import ArchivePlan, archive
-from liftpy.spark.pipelines.archive_reader import whole
+from liftpy.spark.pipelines.archive import ArchivePlan, archive, whole
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.audit_findings import AuditReport
-from liftpy.spark.pipelines.stats import StatsReport, stats
-from liftpy.spark.pipelines.stats_plot import save_plot
+from liftpy.spark.pipelines.stats import StatsReport, save_plot, stats
 from liftpy.spark.session import local_session
 from sidecar.dev.cluster import DevCluster
 

@@ -148,5 +148,5 @@ def test_docs_example_unit_test_passes_as_printed(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
     for name in ("counter.py", "test_counter.py"):
         (tmp_path / name).write_text(page[page.index(f"# {name}\n") :].split("```")[0])
-    (tmp_path / "run.py").write_text("import test_counter as t; t.test_a_word_is_forgotten_after_a_minute()")
-    subprocess.run([sys.executable, "run.py"], cwd=tmp_path, check=True, timeout=120)
+    (tmp_path / "node.py").write_text("import test_counter as t; t.test_a_word_is_forgotten_after_a_minute()")
+    subprocess.run([sys.executable, "node.py"], cwd=tmp_path, check=True, timeout=120)

@@ -26,13 +26,12 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.frames import decode_presence, encode_presence
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
-from liftpy.spark.options import OPTIONS, SourceOptions
-from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
+from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptions
 from sidecar.metadata import cluster_events as events_desk
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
+from sidecar.status import answers
 from sidecar.status import answers as page_answers
-from sidecar.status import event_history
-from sidecar.status import site as page_site
+from sidecar.status import pages as page_site
 from sidecar.status import status_api as status_desk
 from sidecar.transport import ingest_connection
 from tests.fuzz import meanings
@@ -48,9 +47,9 @@ def asked_for_a_page(payload: bytes) -> object:
 
 def _kept(data: bytes) -> list[dict[str, Any]]:
     """What a page shows of a record of the events' stream."""
-    question = event_history.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
-    found = event_history._newest_first([parse_batch(build_batch([data]))], 1)
-    return [event for _, event in found if event_history._is_wanted(event, question)]
+    question = answers.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
+    found = answers._newest_first([parse_batch(build_batch([data]))], 1)
+    return [event for _, event in found if answers._is_wanted(event, question)]
 
 
 class _Unknown:
@@ -274,7 +273,7 @@ def decoders() -> list[Decoder]:
             lambda d: page_site.asked_place(d.decode("utf-8", "replace")),
             (ValueError,),
             make=damaged_json,
-            covers=("sidecar.status.site:asked_place",),
+            covers=("sidecar.status.pages:asked_place",),
         ),
         Decoder(
             "question for a page",
@@ -293,7 +292,7 @@ def decoders() -> list[Decoder]:
                 b'{"kept": {"before": [7, 3, 20], "since_ns": 17000000000000, "until_ns": 18000000000000, "kind": "election"}}',
                 b'{"kept": {"before": null, "stream": "s", "node": "n1"}, "limit": 20}',
             ],
-            lambda d: event_history.KeptQuestion.of(load_json(d)),
+            lambda d: answers.KeptQuestion.of(load_json(d)),
             (ValueError,),
             make=damaged_json,
         ),
@@ -306,7 +305,7 @@ def decoders() -> list[Decoder]:
             _kept,
             (),
             make=damaged_json,
-            covers=("sidecar.status.event_history:_newest_first",),
+            covers=("sidecar.status.answers:_newest_first",),
         ),
         Decoder(
             "event in its stream",
@@ -444,7 +443,7 @@ def decoders() -> list[Decoder]:
             [bytes([number]) + text for number, text in enumerate(_SINK_OPTIONS)],
             _sink_options,
             c,
-            covers=("liftpy.spark.sink_options:SinkOptions.parse",),
+            covers=("liftpy.spark.options:SinkOptions.parse",),
         ),
         Decoder(
             "Spark options together",

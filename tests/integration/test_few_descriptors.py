@@ -13,7 +13,7 @@ from liftpy.client import connect
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
-from sidecar.disk.descriptors import budget_of
+from sidecar.disk.files import budget_of
 from tests.integration.conftest import show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]

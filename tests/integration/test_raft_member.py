@@ -17,8 +17,8 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, StorageError
 from sidecar.dev.nats_server import NatsServer
+from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberFolder
 

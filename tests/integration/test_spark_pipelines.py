@@ -18,8 +18,7 @@ from liftpy.client.client import connect
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.errors import DataLossError, FencedError
 from liftpy.spark.failures import SourceError
-from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, outlook
-from liftpy.spark.pipelines.archive_reader import archived, whole
+from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, outlook, whole
 from liftpy.spark.pipelines.compact import CompactPlan, compact, next_step
 from liftpy.spark.pipelines.replay import ReplayPlan, replay
 from liftpy.spark.pipelines.table_kind import table_at

@@ -21,7 +21,7 @@ from liftpy.client.client import connect
 from liftpy.client.group_admin import describe_cursor
 from liftpy.core.wire.batch import build_batch
 from liftpy.spark.lag import lag
-from liftpy.spark.local_files import FILES, counts
+from liftpy.spark.range_reader import FILES, counts
 from liftpy.spark.source import LiftDataSource
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer

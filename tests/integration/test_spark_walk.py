@@ -16,12 +16,12 @@ pytest.importorskip("matplotlib")
 import liftpy
 from liftpy.config import Codec, StreamConfig
 from liftpy.core.metadata.image import StreamImage
-from liftpy.spark.fast_fetch import read_range
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import link_to
+from liftpy.spark.range_reader import read_range
 from liftpy.spark.retrying_fetch import FetchRules
 from sidecar.dev.cluster import DevCluster
 from tests.examples.shop import LARGE, orders_of, walk

@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.core.log.flush import PROBES
 from sidecar.dev.nats_server import NatsServer
-from sidecar.disk.flush_times import PROBE_NAME
+from sidecar.disk.flush_thread import PROBE_NAME
 from sidecar.node import node
 from sidecar.node.node import Node
 from sidecar.runtime.settings import NodeSettings

@@ -21,9 +21,9 @@ from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.codec import image_to_bytes
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm, registration
 from tests.model.search import Broken

@@ -21,7 +21,7 @@ from sidecar.backup.store import Store
 from sidecar.disk.files import FolderStorage
 from tests.pairs.feature import Feature
 from tests.pairs.model import FoundLog, Reading, id_of
-from tests.pairs.world import QUIET_S, READ, World, log_records
+from tests.pairs.world import QUIET_S, READ, World, log_records, stop_task
 
 _GONE = (OffsetOutOfRangeError, NotFoundError, LogTruncatedError)
 
@@ -91,8 +91,7 @@ class Consume(Feature):
         self._follow(world)
         partition = rng.choice(sorted(self._tasks))
         task = self._tasks.pop(partition)
-        task.cancel()
-        await asyncio.wait([task])
+        await stop_task(task)
         await world.write(rng, 5)
         self._follow(world)
 
@@ -110,9 +109,7 @@ class Consume(Feature):
 
     async def end(self) -> None:
         for task in self._tasks.values():
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks.values())
+            await stop_task(task)
 
 
 async def read_all(records: AsyncIterator[Record]) -> list[Record]:

@@ -17,7 +17,7 @@ from liftpy.errors import LiftError, NotFoundError, OffsetOutOfRangeError
 from tests.pairs.feature import Feature
 from tests.pairs.model import Newer, Reading, id_of
 from tests.pairs.readers import read_all
-from tests.pairs.world import PARTITIONS, READ, World
+from tests.pairs.world import PARTITIONS, READ, World, failure_of, stop_task
 
 
 class Echo(Service):
@@ -124,15 +124,19 @@ class ConsumerGroup(Feature):
         await world.write(rng, 8)
         await self._tend(world)
         if len(self._members) > 1 or rng.random() < 0.5:
-            await self._leave(self._members.pop(0))
+            await self._leave(world, self._members.pop(0))
         if len(self._members) < 2:
             await self._join(world)
         await world.write(rng, 4)
 
-    async def _leave(self, member: tuple[Group, asyncio.Task[None]]) -> None:
+    async def _leave(self, world: World, member: tuple[Group, asyncio.Task[None]]) -> None:
+        """Close a member and judge how its reading ended: it can fail also while it leaves."""
         group, task = member
         await group.close()
         await asyncio.wait([task], timeout=5)
+        error = failure_of(task)
+        if error is not None:
+            self._overtaken |= _is_overtaken(world, error)
 
     async def _tend(self, world: World) -> None:
         """A member whose reading has failed is replaced; of what retention has taken the group is set to the log start."""
@@ -140,9 +144,9 @@ class ConsumerGroup(Feature):
             if not member[1].done():
                 continue
             self._members.remove(member)
-            error = member[1].exception()
-            await self._leave(member)
-            self._overtaken |= _is_overtaken(world, error)
+            if failure_of(member[1]) is None:
+                world.model.violate("the reading of a member of the group ended without an error")
+            await self._leave(world, member)
         if not self._members:
             if self._overtaken:
                 self._overtaken = False
@@ -171,8 +175,7 @@ class ConsumerGroup(Feature):
 
     async def end(self) -> None:
         for group, task in self._members:
-            task.cancel()
-            await asyncio.wait([task])
+            await stop_task(task)
             await group.close()
 
 
@@ -223,7 +226,7 @@ class GroupInto(Feature):
         if task is None or not task.done():
             return
         await self.end()
-        if _is_overtaken(world, None if task.cancelled() else task.exception()):
+        if _is_overtaken(world, failure_of(task)):
             await _reset_to_log_start(world, f"into-{world.stream}")
         await self._run(world)
 
@@ -243,8 +246,7 @@ class GroupInto(Feature):
 
     async def end(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await stop_task(self._task)
         if self._group is not None:
             await self._group.close()
 

@@ -486,6 +486,18 @@ class World:
         return PartitionKey(self.stream, self.uid, partition)
 
 
+def failure_of(task: asyncio.Task[None]) -> BaseException | None:
+    """The error that has ended a task. None: it runs, was cancelled or is done. The event loop does not report it again."""
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+async def stop_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end. It may have failed by itself just before: its feature judges that elsewhere."""
+    task.cancel()
+    await asyncio.wait([task])
+    failure_of(task)
+
+
 async def _true(value: object) -> object:
     return value
 

@@ -16,7 +16,7 @@ from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.log.log import Log, Recheck
 from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
-from liftpy.core.metadata.controller import elections, leadership
+from liftpy.core.metadata.controller import elections, nodes
 from liftpy.core.metadata.election import ElectionTimers
 from liftpy.core.metadata.failure_reports import Accusations, ProbeResult
 from liftpy.core.metadata.image import StreamImage
@@ -287,7 +287,7 @@ def the_accused_always_serves() -> Patches:
 
 
 def a_leader_that_comes_back_leads_unasked() -> Patches:
-    real = leadership._complete_back
+    real = nodes._complete_back
 
     def goes_on(draft: Any, stream: Any, partition: Any, node_id: str) -> Any:
         if partition.leader == node_id:
@@ -295,7 +295,7 @@ def a_leader_that_comes_back_leads_unasked() -> Patches:
         return real(draft, stream, partition, node_id)
 
     cuts = method(FollowerRole, "_would_lose_committed", lambda self, end_offset: False)
-    return [method(leadership, "_complete_back", goes_on), cuts]
+    return [method(nodes, "_complete_back", goes_on), cuts]
 
 
 def cut_below_what_is_known_to_be_committed() -> Patches:

@@ -593,7 +593,7 @@ class Checkers:
         return self._holds_committed(self.ghost(key), self.cluster.acting(node_id).host)
 
     def others_hold_all(self, node_id: str) -> bool:
-        """Whether everything committed is on a disk that counts, without the disk of this node."""
+        """Return whether everything committed is on a disk that counts, without the disk of this node."""
         return all(
             node_id not in partition.replicas or self._others_hold(stream.key(partition.partition), node_id)
             for stream in self.cluster.group.image.streams.values()

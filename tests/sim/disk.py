@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from liftpy.core.log.small_files import CHECKPOINT_NAME, decode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, SIGNATURE, SIGNATURE_POSITION, parse_header
 from liftpy.errors import StorageError
 from tests.sim.clock import MS

@@ -77,7 +77,7 @@ class GhostPurge:
     deletes: bool = False
 
     def gives_up(self, offset: int, message_id: int) -> bool:
-        """Whether that message is purged."""
+        """Return whether that message is purged."""
         return offset < self.end_offset and self.key in (-1, key_of(message_id, deletes=self.deletes))
 
 
@@ -118,7 +118,7 @@ class PartitionGhost:
     purges: list[GhostPurge] = field(default_factory=list)
     """What operators gave up."""
     deletes: bool = False
-    """Whether the stream has delete markers."""
+    """True if the stream has delete markers."""
     of_key: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     """Key -> (offset, message id) of its committed records, ascending: see ``records_of_keys``."""
     _of_key_through: list[Key] = field(default_factory=list)
@@ -206,7 +206,7 @@ class PartitionGhost:
         return ids[offset - base] if 0 <= offset - base < len(ids) else -1
 
     def is_purged(self, offset: int, message_id: int) -> bool:
-        """Whether operators gave that message up."""
+        """Return whether operators gave that message up."""
         return any(purge.gives_up(offset, message_id) for purge in self.purges)
 
     def known_through(self, shadow: Shadow, high: int) -> int:

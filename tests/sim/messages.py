@@ -60,7 +60,7 @@ def key_of(message_id: int, *, deletes: bool) -> int:
 
 
 def is_delete(message_id: int) -> bool:
-    """Whether a message is one, in a stream that has some: now and then, and most at the end of every other burst."""
+    """Return whether a message is one, in a stream that has some: now and then, and most at the end of every other burst."""
     return message_id % 11 == 3 or (message_id // _BURST % 2 == 0 and message_id % _BURST >= _BURST - 3 * KEYS)
 
 

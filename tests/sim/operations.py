@@ -77,7 +77,7 @@ _WEIGHTS = (0.0, 0.5, 1.0, 4.0)
 
 
 def _apply(cluster: Cluster, request: pb.ControlRequest) -> bool:
-    """Whether the group has done it."""
+    """Return whether the group has done it."""
     return cluster.group.available and cluster.group.apply(request).error == pb.ControlResponse.OK
 
 

@@ -11,7 +11,7 @@ _SOON_NS = 20_000_000
 
 
 def _apply(cluster: Cluster, stream: str, partitions: tuple[int, ...], pause: pb.Pause) -> bool:
-    """Whether the group has done it."""
+    """Return whether the group has done it."""
     wish = pb.PausePartitions(stream=stream, partitions=partitions, pause=pause)
     request = pb.ControlRequest(pausePartitions=wish)
     return cluster.group.available and cluster.group.apply(request).error == pb.ControlResponse.OK

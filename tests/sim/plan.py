@@ -110,7 +110,7 @@ class Plan:
     """How often each node looks after retention and compaction; 0: never."""
 
     def has_deletes(self, stream: str) -> bool:
-        """Whether some messages of a stream are delete markers."""
+        """Return whether some messages of a stream are delete markers."""
         return any(other.name == stream and other.deletes for other in self.streams)
 
     def own_config(self, host: str) -> ReplicationConfig:

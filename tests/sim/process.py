@@ -24,8 +24,7 @@ from liftpy.core.metadata.failure_reports import ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
-from liftpy.core.metadata.sessions import heartbeat_every_s
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, heartbeat_every_s
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication import events as ev
@@ -91,7 +90,7 @@ class SimNode:
 
     @property
     def up(self) -> bool:
-        """Whether a process runs."""
+        """True if a process runs."""
         return self.process is not None
 
     def start(self) -> None:
@@ -231,7 +230,7 @@ class Process:
 
     @property
     def serves_all(self) -> bool:
-        """Whether every log that it has opened has its replica."""
+        """True if every log that it has opened has its replica."""
         return bool(self.incarnation) and not self.leaving.unopened
 
     def repair(self) -> None:

@@ -335,7 +335,7 @@ class SimReplica(Asking):
 
     @property
     def is_busy(self) -> bool:
-        """Whether events of its own effects wait. Then core and log differ."""
+        """True if events of its own effects wait. Then core and log differ."""
         return bool(self._inbox)
 
     def _step(self, event: ev.Event) -> None:

@@ -12,7 +12,7 @@ import random
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from liftpy.core.metadata.duplicate_process_check import Predecessor, Sign, Verdict
+from liftpy.core.metadata.node_identity import Predecessor, Sign, Verdict
 from liftpy.core.metadata.sessions import PLACE_KEPT_S
 from tests.sim.clock import MS, S
 from tests.sim.network import NO_RESPONDERS

@@ -57,7 +57,7 @@ class Copy(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether core and log are not in step yet."""
+        """True if core and log are not in step yet."""
 
     def now_ns(self) -> int:
         """Monotonic, on its machine's clock."""
@@ -111,7 +111,7 @@ class Life(Protocol):
 
     @property
     def serves_all(self) -> bool:
-        """Whether every log that it has opened has its replica."""
+        """True if every log that it has opened has its replica."""
 
     def begin(self) -> None:
         """Open the logs, register."""
@@ -171,7 +171,7 @@ class Machine(Protocol):
 
     @property
     def up(self) -> bool:
-        """Whether a process runs."""
+        """True if a process runs."""
 
     def start(self) -> None:
         """Start a process."""
@@ -258,7 +258,7 @@ class Witness(Protocol):
         """Note that a fault removed flushed data of a disk."""
 
     def others_hold_all(self, node_id: str) -> bool:
-        """Whether a node's disk may be lost."""
+        """Return whether a node's disk may be lost."""
 
     def is_the_last(self, node_id: str) -> bool:
         """Return whether data could be lost with this node."""
@@ -270,7 +270,7 @@ class Witness(Protocol):
         """The digest of a replica's log through ``offset``."""
 
     def lost_by_command(self, key: PartitionKey) -> bool:
-        """Whether records may be gone, as an operator has commanded."""
+        """Return whether records may be gone, as an operator has commanded."""
 
 
 class Story(Protocol):

@@ -1,19 +1,24 @@
 """Manifest of a backup: its files with partitions and digests. Pure.
 
-A backup is the files that its manifest names, and the manifest is written last: without one there is no backup. The records of
-a partition lie in *pieces*, files of whole record batches, byte for byte as they lie in its log, one behind the other. A piece that
-is full never changes and is named by the manifests of later backups too. Layout of a store::
+A backup consists of the files that its manifest names. The manifest is written last: a backup without manifest does not
+exist.
+The records of a partition are in *pieces*: files of complete record batches, byte for byte as in its log, one after the
+other. A
+full piece never changes, and later manifests name it, too. Layout of a store::
 
-    backups/<id>/manifest.json          this
-    backups/<id>/image                  the metadata as of the barrier, a snapshot of the metadata group's format
-    backups/<id>/states/<stream>/<uid>/<partition>      producers and message ids of a partition, as its replica's state file has them
+    backups/<id>/manifest.json          the manifest
+    backups/<id>/image                  the metadata at the barrier, in the snapshot format of the metadata group
+    backups/<id>/states/<stream>/<uid>/<partition>      producers and message ids of a partition, as in its replica's state file
     pieces/<stream>/<uid>/<partition>/<first offset>-<id>.batches
-    running/<id>                        while that backup is being made
+    running/<id>                        exists while the backup is being made
 
-The *chain* of a partition: 16 bytes; before its first batch zeros, after each batch BLAKE2b of the bytes before and of the batch. It
-does not depend on how pieces are cut, so a backup goes on with that of the one before, and a restored log is compared by it.
+The *chain* of a partition has 16 bytes. Before the first batch they are zero. After each batch they are the BLAKE2b
+digest of the
+previous 16 bytes and the batch. The chain does not depend on the borders of pieces. So a backup continues the chain of
+the one
+before, and a restored log is compared by it.
 
-The text is canonical: one flipped bit anywhere in it makes it another text than that of what it says, or another digest.
+The text is canonical: any flipped bit gives another text, or another digest.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from liftpy.errors import CorruptionError, InvalidNameError, UnknownFormatError
 FORMAT = 1
 CHAIN_BYTES = 16
 NO_CHAIN = bytes(CHAIN_BYTES).hex()
-"""Of no batch."""
+"""Chain before the first batch."""
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _CHAIN = re.compile(r"[0-9a-f]{32}", re.ASCII)

@@ -1,12 +1,13 @@
 """Decides which pieces of an earlier backup a new one reuses, and which files of a store are unused. Pure.
 
-Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700) and the tail [1700, 1800). Retention has moved the
-log start to 950, HW is 2499. The new one keeps [900, 1700), goes on with the chain at its end, and reads [1700, 2500).
+Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700), and the tail [1700, 1800). Retention
+has moved
+the log start to 950, and HW is 2499. The new backup keeps [900, 1700), continues the chain at its end, and reads [1700,
+2500).
 
-What is wrong with a file of a backup: a pure look at its bytes. Whatever is found names the file.
-
-Where a restored partition is to end, and its last batch cut to that: the only bytes of a backup that are ever written
-otherwise.
+The module also checks the bytes of a backup's file, and names the file of each error. For a restore, it finds the end
+of a
+partition and cuts the last batch there. These are the only bytes of a backup that are ever changed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from liftpy.core.wire.filters import Filter, kept
 from liftpy.errors import CorruptionError
 
 PIECE_BYTES = 64 * 1024 * 1024
-"""A piece is full, and never written again, once it has so many bytes."""
+"""Size from which a piece is full, in bytes. A full piece is never written again."""
 
 
 def chained(chain: bytes, batch: RecordBatch) -> bytes:
@@ -108,9 +109,9 @@ def checked_state(copy: StateCopy, data: bytes, of: PartitionKey | None = None) 
 def why_other_producers(kept: State, served: bytes) -> str:
     """Return why a replica with the state ``served`` does not know the producers of ``kept``, from which it was restored.
 
-    '': it does.
-
-    The replica has read on in its log since, so a producer may have gone on. It may have expired if time has passed in the log.
+    '': it knows them. The replica has read on in its log, so a producer may have continued. A producer may have expired
+    if time has
+    passed in the log.
     """
     state = decode_state(served) if served else kept._replace(parts={})
     if state is None:

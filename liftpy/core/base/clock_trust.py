@@ -1,26 +1,33 @@
-"""Decides whether a node may trust its wall clock.
+"""Decides whether a node may trust its wall clock. Pure.
 
 Retention by age needs a trusted clock, because it removes committed records.
 
-Goal: a node whose clock is years ahead, or jumps, removes nothing for its age; one whose clock is right goes on, and one that was set
-right, or that slept, goes on as soon as others agree. Nor does a leader stamp records by a wrong clock where others know better: what
-it stamps in the past is too old at once, everywhere. Constraint: nobody's time is believed alone, no message waits for it, and a node
-that is alone still removes what is old.
+Goal: a node whose clock jumps, or is years ahead, removes nothing because of its age. A node whose clock was corrected,
+or
+that slept, continues as soon as other nodes agree. A leader does not stamp records with a wrong time if other nodes
+know
+the right one. Constraint: no single clock is trusted, no message waits for the check, and a node that is alone still
+removes old records.
 
-Algorithm: a clock is known by its offset, wall time less this host's monotonic time, which goes on while the host sleeps. So a jump of
-the own clock shows at once, against what was heard before it. ``PEERS`` other live nodes are asked now and then. The own clock is
-trusted
+Algorithm: a clock is described by its offset: wall time minus the monotonic time of the host, which includes sleep. So
+a
+jump of the own clock shows at once. The node asks ``PEERS`` other live nodes now and then. It trusts its own clock
 
-- while a majority of all these clocks, itself included, agrees with it within ``BOUND_NS``;
-- where nobody disagrees and too few answer, while it has gone with the monotonic clock since a majority agreed with it last;
-- where no other node is live, while it has not jumped; ``HOLD_NS`` after a jump it is taken as it is. So it is that long after a start
-  among nodes that are all down; a node that was never one of several need not wait.
+- while a majority of all these clocks, its own included, agrees within ``BOUND_NS``,
+- if no clock disagrees and too few nodes answer, while it has followed the monotonic clock since a majority last
+  agreed,
+- if no other node is live, while it has not jumped. ``HOLD_NS`` after a jump it is trusted as it is. The same holds
+  after
+  a start among nodes that are all down. A node that never was one of several need not wait.
 
-In all other cases it is in doubt. A node that answers without its time, of an older version, has no say. Where a clock is in doubt,
-and others that agree with each other are a majority of all, records are stamped with their time.
+In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. If the
+own clock is in doubt and a majority of the clocks agree with each other, records get their time.
 
-Worked example: a, b and c agree. b is set ten years ahead: its offset differs from both others', 1 of 3 clocks agree: in doubt. At
-a and c 2 of 3 agree. b is set right: 3 of 3. a and b alone, and b jumps: 1 of 2 agree on either side, no majority: both are in doubt.
+Worked example: a, b and c agree. b is set ten years ahead. Its offset differs from both others, so 1 of 3 clocks
+agrees: in
+doubt. At a and c 2 of 3 agree. b is corrected: 3 of 3. If only a and b run and b jumps, 1 of 2 agrees on either side.
+There
+is no majority, so both are in doubt.
 """
 
 from __future__ import annotations
@@ -32,14 +39,14 @@ from typing import NamedTuple
 from liftpy.config import NS_PER_S
 
 BOUND_NS = 60 * NS_PER_S
-"""By how much clocks that agree may differ, and how far one may be from where the monotonic clock would have it."""
+"""Maximum difference between clocks that agree, and between a clock and the monotonic clock, in nanoseconds."""
 PEERS = 6
 """Others that are asked, at most: more tell nothing new."""
 ASK_EVERY_S = 10.0
 FRESH_NS = 60 * NS_PER_S
-"""An answer counts for so long."""
+"""Time for which an answer is used, in nanoseconds."""
 HOLD_NS = 3600 * NS_PER_S
-"""A clock that nobody can compare is in doubt for so long after a jump."""
+"""Time for which a clock without peers is in doubt after a jump, in nanoseconds."""
 SLOW_NS = 2 * NS_PER_S
 """An answer that took longer says too little about when it was given."""
 NO_AGE_NS = 0
@@ -69,18 +76,18 @@ class ClockTrust:
         self.why = _UNTOLD
         """Why it is in doubt, as of the last look; '': it is trusted."""
         self.is_wrong = False
-        """It is in doubt since it jumped or others disagree, and not for want of answers."""
+        """True if the clock is in doubt because it jumped or others disagree, and not because answers are missing."""
         self._others_ns: int | None = None
         """The offset on which a majority agrees without this one, as of the last look; None: it does not."""
         self.skew_ns = 0
-        """By how much it is ahead of the others, their median, as of the last look; 0 where nobody told."""
+        """Time that the clock is ahead of the median of the other nodes, at the last check. 0 if no node answered."""
         self._told: dict[str, _ToldTime] = {}
         self._trusted_ns: int | None = None
-        """Its offset when a majority agreed with it last, or when it was trusted alone."""
+        """Offset of the clock when a majority last agreed, or when it was trusted without peers."""
         self._by_others = False
         """A majority did."""
         self._jumped: tuple[int, int] | None = None
-        """The offset that it jumped to while nobody could compare it, and when."""
+        """Offset to which the clock jumped while it had no peers, and the time of the jump."""
 
     def peers(self, nodes: Mapping[str, bool]) -> list[str]:
         """Return the nodes to compare clocks with: the next live ones behind this node, in a ring of all ``nodes`` (True:

@@ -16,7 +16,7 @@ _FOLDER = re.compile(r"([A-Za-z0-9_-]{1,64})-([0-9a-f]{6,}-[0-9a-f]+)", re.ASCII
 """A stream's name and uid (``RecordBuilder.next_stream_uid``)."""
 _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 _RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
-"""What may stand in a configuration and on a command line as it is."""
+"""Characters that a permission may contain, because they need no quotes in a configuration or on a command line."""
 MAX_SUBJECT_LENGTH = 255
 _SHOWN_LENGTH = 80
 
@@ -34,11 +34,11 @@ def shown(text: str) -> str:
 
 
 MAX_UID_LENGTH = 64
-"""Of a stream's uid, in characters."""
+"""Maximum length of the uid of a stream, in characters."""
 
 
 def is_utf8(text: str) -> bool:
-    """Whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
+    """Return whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -47,7 +47,7 @@ def is_utf8(text: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether it may be a stream's, node's or service's."""
+    """Return whether it may be a stream's, node's or service's."""
     return _NAME.fullmatch(name) is not None
 
 

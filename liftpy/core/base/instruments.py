@@ -18,7 +18,7 @@ FAILOVER_S = tuple(0.01 * 2**n for n in range(12))
 BATCH_RECORDS = tuple(float(4**n) for n in range(7))
 _S = 1e-9
 _TIMED_BATCHES = 1024
-"""Appended and not committed, of one partition: of so many it is known since when; beyond them the oldest are not measured."""
+"""Number of appended, uncommitted batches of a partition whose times are kept. The oldest ones beyond it are not measured."""
 
 
 class Histogram:
@@ -30,7 +30,7 @@ class Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-        """Of all values."""
+        """Sum of all values."""
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count ``value`` ``times`` times."""
@@ -47,25 +47,25 @@ class Instruments:
     acks: dict[AckPolicy, Histogram] = field(
         default_factory=lambda: {AckPolicy.LEADER: Histogram(), AckPolicy.ALL: Histogram()}
     )
-    """From a publish's arrival until its ack was given to the connection, by what its publisher waits for."""
+    """Time from the arrival of a publish until its ack was given to the connection, by ack policy."""
     queued: Histogram = field(default_factory=Histogram)
-    """From a record's arrival until it was appended."""
+    """Time from the arrival of a record until it was appended."""
     commits: Histogram = field(default_factory=Histogram)
-    """From when a record was appended until HW has passed it."""
+    """Time from the append of a record until HW has passed it."""
     flushes: Histogram = field(default_factory=Histogram)
-    """Of logs, as publishers wait for them."""
+    """Time of the flushes of logs that publishers wait for."""
     fetches: Histogram = field(default_factory=Histogram)
-    """From a follower's question until its answer."""
+    """Time from a follower's request until its answer."""
     reads: Histogram = field(default_factory=Histogram)
-    """From when there is something to read until it was given to the connection."""
+    """Time from when records are available until they were given to the connection."""
     proposals: Histogram = field(default_factory=Histogram)
-    """Of requests of this node to the metadata group, until they are decided."""
+    """Time until requests of this node to the metadata group are decided."""
     proposals_failed: Counter[str] = field(default_factory=Counter)
-    """Of those, by the error that was answered."""
+    """Number of failed requests to the metadata group, by error."""
     journal_flushes: Histogram = field(default_factory=Histogram)
-    """Of the metadata group's journal."""
+    """Time of the flushes of the metadata group's journal."""
     loop_lag: Histogram = field(default_factory=Histogram)
-    """How late the node's event loop was for a timer that it sets ten times a second."""
+    """Delay of the event loop for a timer that it runs ten times a second."""
     failovers: Histogram = field(default_factory=lambda: Histogram(FAILOVER_S))
     """Controllers: of a partition, from the election until it was online again."""
     replicated_in_bytes: int = 0
@@ -73,16 +73,16 @@ class Instruments:
     replicated_out_bytes: int = 0
     """Batches that leaders here have sent."""
     isr_shrinks: int = 0
-    """Of partitions that are led here."""
+    """Number of ISR shrinks of partitions that this node leads."""
     isr_expands: int = 0
     leader_changes: int = 0
     divergences: int = 0
     """Starts of this process that found its controller's folder marked: its image was not the majority's."""
     """Of the metadata group, as seen here."""
     damaged_segments: int = 0
-    """That recovery or a read met here."""
+    """Number of damaged segments that recovery or a read found on this node."""
     recovery_s: float = 0.0
-    """What it took at this start."""
+    """Time of the recovery at this start, in seconds."""
 
 
 class PublishTimes:

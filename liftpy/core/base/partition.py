@@ -23,16 +23,18 @@ class PartitionStatus(IntEnum):
 
 
 class Pause(IntEnum):
-    """Whether a partition takes publishes; the numbers of ``cluster.proto``."""
+    """True if a partition takes publishes; the numbers of ``cluster.proto``."""
 
     NOT_PAUSED = 0
     UNTIL_RESUMED = 1
-    """What is published is refused."""
+    """The leader rejects publishes."""
     UNTIL_PUBLISH = 2
     """The first publish resumes it: it is held until then."""
     ENDING = 3
-    """It is resumed, or what is refused is another now. The leader heeds that as soon as it knows; followers listen again only when it
-    has said so, so that none of them keeps what a leader that does not know yet refuses [A2]."""
+    """The pause ends, or its settings have changed. The leader applies the change as soon as it knows it. Followers buffer
+    publishes again only after the leader has confirmed it. So no follower keeps a message that the leader still rejects
+    [A2].
+    """
     UNTIL_PUBLISH_TO_ANY = 4
     """The first publish to one of the stream's partitions that are paused so resumes all of these."""
 
@@ -46,7 +48,7 @@ class Pause(IntEnum):
 
     @property
     def until_publish(self) -> bool:
-        """Whether a publish ends it."""
+        """True if a publish ends it."""
         return self in (Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY)
 
     @property
@@ -135,33 +137,37 @@ class PartitionState:
     replicas: tuple[str, ...]
     """Preferred leader first."""
     isr: tuple[str, ...]
-    """In-sync replicas in the order of ``replicas``; never empty; holds the leader when there is one [C3]."""
+    """In-sync replicas in the order of ``replicas``. Never empty. Contains the leader if there is one [C3]."""
     leader: str
     """'' when there is none."""
     leader_epoch: int
-    """Of ``leader``, or of ``candidate`` while one promotes itself; never used twice [C2]."""
+    """Epoch of ``leader``, or of ``candidate`` while it promotes itself. Never used twice [C2]."""
     epoch: int
     """Grows with every change of this partition [C2]."""
     status: PartitionStatus = PartitionStatus.ONLINE
     unclean_elected: bool = False
     """An operator had a leader elected that may lack what was committed [C11]."""
     candidate: str = ""
-    """With CANDIDATE_FOUND: the node that promotes itself in ``leader_epoch``."""
+    """Node that promotes itself in ``leader_epoch``, with status CANDIDATE_FOUND."""
     passed_over: tuple[str, ...] = ()
     """Candidates of this election that failed, in the order in which they did."""
     incomplete: tuple[str, ...] = ()
     """Replicas that may lack acknowledged data: elected only by command [C10], until they join ``isr`` again. Of those
     outside ``isr`` it is kept only where it matters: with the commit policy ``quorum``, and after an unclean election."""
     deposed: str = ""
-    """In an election: the leader that it is held without. It leaves ``isr`` when there is a new leader."""
+    """Former leader that takes no part in this election. It leaves ``isr`` when there is a new leader."""
     last_leader: str = ""
-    """Who led last, ``leader`` itself when there is one: while it is in ``isr`` it holds everything that was committed,
-    with the commit policy ``quorum`` too."""
+    """Last leader, or ``leader`` if there is one. While it is in ``isr``, it has every committed record, also with the
+    commit
+    policy ``quorum``.
+    """
     leaderships: int = 0
-    """How many there have been, the current one included: so that a replica knows when it has missed one."""
+    """Number of leaders so far, the current one included. A replica sees by it that it has missed one."""
     complete: tuple[str, ...] = ()
-    """Replicas outside ``isr`` that hold everything that was committed: they left it for one with fewer than ``min.isr``
-    members, and HW has stood still since [D20]. Of them the next leader may come when nobody of ``isr`` is left [KIP-966]."""
+    """Replicas outside ``isr`` that have every committed record: when they left, the ISR became smaller than ``min.isr``,
+    and HW
+    has not moved since [D20]. If no ISR member remains, one of them may become the leader [KIP-966].
+    """
     target: tuple[str, ...] = ()
     """The replicas that are wanted, preferred leader first; (): those that there are. One swap at a time leads there."""
     joining: str = ""
@@ -169,18 +175,21 @@ class PartitionState:
     moved_for: MoveReason = MoveReason.BY_HAND
     """Why there is a ``target``; LEADERSHIPS: there is none, and the first replica is to lead."""
     copy_epoch: int = 0
-    """Of the learner: the Epoch on which it was named, so that what it had of an earlier copy, which it has deleted, is not taken for
-    what it has of this one [C12]. 0: there is none."""
+    """Epoch at which the learner was named. 0: there is no learner.
+
+    The learner may have deleted an earlier copy. The epoch keeps reports about that copy from counting for this one
+    [C12].
+    """
     asked_start: int = 0
     """Operators have given up what lies below: the log begins here or later, as soon as HW is here [D26]. 0: they gave up nothing."""
     purges: tuple[Purge, ...] = ()
-    """By number: what operators have given up by subject or key, until every holder has said that it holds none of it."""
+    """Pending purges by number. A purge ends when every holder has reported that it has none of its records."""
     purged: tuple[PurgedBy, ...] = ()
-    """Who has said so, members of ``isr`` only, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
+    """Highest purge that each ISR member has reported, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
     pause: Pause = Pause.NOT_PAUSED
-    """Whether operators have it take no publishes. Reading goes on."""
+    """Pause that an operator has set: the partition takes no publishes. Reading continues."""
     pauses: int = 0
-    """How often they have paused it, or said anew until when, or what is refused: so that a replica knows when it has missed one."""
+    """Number of pauses, and of changes of their settings. A replica sees by it that it has missed one."""
 
     @property
     def holders(self) -> tuple[str, ...]:
@@ -233,18 +242,18 @@ class HeldPartition:
     config: StreamConfig
     state: PartitionState
     partition_count: int = 1
-    """Of the stream."""
+    """Number of partitions of the stream."""
     longest_lease_ns: int = 0
-    """That another node may hold; 0: what this node's settings say."""
+    """Longest lease that another node may hold, in nanoseconds. 0: the setting of this node."""
     isr: frozenset[str] = field(init=False)
     min_isr: int = field(init=False)
     """The effective one: at least 1, never more than there are replicas."""
     may_lead: frozenset[str] = field(init=False)
-    """Who may be elected without a command, dead or alive: the ISR, and outside of it who is known to be as complete."""
+    """Nodes that may be elected without a command, live or not: the ISR, and the complete replicas outside it."""
 
     @property
     def has_standby(self) -> bool:
-        """Whether standby followers also receive the published messages."""
+        """True if standby followers also receive the published messages."""
         return self.config.failover_standby and len(self.state.holders) > 1
 
     def __post_init__(self) -> None:

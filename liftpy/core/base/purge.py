@@ -1,16 +1,24 @@
-"""Purges: records that operators delete by subject or key.
+"""Purges: records that operators delete by subject or key. Pure.
 
-Tracks which replicas are done, and when the metadata can drop a purge. Pure.
+Tracks which replicas are done, and when the metadata can drop a purge.
 
-Goal: no replica of a partition serves such a record any more, also one that is away now, and no wish stays in the metadata for ever.
-Rules: a purge is a wish, numbered, with an end offset (exclusive) at or below HW + 1 as of then. Each replica cleans its log by itself
-(``liftpy/core/log/compaction.py``) and says the largest number through which it holds nothing any more. That counts while it
-is a member of
-the ISR: who is outside may copy anew what it had cleaned, from one that has not. A purge is forgotten when every holder, the learner
-included, has said so; an unclean election forgets all, since offsets are given anew.
+Goal: no replica of a partition serves a purged record, also a replica that is away now. No purge stays in the metadata
+forever.
 
-Worked example: holders a, b, c, all in the ISR; purge 7. a and b report 7; c is away and leaves the ISR. The purge stays. c comes back,
-is sent what is left of the log, finds nothing to drop in what it had or drops it, joins the ISR and reports 7: the purge is forgotten.
+Rules: a purge has a number, and an end offset (exclusive) at or below HW + 1 at the time of the request. Each replica
+cleans
+its own log (``liftpy/core/log/compaction.py``), and reports the largest number whose records it no longer has. The
+report
+counts while the replica is in the ISR. A replica outside may copy the records again from one that is not clean yet. A
+purge
+is forgotten when every holder, the learner included, has reported it. An unclean election forgets all purges, because
+offsets are assigned again.
+
+Worked example: holders a, b and c, all in the ISR, purge 7. a and b report 7. c is away and leaves the ISR, so the
+purge
+stays. c returns and fetches the rest of the log. It drops the purged records that it has, joins the ISR and reports 7.
+The
+purge is forgotten.
 """
 
 from __future__ import annotations
@@ -21,15 +29,17 @@ from dataclasses import replace
 from liftpy.core.base.partition import PartitionState, Purge, PurgedBy
 
 MAX_PURGES = 8
-"""Of a partition, at a time."""
+"""Maximum number of pending purges of a partition."""
 MAX_PURGE_BYTES = 1024
-"""Of the subjects and keys of all of them: every controller and every node keeps them."""
+"""Maximum size of the subjects and keys of all purges, in bytes. Every controller and every node keeps them."""
 
 
 def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
     """Return ``partition`` with the purge ``wish``.
 
-    It replaces an equal purge with a smaller end. Unchanged if it exists already, None if there is no room.
+    The purge replaces an equal one with a smaller end. Returns the partition unchanged if the purge exists already, and
+    None if
+    there is no room.
     """
     same = [p for p in partition.purges if (p.subjects, p.keys) == (wish.subjects, wish.keys)]
     if any(p.end_offset >= wish.end_offset for p in same):

@@ -1,10 +1,15 @@
 """Decides which worker process of a node hosts a partition. Pure.
 
-Goal: partitions of one stream lie in as many processes as there are, and small streams are spread too. Constraint: every process, and
-the next start with another number of them, knows it without being told. So the share of a partition is a function of its name alone:
-a checksum of the stream's name plus the partition's number, modulo the number of processes. Nothing of it is stored.
+Goal: the partitions of one stream are spread over all processes, and so are small streams. Constraint: every process
+knows
+the result without being told, also after a start with another number of processes.
 
-Worked example: of stream ``orders`` (checksum 7, say) with 4 partitions on 2 processes, 0 and 2 are share 1's, 1 and 3 share 0's.
+Algorithm: the share of a partition is a function of its name: a checksum of the stream's name plus the partition's
+number,
+modulo the number of processes. Nothing is stored.
+
+Worked example: stream ``orders`` has checksum 7 and 4 partitions, and there are 2 processes. Process 1 hosts 0 and 2,
+process 0 hosts 1 and 3.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ class WorkerShare:
             raise ValueError(f"invalid share {self.number} of {self.of} processes")
 
     def holds(self, stream: str, partition: int) -> bool:
-        """Whether the partition is this share's."""
+        """Return whether the partition is this share's."""
         return self.of == 1 or share_of(stream, partition, self.of) == self.number
 
     def holds_folder(self, name: str) -> bool:

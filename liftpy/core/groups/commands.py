@@ -281,7 +281,7 @@ MAX_SUBSCRIPTIONS = 16_000
 MAX_QUEUES = 1000
 """Partitions of which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
-"""In which the state of one queue is kept: beyond it nothing new is given, until what is out or returned has been settled."""
+"""Maximum number of ranges in the state of one queue. Beyond it no new records are given until some are settled."""
 MAX_KEYS = 10_000
 """Most keys of new records that one take sends."""
 MAX_HELD = 10_000
@@ -295,13 +295,13 @@ MAX_SESSION_MS = 3_600_000
 MAX_HEARTBEAT_MS = 1_000
 FEW_MEMBERS = 32
 QUICK_HEARTBEAT_MS = 500
-"""Heartbeat interval in a group with at most ``FEW_MEMBERS`` members. They hear of a new assignment sooner, and send few commands."""
+"""Heartbeat interval in a group with at most ``FEW_MEMBERS`` members, in ms. They learn a new assignment sooner."""
 WAITING_HEARTBEAT_MS = 200
 """Heartbeat interval of a member that waits until another member gives partitions up."""
 FENCE_MS = 2_000
-"""A session ends for the coordinator so long after it has ended for the member: clocks of leaders are set, and are not in step."""
+"""Time between the end of a session for the member and for the coordinator, in ms. It covers differences between clocks."""
 MAX_CLOCK_STEP_MS = 1_000
-"""Between two records at most so much time has passed: when the coordinator was away, nobody could be heard."""
+"""Maximum time that passes between two records, in ms. While the coordinator was away, no heartbeat could arrive."""
 
 ACK_WAIT_MS = 30_000
 MIN_ACK_WAIT_MS = 100

@@ -1,9 +1,9 @@
-"""GroupCoordinator: the replicated service that keeps the groups of one partition of the stream of groups. Pure.
+"""``GroupCoordinator``: the replicated service that keeps the groups of one partition of the groups stream. Pure.
 
-Every record is a command; its answer is the reply. While there are members or records out and nobody says anything, it offers an empty
-record to its own input each second, for time is what its records say.
+Every record is a command, and its answer is the reply. The clock of the coordinator is the time of its records. While a
+group has members, or a queue has records out, the coordinator adds an empty record each second if no command arrives.
 
-What operators are told of groups: lists and descriptions, from the coordinator's state, which they do not change. Pure.
+The module also builds the lists and descriptions of groups for operators. They do not change the state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError
 
 _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
-"""That one question looks at, to find who has what is out."""
+"""Maximum number of pieces that one query reads to find the holders of records."""
 
 
 def answered(machine: GroupMachine, query: bytes) -> bytes:
@@ -95,7 +95,9 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """Run it beside every replica of a partition of the stream of groups, with ``tick_interval_s`` = 1 and no output stream."""
+    """The service. Run it beside every replica of a partition of the groups stream, with ``tick_interval_s`` = 1 and no
+    output.
+    """
 
     on_error = "skip"
     emits = False

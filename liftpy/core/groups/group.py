@@ -1,19 +1,22 @@
 """One consumer group: its members, assignments and positions. Pure. The time is the coordinator's clock.
 
-Goal: a partition has one reader [G1], who alone may commit [G2]; what does not move never stops. Constraint: members hear of a
-change when they next ask, and may be slow, paused or dead.
+Goal: a partition has one reader [G1], and only this reader may commit [G2]. Partitions that do not move keep running.
+Constraint: members learn of a change at their next request, and may be slow, paused or dead.
 
-Algorithm: there is a *target* (who is to read) and a *grant* (who does, and by which generation). A change of members or
-streams makes a new target at once; grants follow. A member whose grant is not its target any more sees that in the answer to
-its heartbeat, finishes, commits, and names the partition no longer among those that it owns; only then, or when its session and
-the fence behind it have ended, is it granted to the next, by a new generation. What a heartbeat does not name counts as given
-up only if the member has taken in an answer as new as the grant: it may not have known of it.
+Algorithm: there is a *target* (the members that shall read) and a *grant* (the member that reads, with a generation). A
+change of members or streams sets a new target at once. Grants follow. A member sees in the answer to its heartbeat that
+it
+has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when its
+session and the fence time have ended, the partition is granted to the next member with a new generation. A partition
+missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
 
-Worked example: a owns p0 and p1 by generation 1. b joins: p1 is to be b's. a's next heartbeat is answered "p0"; a finishes p1,
-commits it by generation 1, and its heartbeat says "p0, I know 2": p1 is granted to b by generation 3. A commit of p1 by
-generation 1 that comes later is refused.
+Worked example: a owns p0 and p1 by generation 1. b joins, and p1 shall move to b. The next heartbeat of a is answered
+"p0".
+a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by generation 3. A
+later
+commit of p1 by generation 1 is rejected.
 
-A member with a static identity takes over what the member had that joined with the same identity before: that one is fenced.
+A member with a static identity takes over from the earlier member with the same identity, which is fenced.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ _NOWHERE, _ADDED_LATER = (-1, 0), (ADDED_LATER, 0)
 MEMBER_BYTES = 300
 STREAM_BYTES = 150
 PARTITION_BYTES = 60
-"""What each takes in the state, about."""
+"""Approximate size of a partition in the state, in bytes."""
 
 
 @dataclass(slots=True)
@@ -87,9 +90,9 @@ class ConsumerGroup:
     targets: dict[Place, str] = field(default_factory=dict)
     owners: dict[Place, str] = field(default_factory=dict)
     positions: dict[Place, tuple[int, int]] = field(default_factory=dict)
-    """Of the next record, and the LeaderEpoch of the one before it."""
+    """Partition -> offset of the next record, and LeaderEpoch of the record before it."""
     next_end_ns: int = _NEVER
-    """No session ends before it; found again after a restart."""
+    """Time before which no session ends. Computed again after a restart."""
 
     @property
     def size_bytes(self) -> int:
@@ -265,7 +268,7 @@ class ConsumerGroup:
 
     @property
     def settled(self) -> bool:
-        """Whether each member has exactly its assigned partitions."""
+        """True if each member has exactly its assigned partitions."""
         return self.owners == self.targets
 
     def lacks(self, name: str) -> bool:
@@ -386,7 +389,7 @@ class ConsumerGroup:
 
 
 Place = tuple[str, int]
-"""(stream, partition)"""
+"""Stream and partition."""
 _MAX_PASSES = 8
 
 
@@ -467,6 +470,6 @@ def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load
 
 
 def _is_uneven(share: Mapping[str, int], load: Mapping[str, int], floor: int) -> bool:
-    """Whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
+    """Return whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
     most = max(load[name] for name, count in share.items() if count > floor)
     return most >= 2 + min(load[name] for name, count in share.items() if count == floor)

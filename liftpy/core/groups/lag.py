@@ -1,14 +1,17 @@
 """Lag of groups in records and seconds. Pure. ``now_ns`` is the monotonic clock of one process.
 
-Goal: what a scrape shows of groups costs no question to anybody. Constraint: a coordinator knows what is committed in its groups, but
-not where their partitions end, and a record's age stands in its log alone.
+Goal: a scrape of the groups' metrics sends no requests. Constraint: a coordinator knows the committed positions of its
+groups, but not where their partitions end. The age of a record is only in its log.
 
-Algorithm: from time to time somebody tells where partitions end (``KnownEnds.told``). Of each partition some (end, when it was first
-seen) are kept, so the age of the first record that a group has not read is that of the first end beyond it. Where there are too many,
-two old ones become one, with the earlier time and the later end: an age may come out too high by that width, never too low, and one
-that stands still goes on growing.
+Algorithm: the caller reports from time to time where partitions end (``KnownEnds.told``). For each partition, some
+pairs
+(end, time when first seen) are kept. The age of the first unread record is the age of the first end above the committed
+position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A
+computed
+age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
 
-Worked example: an end of 10 was seen at 0 s, 25 at 60 s. A group that has committed 12 at 90 s is 13 records and 30 s behind.
+Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind
+at
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.machine import GroupRecord
 
 OTHERS = "(other)"
-"""No group can be called so."""
+"""Label of all groups beyond ``MOST_GROUPS``. No group can have this name."""
 MOST_GROUPS = 50
-"""That are shown under their own names."""
+"""Maximum number of groups that are shown under their own names."""
 MOST_PARTITIONS = 4_000
 """Whose ends are kept."""
 MOST_ENDS = 32
-"""Of one partition."""
+"""Maximum number of ends kept per partition."""
 
 
 def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:

@@ -1,14 +1,15 @@
 """All groups of one coordinator: applies commands in order and returns answers. Pure. The time is in the records.
 
-What it answers and what its state is follow from the commands and their stamps alone, so every node that runs it has the same.
+Answers and state depend only on the commands and their stamps, so every node that runs the service has the same state.
 
-The coordinator's clock: time that has passed while it could be heard. Pure.
-
-Goal: no session ends because the coordinator was away, and none lasts for ever because a leader's clock was set back. Log time
-alone does neither: an outage is a jump, and after a leader whose clock is an hour fast it stands still for an hour. So only the
-differences of the stamps of two records count that follow each other in one leader's epoch, each at most a second; between two
-epochs nothing counts, for their clocks are two. The clock is never faster than the leaders' own, but by a second where one of
-them is set forward.
+The coordinator's clock counts only time in which members could reach the coordinator. Goal: no session ends because the
+coordinator was away, and none lasts forever because a leader's clock was set back. The time of the log alone fails in
+both
+cases: an outage is a jump, and after a leader with a clock one hour ahead the time does not move for an hour. So the
+clock
+adds the difference between two records in a row of one leader epoch, at most one second each. Between two epochs it
+adds
+nothing. The clock is never faster than the leaders' clocks, except for one second when a clock is set forward.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class HeardClock:
 
 STATE_VERSION = 1
 _SWEEP_NS = 10_000 * NS_PER_MS
-"""How often groups are looked at that nobody sends commands to."""
+"""Interval at which groups without commands are checked, in nanoseconds."""
 _GROUP_BYTES = 100
 
 
@@ -52,7 +53,7 @@ class GroupRecord:
     readers: ConsumerGroup = field(default_factory=ConsumerGroup)
     queues: dict[Place, WorkQueue] = field(default_factory=dict)
     cursor: int = 0
-    """Generation of whoever holds it, where it is a cursor; 0: it is none."""
+    """Generation of the holder of a cursor. 0: the group is not a cursor."""
 
     @property
     def size_bytes(self) -> int:
@@ -81,12 +82,12 @@ class GroupRecord:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something in it expires with time."""
+        """True if something in it expires with time."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to store."""
+        """True if there is nothing to store."""
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
@@ -103,7 +104,7 @@ class GroupMachine:
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
-        """Where a new group's generations begin: one that has this name had them up to here, perhaps, before it was forgotten."""
+        """First generation of a new group. A forgotten group with this name may have used the generations below."""
         self._busy: set[str] = set()
         """Groups that are; nothing depends on their order."""
         self._sizes: dict[str, int] = {}
@@ -116,7 +117,7 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """Whether something expires with time. Then the log needs records, even empty ones."""
+        """True if something expires with time. Then the log needs records, even empty ones."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
@@ -378,10 +379,11 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
 
 
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
-    """How many partitions the stream of ``take`` had when the group met it; None: that is not known.
+    """Return the number of partitions of the stream when the group first read it. None: not known.
 
-    A partition behind those was added later, or is of a stream that was made again: it has no "new" of its own, its queue begins at its
-    first record.
+    A partition above this number was added later, or belongs to a stream that was created again. It has no "new"
+    position of its
+    own: its queue begins at its first record.
     """
     if not take.HasField("partitions"):
         return None

@@ -1,16 +1,22 @@
 """Member side of a consumer group: what one member owns, releases and sends, and until when it may deliver. Pure.
 
-Goal: of a partition's records each goes to one live member, though the coordinator hears of this one only now and then. Constraint:
-an answer may be lost or late; the process may have been stopped for any time between two instructions.
+Goal: each record of a partition goes to one live member, though the coordinator hears from this member only now and
+then.
+Constraint: an answer may be lost or late, and the process may be stopped for any time between two instructions.
 
-Algorithm: a join, then heartbeats, each with a number of its own; of the answers each counts that is to a later one than the
-last that counted. A session lasts from when the answered heartbeat was *sent*, by the member's own monotonic clock: after that
-nothing may be delivered (``may_deliver``), for the coordinator may give the partitions away a little later. What the member
-owns it keeps in mind all the same: when a heartbeat is answered again with the same generation, nobody else had it meanwhile.
-What an answer does not assign any more, or assigns by another generation, is given up: the caller finishes with it, commits,
-and says ``given_up``; the next heartbeat leaves it out.
+Algorithm: a join, then heartbeats, each with its own number. An answer counts only if its command is later than that of
+the
+last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic clock.
+After
+its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to others soon.
+The
+member remembers its partitions. If a later answer has the same generation, no other member had them in between. If an
+answer
+no longer assigns a partition, or assigns it with another generation, the member releases it: the caller finishes,
+commits and
+calls ``given_up``. The next heartbeat leaves the partition out.
 
-``on_answer`` returns what is to be done, in order; ``command`` gives what is to be sent, when it is time.
+``on_answer`` returns the actions in order. ``command`` returns the next command when it is due.
 """
 
 from __future__ import annotations
@@ -43,8 +49,12 @@ class MemberStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionGained:
-    """Read ``key`` from ``position`` on (the next record; -1: nothing is committed, begin as the group is told to begin;
-    ``ADDED_LATER``: nothing is committed, begin at its first record)."""
+    """The member starts to read ``key`` at ``position``, the offset of the next record.
+
+    -1: nothing is committed, start where the group is configured to start. ``ADDED_LATER``: nothing is committed, start
+    at the
+    first record.
+    """
 
     key: PartitionKey
     generation: int
@@ -96,21 +106,21 @@ class MemberMachine:
         self.member = new_id()
         self.stage = MemberStage.JOINING
         self.generation = 0
-        """Of the newest answer."""
+        """Generation of the newest answer."""
         self._new_id = new_id
         self._streams = list(streams)
         self._streams_from = 1
         """Number of the first command that tells of them; 0: it is known that they are."""
         self._instance, self._client, self._session_ms = instance, client, session_ms
         self._session = 0
-        """Which of all that had its name: one that was put out and joins late, by a copy of its join, is another."""
+        """Random number of this session. A member that was removed and joins late by a copied join has another one."""
         self._owned: dict[PartitionKey, int] = {}
         self._asked: set[PartitionKey] = set()
-        """Of those owned: what is being given up."""
+        """Owned partitions that are being released."""
         self._dropped: dict[PartitionKey, tuple[int, int]] = {}
-        """By which generation something was given up, and after which command: an answer to one before may still name it."""
+        """Partition -> generation and command number of its release. An answer to an earlier command may still name it."""
         self._number = 0
-        """Of the newest command."""
+        """Number of the newest command."""
         self._news_after = -1
         """After which command something happened that the next one tells."""
         self._sent_ns: dict[int, int] = {}

@@ -1,25 +1,36 @@
-"""One partition as a work queue: which records are done, leased or to be redelivered.
+"""One partition as a work queue: which records are done, out or to be delivered again. Pure.
 
-It works on ranges, never on single records. Pure.
+The state consists of ranges, never of single records.
 
-Goal: several members work on one partition, record by record in any order; nothing is given twice once it is acknowledged [Q1],
-nothing is forgotten [Q2, Q6], and no record is out twice at a time [Q3]. Constraint: members are slow or die, and the state has
-a bound.
+Goal: several members work on one partition, record by record in any order. No acked record is delivered again [Q1],
+none is
+forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state has a
+limit.
 
-Algorithm: everything below ``prefix`` is done. From there up to ``frontier`` the offsets are cut into pieces, sorted, without
-gaps: DONE, OUT (to a member, by a lease, until a deadline) or BACK (to be given again, from a time on). At and above the
-frontier nothing was given yet. A take gives what is BACK and due, then new records; a settlement names ranges and their leases:
-what is not OUT by that lease any more is refused. A lease that runs out, or is given back, makes its pieces BACK; after
-``max_deliveries``, or once it is rejected, a piece is *dead*: it is given once more, marked so, to a member that copies it to
-the dead letters and acknowledges it then.
+Algorithm: everything below ``prefix`` is done. From there to ``frontier`` the offsets are divided into sorted pieces
+without
+gaps: DONE, OUT (leased to a member until a deadline) or BACK (to be delivered again from a time on). Records at and
+above the
+frontier were never delivered.
 
-An *ordered* queue gives the records of a key one after the other [Q7]: whoever takes tells the keys of new records, and a record with a
-key is a piece of its own until it is done. Those that wait for an earlier one of their key (``liftpy.core.groups.queue``) are BACK
-without being due: the frontier passes over them, so that they hold up nobody else.
+- A take returns the BACK pieces that are due, then new records.
+- A settlement names ranges and their leases. Ranges that are no longer OUT by that lease are rejected.
+- If a lease ends or is returned, its pieces become BACK.
+- After ``max_deliveries``, or after a rejection by the worker, a piece is *dead*. It is delivered once more with a
+  mark, to a
+  member that copies it to the dead letters and then acks it.
 
-Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acknowledges 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
-a dies, its lease runs out: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease 2,
-BACK 7..10. b acknowledges 0..4: prefix 6.
+An *ordered* queue delivers the records of a key one after the other [Q7]. A take contains the keys of new records, and
+a
+record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK
+without
+being due. The frontier moves past it, so it does not block other keys.
+
+Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acks 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
+a
+fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease
+2,
+BACK 7..10. b acks 0..4: prefix 6.
 """
 
 from __future__ import annotations
@@ -75,7 +86,7 @@ class KeyOrder:
         return len(line) == 1
 
     def holds(self, key: int, offset: int) -> bool:
-        """Whether ``offset`` has to wait."""
+        """Return whether ``offset`` has to wait."""
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
@@ -91,12 +102,12 @@ class KeyOrder:
 
 
 PIECE_BYTES = 60
-"""What one piece takes in the state, about."""
+"""Approximate size of a piece in the state, in bytes."""
 KEY_BYTES = 20
-"""What the key of one takes, about."""
+"""Approximate size of a piece's key in the state, in bytes."""
 _MANY_PIECES = 1000
 _SHORT_REASON = 32
-"""Beyond so many pieces reasons are cut to this, so that they do not fill the state."""
+"""Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
 _FEW_EXPIRED = 32
 """Leases that one ``expire`` ends one by one; where more are over, it looks at all pieces once."""
 _SPARSE = 16
@@ -146,7 +157,7 @@ class QueuePiece:
 
 
 class WorkQueue:
-    """The state of one queue. Every method gets the coordinator's time, and is told all that it needs of the log."""
+    """State of one queue. The caller passes the coordinator's time and everything that a method needs to know of the log."""
 
     def __init__(self, uid: str, prefix: int, *, ordered: bool = False) -> None:
         self.uid = uid
@@ -154,12 +165,12 @@ class WorkQueue:
         self.ordered = ordered
         """Records of one key are given one after the other."""
         self.first_partitions: int | None = None
-        """How many partitions the stream had when the group met it; 0: it was made again since; None: not known."""
+        """Number of partitions of the stream when the group first read it. 0: the stream was created again. None: not known."""
         self.leases = 0
         """Given so far."""
         self.max_deliveries = commands.MAX_DELIVERIES
         self.wait_ns = commands.ACK_WAIT_MS * NS_PER_MS
-        """As the newest take says."""
+        """Ack wait of the newest take, in nanoseconds."""
         self._pieces: list[QueuePiece] = []
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
@@ -167,7 +178,7 @@ class WorkQueue:
         self._ready: list[tuple[int, int]] = []
         """(time, start) of what is BACK, the same."""
         self._out: dict[str, int] = {}
-        """Records that each member has; nobody with none."""
+        """Member -> number of records that are out. Members without records are left out."""
         self._records = dict.fromkeys(PieceKind, 0)
         """Records of the pieces of each kind."""
         self._dead_back = 0
@@ -243,7 +254,7 @@ class WorkQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether the state is too large for new deliveries."""
+        """True if the state is too large for new deliveries."""
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
@@ -310,8 +321,9 @@ class WorkQueue:
     ) -> list[tuple[int, int]]:
         """Apply the settlement of a member. It takes one pass over pieces and ranges.
 
-        Returns the parts of its ranges that are not its own any more, which stay as they are; an acknowledgement of what is done
-        already is none of them. At most about ``most_lost`` of them: whoever settles far more than it has is told no more.
+        Returns the parts of its ranges that the member no longer owns. They stay unchanged. Acks of records that are
+        done already
+        are not returned. Returns at most about ``most_lost`` parts.
         """
         lost: list[tuple[int, int]] = []
         changes: list[tuple[int, QueuePiece]] = []

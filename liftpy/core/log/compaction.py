@@ -52,14 +52,14 @@ class Superseded:
     config: StreamConfig
     now_wall_ns: int
     ids_from_ns: int
-    """What is younger and has headers stays, for it may have a message id."""
+    """Time since which records with headers stay, because they may have a message id."""
     purges: Sequence[Purge] = ()
     keeps_deletes_longer: bool = False
     """A replica is copied or away: delete markers stay twice ``delete_retention_s``, so that it need not start afresh."""
     held_until_ns: dict[int, int] = field(default_factory=dict)
-    """By number: until when, by the wall clock, a purge's records stay that may have a message id."""
+    """Purge number -> wall time until which its records stay if they may have a message id."""
     ids_held_until_ns: int = 0
-    """By the wall clock: until when any record stays for its message id alone; 0: none does."""
+    """Wall time until which records stay only because of their message ids. 0: none do."""
     deletes_end: int = 0
     """Exclusive: no record at or past it has gone that was the newest of its key."""
     deletes_start: int | None = None
@@ -72,7 +72,7 @@ class Superseded:
     """Subject -> how many of them were judged."""
     _filters: list[tuple[Purge, Filter]] = field(init=False)
     _held_keys: set[bytes | None] = field(default_factory=set)
-    """Of records that stay for their message ids alone; so are the subjects."""
+    """Keys of records that stay only because of their message ids. The same holds for subjects."""
     _held_subjects: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Superseded:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more is to be learned."""
+        """True if no more is to be learned."""
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
@@ -129,7 +129,7 @@ class Superseded:
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
-        """Whether no later record of its key was learned; of records without a key always."""
+        """Return whether no later record of its key was learned; of records without a key always."""
         keys = batch.columns.keys
         assert keys is not None
         entries = keys.to_list()
@@ -240,9 +240,9 @@ class Compaction:
     inputs: tuple[Segment, ...]
     now_wall_ns: int
     ids_from_ns: int
-    """What is younger and has headers stays, for it may have a message id."""
+    """Time since which records with headers stay, because they may have a message id."""
     keeps_deletes_longer: bool = False
-    """See ``Superseded``."""
+    """True if delete markers stay longer, while a replica is copied or away. See ``Superseded``."""
     producer_expiry_ns: int = 0
     """After so much log time without a batch a producer is forgotten; 0: never."""
     purges: tuple[Purge, ...] = ()
@@ -407,7 +407,7 @@ class Cleaning:
     """Decides when one log is compacted."""
 
     purges: tuple[Purge, ...] = ()
-    """As the metadata has them."""
+    """Purges of the partition in the metadata."""
     purged: set[int] = field(default_factory=set)
     """Numbers of those that this log is done with."""
     _seen_end_offset: int = 0
@@ -417,7 +417,7 @@ class Cleaning:
     _lacks_replicas: bool = False
     """A replica is copied, or is not in the ISR."""
     _not_before_ns: dict[int, int] = field(default_factory=dict)
-    """By number: wall clock; records of it stay until then for their message ids."""
+    """Purge number -> wall time until which its records stay because of their message ids."""
 
     def told(self, state: PartitionState) -> bool:
         """Apply the metadata of the partition. Return whether a purge is new."""

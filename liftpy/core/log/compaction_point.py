@@ -29,7 +29,7 @@ HORIZON_NAME = "compaction-horizon"
 _MAGIC = b"LFCH"
 _BODY = struct.Struct("<qQq")
 _BODY_WITHOUT_DELETES = struct.Struct("<qQ")
-"""Of files that were written before ``deletes_end`` was."""
+"""Layout of files without ``deletes_end``, written by earlier versions."""
 _NOT_KNOWN = -1
 
 
@@ -97,15 +97,17 @@ class CompactionHorizon:
 
 
 def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int) -> int:
-    """Return ``deletes_end`` after a compaction of a log whose horizon was ``held``. It rises whenever a tombstone goes [D30].
+    """Return ``deletes_end`` after a compaction of a log whose horizon was ``held``. It rises whenever a tombstone is
+    removed [D30].
 
-    A tombstone may go late: it stays while an older record of its key stays for its message id. So it may lie below tombstones that
-    went before. Then the number alone would not change, and nobody who reads would notice.
+    A tombstone stays while an older record of its key stays for its message id. So it may be removed after tombstones
+    above it.
+    The highest offset alone would then not change, and readers would not notice the removal.
 
     Args:
         held: Horizon of the log before the compaction.
-        deletes_start: Offset of the first tombstone that went. None: none did.
-        deletes_end: Offset after the last one that went.
+        deletes_start: Offset of the first removed tombstone. None: none was removed.
+        deletes_end: Offset after the last removed tombstone.
 
     Returns:
         The new ``deletes_end``.

@@ -102,7 +102,7 @@ class PromiseJournal:
             held[key] = max(epoch, held.get(key, 0))
         self._held = {key: epoch for key, epoch in held.items() if is_held(key)}
         self._file: LogFile | None = None
-        """None: it has to be written anew before anything can be appended."""
+        """The open file. None: the file must be rewritten before anything can be appended."""
         self._bound_bytes = 0
         self._failed = ""
         try:
@@ -112,7 +112,7 @@ class PromiseJournal:
 
     @property
     def is_written(self) -> bool:
-        """Whether the file has all promises. False if the disk was full."""
+        """True if the file has all promises. False if the disk was full."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
@@ -157,7 +157,7 @@ class PromiseJournal:
         self._bound_bytes = max(len(data) * _GROWTH, _LEAST_BYTES)
 
     def forget(self, key: str) -> None:
-        """The partition is not here any more: its promise goes when the file is written anew."""
+        """Forget the promise of a partition that this node no longer has. The next rewrite of the file leaves it out."""
         self._held.pop(key, None)
 
     def close(self) -> None:

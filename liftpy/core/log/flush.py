@@ -36,7 +36,7 @@ class Flush:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the flush covers exactly one file and nothing else."""
+        """True if the flush covers exactly one file and nothing else."""
         return not self.seals and not self.new_names
 
     def run(self) -> None:
@@ -81,9 +81,9 @@ SHORT_S = 0.001
 SLOW_S = 0.002
 """More than this on average is too much for the loop."""
 LONG_S = 0.02
-"""And one of this is: a few of the slices that other work on the loop has. Longer the loop waits for none: it goes on in its thread."""
+"""Duration of a slow flush, in seconds: a few time slices of the loop. Slower flushes move to a thread."""
 LARGE_BYTES = 64 * 1024
-"""Appended since the last flush: more than this is flushed in a thread, while the loop goes on taking more."""
+"""Number of appended bytes since the last flush above which the flush runs in a thread."""
 MOST_WAITING = 4
 """Flushes on the loop in one turn of it."""
 _FEWEST_POINTS, _MOST_POINTS = 32, 512
@@ -100,7 +100,7 @@ class FlushPlace:
 
     def __init__(self) -> None:
         self.on_loop = False
-        """Whether short flushes run on the loop now."""
+        """True if short flushes run on the loop now."""
         self.waiting = 0
         """Logs that want a flush in this turn of the loop; counted by the caller of ``takes``."""
         self.done_on_loop = 0
@@ -111,11 +111,11 @@ class FlushPlace:
         self.probes_failed = 0
         """1: a flush that the start tried out failed."""
         self.moves = 0
-        """How often the place has changed."""
+        """Number of moves between loop and thread."""
         self._points = 0
         self._wanted_points = _FEWEST_POINTS
         self._average_s = 0.0
-        """Of flushes on the loop, since they moved there."""
+        """Average time of the flushes on the loop since they moved there, in seconds."""
         self._moved_at = 0
         """``done_on_loop`` when they moved there."""
 

@@ -81,7 +81,7 @@ class GroupCommit:
         self.count = 0
         """Flushes that have succeeded."""
         self._wanted = False
-        """The shell was told to begin, and has not started one yet."""
+        """True if the shell has to start a flush and has not started it yet."""
         self._again = False
         """While one was running, or while files were changed, another flush was wanted."""
         self._armed = False
@@ -89,7 +89,7 @@ class GroupCommit:
         self._alone = False
         """Files are being changed: nothing begins."""
         self._waiting: deque[Callable[[], object]] = deque()
-        """Of ``alone_later``, oldest first."""
+        """Callers of ``alone_later``, oldest first."""
         self._checkpointing = False
         self._closed = False
 

@@ -45,7 +45,7 @@ class PartitionReport:
     checkpoint_found: bool
     other_files: tuple[str, ...]
     faults: tuple[str, ...]
-    """What is wrong, in the order of the log; the first one is the first damage."""
+    """Errors in the order of the log. The first one is the first damage."""
 
     @property
     def log_end_offset(self) -> int:

@@ -201,8 +201,12 @@ class Log:
             active.made_wall_ns = now_wall_ns
 
     def roll(self, now_wall_ns: int = 0) -> None:
-        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush. An empty
-        one goes on: two segments never begin at one offset."""
+        """Seal the active segment and begin another.
+
+        The next flush also flushes the sealed segment and writes its index. An empty segment stays active, because two
+        segments
+        never begin at one offset.
+        """
         active, base = self.segments[-1], self.log_end_offset
         if active.base_offset == base:
             return
@@ -216,7 +220,7 @@ class Log:
 
     @property
     def needs_flush(self) -> bool:
-        """Whether records, or the index of a sealed segment, are not on disk yet."""
+        """True if records, or the index of a sealed segment, are not on disk yet."""
         return self._durable_end_offset != self.log_end_offset or bool(self._unsynced)
 
     def begin_flush(self) -> Flush | None:
@@ -232,7 +236,7 @@ class Log:
         return self._flush
 
     def complete_flush(self, flush: Flush, error: Exception | None = None) -> int:
-        """Take note that ``flush`` has run; return ``flushed_end_offset``. An ``error`` closes the log for good [S4]."""
+        """Record that ``flush`` has run, and return ``flushed_end_offset``. An ``error`` closes the log permanently [S4]."""
         check(flush is self._flush, "S4", "a flush completes that was not begun")
         self._flush = None
         if error is not None:
@@ -274,7 +278,9 @@ class Log:
     def checkpoint(self) -> None:
         """Write HW, log start and epochs if they changed. The stored HW is never ahead of the flushed records.
 
-        May run in another thread, beside appends and a flush but not beside a cut, retention or another checkpoint.
+        This method may run in another thread during appends and a flush. It must not run during a truncation, retention
+        or another
+        checkpoint.
         """
         self._must_be_open()
         self._store_checkpoint()
@@ -331,8 +337,12 @@ class Log:
         return self.log_end_offset if found is None else max(found, self.log_start_offset)
 
     def met_damage(self, error: CorruptionError) -> None:
-        """A read has met damage: without its index the next recovery walks the segment, finds the damage too, and sets it
-        aside [S3]. Until then this replica must not stay in the ISR: ``on_damage`` is told."""
+        """Record that a read has found damage, and remove the index of the segment.
+
+        Without the index, the next recovery reads the segment, finds the damage and quarantines it [S3]. Until then
+        this replica must
+        not stay in the ISR. ``on_damage`` informs the caller.
+        """
         with suppress(StorageError):  # then the next reader meets it again
             for segment in self.segments:
                 if segment.damaged:
@@ -424,8 +434,11 @@ class Log:
         self.segments[-1] = kept
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
-        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26], or behind
-        delete markers that the leader has dropped [D30]. ``deletes_end``: of the leader's horizon."""
+        """Delete all records and begin an empty log at ``start_offset``.
+
+        The replica is behind the leader's log start [D26], or behind delete markers that the leader has removed [D30].
+        ``deletes_end``: that of the leader's horizon.
+        """
         self._must_be_open()
         self._join_flush()
         for name in self.storage.names():
@@ -507,17 +520,17 @@ class Log:
 
     @property
     def may_give_up(self) -> bool:
-        """Whether ``apply_retention`` may have something to delete."""
+        """True if ``apply_retention`` may have something to delete."""
         return self.config.has_retention or self.log_start_offset < self.asked_start or bool(self.cleaning.purges)
 
     @property
     def may_be_cleaned(self) -> bool:
-        """Whether compaction may have something to do."""
+        """True if compaction may have something to do."""
         return self.config.is_cleaned or bool(self.cleaning.purges)
 
     @property
     def may_have_gaps(self) -> bool:
-        """Whether offsets may be without a record, here or on a replica that this one fetched from."""
+        """True if offsets may be without a record, here or on a replica that this one fetched from."""
         return self.config.is_cleaned or self.horizon.end_offset > 0
 
     def told(self, state: PartitionState) -> bool:

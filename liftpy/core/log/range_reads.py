@@ -160,7 +160,7 @@ def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
 
 
 MAX_BORDERS = 128
-"""Of one answer: each costs a look into the log."""
+"""Maximum number of borders in an answer. Each one costs a lookup in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader,
 
 
 MAX_FILES = 256
-"""Of one answer: a reader has them open all at once."""
+"""Maximum number of files in an answer. A reader opens them all at once."""
 
 
 @dataclass(frozen=True, slots=True)

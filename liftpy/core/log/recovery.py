@@ -2,9 +2,8 @@
 
 Valid data is made durable before it is served [S4, S12].
 
-1. Files of an interrupted replacement are deleted, an interrupted split is completed (``recovery.py``), and
-the checkpoint is read.
-2. Sealed segments use their index if it fits. Others are read completely, the last one always.
+1. Files of an interrupted replacement are deleted, an interrupted split is completed, and the checkpoint is read.
+2. Sealed segments use their index if it fits. The last segment, and those without a fitting index, are read completely.
 3. A fault in the last segment with nothing good after it is a torn tail, and is truncated. Any other fault is damage:
 the segment and all later ones are quarantined, and the report names the missing offsets. The replica then leaves the
 ISR and fetches them again.
@@ -13,7 +12,7 @@ index.
 5. The high watermark is limited to the log [D7]. If the checkpoint is above the log, committed records are missing, and
 the report says so.
 
-Quarantined files are kept until the replica holds the records again: ``<name>.log.damaged-<n>`` for damaged segments,
+Quarantined files are kept until the replica has the records again: ``<name>.log.damaged-<n>`` for damaged segments,
 ``<name>.log.behind-<n>`` for good ones after them. ``drop_set_aside`` deletes them.
 """
 
@@ -106,14 +105,14 @@ class OpenReport:
     """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
 
     rewritten_bytes: int = 0
-    """What was not proven to be on the disk, and was written again."""
+    """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
     """A flush of this log has failed since it was opened last, and why; '' when none has, or the disk did not take the mark."""
 
     @property
     def must_leave_isr(self) -> bool:
-        """Whether this replica may miss records that it acknowledged."""
+        """True if this replica may miss records that it acknowledged."""
         return bool(self.damage) or self.lost_committed or self.lost_flushed
 
 
@@ -126,14 +125,14 @@ class Recovered:
     report: OpenReport
     storage: Storage
     small_files: dict[str, bytes] = field(default_factory=dict)
-    """What a log reads besides: ``leader-epochs`` and ``compaction-horizon``, those that are there."""
+    """Existing small files that a log also reads: ``leader-epochs`` and ``compaction-horizon``."""
 
     has_states: bool = False
-    """Whether there are checkpoints of derived state."""
+    """True if there are checkpoints of derived state."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether opening the log on it touches no file any more."""
+        """True if opening the log on it touches no file any more."""
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
@@ -401,10 +400,13 @@ def _proven_position(segment: Segment, proven_end_offset: int) -> int:
 def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
     """Make the small files durable that recovery relies on. Their current content may never have reached the disk.
 
-    The checkpoint is written ``anew`` only where that matters: two flushes for each of thousands of logs are most of what a start
-    after a kill costs. Its HW proves what was flushed whether it is durable itself or not, and an older one proves less, so that more
-    is written again. A promise in it that never became durable was never acted on, and this process makes its own before it acts.
-    Only a log start behind the first segment's base would fall back.
+    The checkpoint is written again only if that matters, because two flushes for each of thousands of logs are most of
+    the cost
+    of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW proves
+    less, so more is
+    written again. No code has acted on a promise that never became durable, and this process makes its own promise
+    before it acts.
+    Only a log start above the first segment's base would fall back.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None

@@ -16,7 +16,7 @@ from typing import Protocol
 from liftpy.config import NS_PER_S, StreamConfig
 
 AT_ONCE = 32
-"""Segments that go at a time where somebody asked for it."""
+"""Number of segments that are deleted at a time after an operator's request."""
 
 
 class Retained(Protocol):
@@ -30,7 +30,7 @@ class Retained(Protocol):
 
 
 def is_too_old(segment: Retained, config: StreamConfig, high_watermark: int, now_wall_ns: int) -> bool:
-    """Whether all of a segment is committed (``high_watermark``: inclusive) and past ``retention_age_s``."""
+    """Return whether all of a segment is committed (``high_watermark``: inclusive) and past ``retention_age_s``."""
     oldest_ns = now_wall_ns - int(config.retention_age_s * NS_PER_S)
     committed = segment.next_offset <= high_watermark + 1
     return bool(config.retention_age_s and segment.size_bytes and committed and segment.max_timestamp_ns < oldest_ns)

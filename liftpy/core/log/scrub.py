@@ -31,7 +31,7 @@ class Scan:
     """The first offset that has not been checked: where the fault is, when ``step`` raises."""
     leader_epoch: int = 0
     read_bytes: int = 0
-    """Of the file so far: a batch that is larger than a step is read once more."""
+    """Number of bytes of the file that were read. A batch that is larger than a step is read once more."""
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Scan:
 
     @property
     def done(self) -> bool:
-        """Whether everything has been checked."""
+        """True if everything has been checked."""
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:

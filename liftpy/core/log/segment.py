@@ -22,7 +22,7 @@ from liftpy.core.wire.batch import (
 from liftpy.errors import CorruptionError, UnknownFormatError
 
 INDEX_INTERVAL_BYTES = 16 * 1024
-"""One index entry for about so many bytes of batches."""
+"""Approximate number of bytes of batches for each index entry."""
 _WALK_BYTES = 8 * 1024 * 1024
 _RECENT = 32
 
@@ -54,7 +54,7 @@ class Segment:
     """(LeaderEpoch, first offset of it in this segment), ascending."""
     entries: list[IndexEntry] = field(default_factory=list)
     sealed: bool = False
-    """Nothing is appended any more."""
+    """True if nothing is appended to the segment anymore."""
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """(base offset, next offset, position) of the newest batches: followers and tailing readers ask for these."""
     checked: bool = False
@@ -64,7 +64,7 @@ class Segment:
     damaged: bool = False
     """A check has failed."""
     awaits_scrub: bool = False
-    """It was sealed by this process, and has not been read back since."""
+    """True if this process sealed the segment and has not read it back yet."""
     flushing_bytes: int = 0
     """Size of the file when a flush of it last began."""
     made_wall_ns: int = 0

@@ -22,7 +22,7 @@ from liftpy.errors import UnknownFormatError
 CHECKPOINT_NAME = "high-watermark"
 EPOCHS_NAME = "leader-epochs"
 STATE_PREFIX = "state-"
-"""Of checkpoints of what is derived from the log (``liftpy/core/publish/state_file.py``)."""
+"""Prefix of checkpoints of state that is derived from the log (``liftpy/core/publish/state_file.py``)."""
 _VERSION = 1
 _HEAD = struct.Struct("<4sI")
 _CHECKPOINT = struct.Struct("<qqQ")

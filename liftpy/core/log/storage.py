@@ -174,7 +174,7 @@ class MemoryStorage:
         self.capacity_bytes = capacity_bytes
         self.fault = fault
         self.calls = 0
-        """How many calls that change something have been made."""
+        """Number of calls that changed something."""
         self._durable: dict[str, MemoryFile] = {}
 
     def called(self, what: str) -> None:

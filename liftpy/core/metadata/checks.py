@@ -11,10 +11,9 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.election import is_quorum
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.replay import check_partition
-from liftpy.core.metadata.subject_index import SubjectIndex
 
 
 def check_image(image: ClusterImage) -> None:

@@ -18,7 +18,7 @@ from liftpy.core.observe.node_summary import DRAINED, FENCED, NodeSummary
 
 OK, DEGRADED, UNAVAILABLE = "OK", "DEGRADED", "DATA UNAVAILABLE"
 DISK_LOW = 0.15
-"""Part of a disk: with less of it free, somebody should act."""
+"""Free share of a disk below which an operator should act."""
 QUEUED_HIGH = 0.8
 """Part of what a node may hold of publishes: from there on it refuses some."""
 MOST_NAMED = 5
@@ -28,7 +28,7 @@ class Reason(NamedTuple):
     """``runbook``: the page below docs/runbooks, without ``.md``."""
 
     stops: bool
-    """Whether somewhere nothing can be published or read."""
+    """True if somewhere nothing can be published or read."""
     text: str
     runbook: str
 
@@ -122,7 +122,7 @@ PROBLEMS = ("damaged", "offline", "electing", "under min.isr", "under-replicated
 """Most urgent first; the last one: nothing is wrong."""
 FINE = len(PROBLEMS) - 1
 MOST_ROWS = 500
-"""In one answer, and on one page."""
+"""Maximum number of rows in one answer, and on one page."""
 Place = tuple[int, str, int]
 """(urgency, stream, partition): by these lists are in order."""
 FIRST: Place = (-1, "", -1)

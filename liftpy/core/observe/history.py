@@ -1,10 +1,12 @@
-"""The last minutes of a node, as numbers a second: ten of them at 1 s, four hours at 10 s, in about 200 KB whatever happens. Pure.
+"""Keeps the last minutes of a node as series of numbers: ten minutes at 1 s, four hours at 10 s, in about 200 KB. Pure.
 
-A second of which nothing is known is NaN in every series, and stays a gap: it is never joined over, nor counted as nothing. Seconds
-are those of the wall clock, so that nodes can be laid over each other; where the clock goes back the history begins anew.
+A second without data is NaN in every series. It stays a gap, and is neither joined nor counted as 0. Seconds are those
+of the
+wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts again.
 
-Ten seconds become one as each series says: rates and counts of partitions by their mean, times by their largest, percentiles from the
-bands of acks. So do nodes become a cluster: by their sum, by the largest, from the bands' sums.
+Each series says how ten seconds become one value. Rates and counts of partitions: the mean. Times: the maximum.
+Percentiles:
+from the bands of acks. Nodes are merged into a cluster by their sum, the maximum, or the sums of the bands.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ SECONDS, TENS = 1, 10
 LENGTHS = {SECONDS: 600, TENS: 1440}
 """Step in s -> how many values are kept at that step."""
 BAND_BOUNDS_S = LATENCY_S[1:12]
-"""Of acks by how long they took: not above 0.5 ms, 1 ms ... 512 ms, and above; each band is half as wide as the next."""
+"""Upper bounds of the bands of ack times, in seconds: 0.5 ms, 1 ms ... 512 ms, and above. Each is twice the previous one."""
 MOST_ROWS = 600
-"""In one answer: 77 KB as it is sent."""
+"""Maximum number of rows in an answer, 77 KB as sent."""
 _STARTS_ANEW_S = 2
 """A clock that goes back by more than this."""
 SUM, LARGEST, BANDS = "sum", "largest", "bands"

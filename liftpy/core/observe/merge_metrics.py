@@ -1,6 +1,8 @@
-"""Metrics of several nodes as one text for Prometheus: each sample with a label ``node``, each metric told once. Pure.
+"""Merges the metrics of several nodes into one text for Prometheus. Each sample has a label ``node``. Pure.
 
-The texts are what nodes say: lines that are not of the exposition format are left out, so that none can put words into another's.
+Each metric is described once. Lines of a node that do not have the exposition format are left out, so no node can
+change the
+samples of another one.
 """
 
 from __future__ import annotations

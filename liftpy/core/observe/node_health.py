@@ -25,7 +25,7 @@ class Check(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether the check passed."""
+        """True if the check passed."""
         return not self.why
 
 
@@ -36,19 +36,19 @@ class Signs:
     failure: str = ""
     """Why the process stops, unexpectedly; '': it does not."""
     longest_flush_s: float = 0.0
-    """How long the flush has taken until now that began first."""
+    """Time that the oldest running flush has taken so far, in seconds."""
     hung_flush_s: float = 30.0
-    """One that takes so long does not end any more."""
+    """Time after which a flush is considered hung, in seconds."""
     registered: bool = False
     nats: bool = False
     metadata_heard_s: float | None = None
-    """Since the metadata group answered last; None: never."""
+    """Time since the last answer of the metadata group, in seconds. None: never."""
     session_s: float = 0.0
-    """How long a node may be silent before it is fenced."""
+    """Time without heartbeats after which a node is fenced, in seconds."""
     opening: int = 0
     """Replicas here that are being opened, or are to be."""
     opened: bool = False
-    """What the image showed at the start has been opened, or reported as failed."""
+    """True if all partitions of the image at the start are open, or reported as failed."""
     stopped_for_space: int = 0
     """Replicas that a full disk has stopped."""
 
@@ -63,7 +63,7 @@ def live(signs: Signs) -> list[Check]:
 
 
 def ready(signs: Signs) -> list[Check]:
-    """Whether it takes part in the cluster."""
+    """Return whether it takes part in the cluster."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
     silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"

@@ -20,7 +20,7 @@ MOST_ENDED, MOST_ENDED_CHARS = 3, 160
 MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
 """Partitions that a controller names because they wait for an operator, and characters of each."""
 MOST_NODES = 64
-"""That a controller names."""
+"""Maximum number of nodes that a controller names."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
 
 
@@ -34,11 +34,11 @@ class NodeSummary:
     uptime_s: float = 0.0
     is_controller: bool = False
     metadata_leader: str = ""
-    """As this node knows it."""
+    """Metadata leader that this node knows."""
     applied: int = 0
-    """What this node has applied of the metadata group's log."""
+    """Index up to which this node has applied the metadata group's log."""
     feature_level: int = 0
-    """Of the cluster, as this node knows it."""
+    """Feature level of the cluster that this node knows."""
     speaks: int = 0
     """The highest level that its version speaks."""
     nats_connected: bool = True
@@ -51,10 +51,10 @@ class NodeSummary:
     acks: tuple[int, ...] = ()
     """Acks sent, by how long they took: as ``LATENCY_S``, and one above."""
     loop_lag: tuple[int, ...] = ()
-    """The same of how late the event loop was."""
+    """Recent maximum delay of the event loop, in seconds."""
     leads: int = 0
     replicas: int = 0
-    """Leaders included."""
+    """Number of replicas, leaders included."""
     under_replicated: int = 0
     at_min_isr: int = 0
     under_min_isr: int = 0
@@ -62,7 +62,7 @@ class NodeSummary:
     services_blocked: int = 0
     services_ended: int = 0
     ended_services: tuple[str, ...] = ()
-    """Of those, the first ``MOST_ENDED``: what has ended, and why, in at most ``MOST_ENDED_CHARS``."""
+    """First ``MOST_ENDED`` ended services with their reasons, in at most ``MOST_ENDED_CHARS`` characters."""
     lag_records: int = 0
     lag_s: float = 0.0
     """The largest of those led here."""
@@ -77,10 +77,12 @@ class NodeSummary:
     streams: int = 0
     offline: int = 0
     suspect_partitions: tuple[str, ...] = ()
-    """Of those offline, the first ``MOST_SUSPECT`` that wait for an operator, and why, in at most ``MOST_SUSPECT_CHARS``."""
+    """First ``MOST_SUSPECT`` offline partitions that wait for an operator, with the reason, in at most
+    ``MOST_SUSPECT_CHARS``.
+    """
     electing: int = 0
     elections: int = 0
-    """Since this controller started."""
+    """Number of elections since this controller started."""
     term: int = 0
     """The metadata leader: of its leadership."""
     members: Mapping[str, int] = field(default_factory=dict)

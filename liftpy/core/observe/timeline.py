@@ -1,14 +1,19 @@
 """Events as marks on a timeline with one row per node. Pure.
 
-Events come as ``ClusterEvent.as_object`` makes them, from whoever keeps them.
+Events have the form of ``ClusterEvent.as_object``.
 
-Events that are one to people: where a node dies, a thousand partitions get another leader and a shorter ISR. Pure.
+The module also groups events that an operator sees as one: after the loss of a node, a thousand partitions get another
+leader
+and a shorter ISR.
 
-Algorithm: what says the same of different partitions, ``TOGETHER_NS`` apart at most from one to the next, is one group, where its
-newest event is; whatever else happened in between. Events that each matter by themselves (an unclean election, a request) stay alone.
-Who shows groups has to offer the single events, too.
+Algorithm: events that say the same of different partitions form one group, if each is at most ``TOGETHER_NS`` after the
+one
+before. The group is shown at its newest event, whatever happened in between. Important events (an unclean election, a
+request)
+are never grouped. A page that shows groups also offers the single events.
 
-Worked example: n3, which led 334 of 1,000 partitions, is fenced: 334 elections and 1,000 changes of ISRs in four entries of the log
+Worked example: n3 led 334 of 1,000 partitions and is fenced. 334 elections and 1,000 ISR changes in four entries of the
+log
 become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
 """
 
@@ -23,10 +28,10 @@ from liftpy.config import NS_PER_S
 MARKS = ("unclean", "offline", "fenced", "election", "isr", "restart", "upgrade", "other")
 """Most severe first: where several are at one place, this one is shown."""
 CLUSTER = ""
-"""The row of what is nobody's alone."""
+"""Row of events that belong to no single node."""
 MOST_MARKS = 2000
 FILTERS = ("kind", "stream", "node")
-"""By what a list of events may be narrowed."""
+"""Fields by which a list of events may be filtered."""
 _OF = {
     "unclean_election": "unclean",
     "partition_offline": "offline",
@@ -41,7 +46,7 @@ _OF = {
 
 
 def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
-    """Whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
+    """Return whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
     if only.get("kind") and event.get("kind") != only["kind"]:
         return False
     if only.get("stream") and event.get("stream") != only["stream"]:

@@ -8,18 +8,19 @@ The context of a message in its headers: read, and put there by who sends it. A 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from liftpy.config import NS_PER_S
 from liftpy.core.wire.batch_columns import BytesColumn, ColumnSet, HeadersColumn
 from liftpy.core.wire.headers import Pairs
 
 TRACEPARENT = "traceparent"
 """The header's name, in this case alone: as OpenTelemetry's propagators write it."""
 TRACEPARENT_BYTES = 55
-"""Of a header of version 00; of a later one at least."""
+"""Length of a version 00 header, and minimum length of later versions, in bytes."""
 MAX_TRACEPARENT_BYTES = 512
 SAMPLED = 0x01
 _FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -34,7 +35,7 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """Whether its sender records it."""
+        """True if its sender records it."""
         return bool(self.flags & SAMPLED)
 
 
@@ -58,7 +59,7 @@ def traceparent(context: TraceContext) -> bytes:
 
 TRACESTATE = "tracestate"
 MAX_STATE_BYTES = 512
-"""Of a ``tracestate`` that is put into a message; a longer one is left out."""
+"""Maximum length of a ``tracestate`` that is put into a message, in bytes. A longer one is left out."""
 
 
 def bears_one(pairs: Pairs) -> bool:
@@ -104,3 +105,70 @@ def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesCol
     if column is None:
         return BytesColumn(ends, memoryview(b"".join(entries)), None)
     return BytesColumn(np.concatenate((ends, column.ends + ends[-1])), memoryview(b"".join((*entries, column.data))), None)
+
+
+# A finished span with its children, ready for export.
+#
+# How many spans a node, or a client, may make: a token bucket. What does not fit is not made, and counted.
+
+
+Attributes = dict[str, str | int]
+
+
+@dataclass(slots=True)
+class Span:
+    """Times in ns of the wall clock. ``error``: why it failed; '': it did not."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Attributes = field(default_factory=dict)
+    error: str = ""
+
+
+class SpanTree(NamedTuple):
+    """``parent``: of the root, in another process; None: the root begins a trace. ``links``: of the root."""
+
+    root: Span
+    children: tuple[Span, ...] = ()
+    parent: TraceContext | None = None
+    links: tuple[TraceContext, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of spans."""
+        return 1 + len(self.children)
+
+
+SPANS_PER_S = 100.0
+"""Maximum number of spans per second of a node, or of a client in each direction."""
+
+
+class SpanBudget:
+    """``per_s``: tokens a second, and as many at most; a span costs one."""
+
+    def __init__(self, per_s: float = SPANS_PER_S) -> None:
+        self._per_s = per_s
+        self._tokens = per_s
+        self._at_ns: int | None = None
+        self.dropped = 0
+        """Number of spans that were not created, or created and not exported, since the process began."""
+
+    def takes(self, spans: int, now_ns: int) -> bool:
+        """Return whether ``spans`` spans may be created at ``now_ns`` (monotonic). If not, they count as dropped."""
+        if not self.has(spans, now_ns):
+            self.dropped += spans
+            return False
+        self._tokens -= spans
+        return True
+
+    def has(self, spans: int, now_ns: int) -> bool:
+        """Return whether ``spans`` spans could be taken."""
+        if self._at_ns is not None:
+            self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
+        self._at_ns = now_ns
+        return self._tokens >= spans
+
+    def gives_back(self, spans: int) -> None:
+        """Return unused spans to the budget."""
+        self._tokens += spans

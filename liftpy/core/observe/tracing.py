@@ -1,15 +1,18 @@
-"""The way of traced batches through a leader: appended, flushed, fetched by followers, committed, acknowledged. Pure.
+"""Traces batches through a leader: appended, flushed, fetched by followers, committed, acked. Pure.
 
-A batch is traced where one of its messages says that its sender records it, and the node's budget allows. Its spans are handed over
-together when the last step is known: at once when everybody has it, ``LINGER_NS`` after the acks where a follower lags, ``MOST_NS``
-after its append in any case. At most ``MOST_OPEN`` are followed at a time in a node. Nothing here is waited for by the log.
+A batch is traced if the sender of one of its messages records it, and the node's budget allows. Its spans are exported
+together
+when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the acks if a
+follower lags,
+and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a time. The log never
+waits for a
+trace.
 
-Which messages of a batch are traced: one search in the names of all its headers, before anything else is looked at. Pure.
+To find the traced messages of a batch, one search looks for the header name in all headers. It usually finds nothing,
+and then no
+record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
 
-Where it finds nothing, and that is nearly always, no record has been met. Else numpy finds the values, and Python sees the first few
-that are sampled.
-
-A command of steps as one span, with one below it for each step: a backup, a restore. Pure.
+A command with steps, such as a backup or a restore, is one span with a child span for each step.
 """
 
 from __future__ import annotations
@@ -20,8 +23,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from liftpy.config import AckPolicy, Codec
-from liftpy.core.observe.spans import Attributes, Span, SpanBudget, SpanTree
-from liftpy.core.observe.trace_context import SAMPLED, TRACEPARENT, TRACEPARENT_BYTES, TraceContext, parse_traceparent
+from liftpy.core.observe.trace_context import (
+    SAMPLED,
+    TRACEPARENT,
+    TRACEPARENT_BYTES,
+    Attributes,
+    Span,
+    SpanBudget,
+    SpanTree,
+    TraceContext,
+    parse_traceparent,
+)
 from liftpy.core.wire.batch import parse_batch
 from liftpy.core.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 from liftpy.errors import CorruptionError
@@ -29,13 +41,13 @@ from liftpy.errors import CorruptionError
 MOST_LINKS = 32
 """Contexts of one batch; those of further messages are not looked for."""
 MOST_READ_LINKS = 64
-"""The same of a batch that is read."""
+"""Maximum number of links of a batch that is read."""
 _NAME = TRACEPARENT.encode()
 _LAST_FLAG = 54
-"""Where the lower of the two digits of the flags stands."""
+"""Index of the lower hexadecimal digit of the flags."""
 _NINE = ord("9")
 _PARSED_A_LINK = 4
-"""So many values that look sampled and may turn out malformed."""
+"""Maximum number of values to parse for each link. A value that looks sampled may be malformed."""
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
@@ -60,7 +72,7 @@ def may_bear(batch: bytes) -> bool:
 
 
 def names_one(headers: HeadersColumn) -> bool:
-    """Whether a message may be traced, of a column: by one search in its names."""
+    """Return whether a message may be traced, of a column: by one search in its names."""
     return bytes(headers.names.data).find(_NAME) >= 0
 
 
@@ -140,7 +152,7 @@ class NodeTraces:
         self.open: dict[PartitionTraces, None] = {}
         """Partitions with traced batches on their way."""
         self.open_count = 0
-        """Of such batches."""
+        """Number of traced batches that are not complete."""
 
     def look(self) -> None:
         """Export spans that waited long enough. Call it regularly while something is ``open``."""
@@ -169,9 +181,9 @@ class _OnItsWay:
     appended_ns: int
     appended_wall_ns: int
     awaited: bool
-    """Somebody waits for an ack."""
+    """True if a publisher waits for an ack."""
     missing: set[str]
-    """Followers that have not flushed it yet, as far as this leader was told."""
+    """Followers that have not flushed the batch yet, as far as this leader knows."""
     flushed_ns: int = 0
     replicated_ns: dict[str, int] = field(default_factory=dict)
     committed_ns: int = 0
@@ -194,13 +206,13 @@ class PartitionTraces:
         self._stream = stream
         self._partition = partition
         self._open: list[_OnItsWay] = []
-        """In the order of their offsets."""
+        """Open batches in the order of their offsets."""
         self._elected_ns = 0
-        """Since when this replica has been a candidate; 0: it is none."""
+        """Time since which this replica has been a candidate, in nanoseconds. 0: it is none."""
 
     @property
     def follows(self) -> bool:
-        """Whether any batch is on its way."""
+        """True if any batch is on its way."""
         return bool(self._open)
 
     @property
@@ -356,7 +368,7 @@ class PartitionTraces:
 
 
 MOST_STEPS = 64
-"""Of one command; what begins beyond them belongs to the last one."""
+"""Maximum number of steps of a command. Later steps are part of the last one."""
 
 
 class StepSpans:

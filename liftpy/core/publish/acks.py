@@ -66,7 +66,7 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
 
 MOST_UNTOLD = 1000
-"""Batches whose publishers wait to be told no: those of some seconds."""
+"""Maximum number of batches whose publishers wait for a negative ack. That is a few seconds of batches."""
 
 
 class AckShell(Protocol):
@@ -86,13 +86,13 @@ class Envelope:
     policy: AckPolicy
     received_wall_ns: int
     record_count: int = 0
-    """Of a BatchPublish; 0: it is one record."""
+    """Number of records of a BatchPublish. 0: one record."""
     producer: client_pb2.ProducerState | None = None
-    """What its producer is told."""
+    """Part of the ack for the producer of the batch."""
     known_records: int = 0
-    """Of a producer's batch: so many first ones were stored before."""
+    """Number of first records of a producer's batch that were stored before."""
     takes_runs: bool = False
-    """It is shared by messages whose replies count them: one Ack may answer several of those (``liftpy/core/wire/envelope.py``)."""
+    """True if several messages with numbered replies share this envelope, so one Ack may answer many of them."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class Publishers:
     replies: Sequence[bytes]
     envelopes: Sequence[Envelope | None] | None = None
     policies: Sequence[AckPolicy] | None = None
-    """Of each record, where they differ from ``policy`` (of the stream)."""
+    """Ack policy of each record, if they differ from ``policy`` (of the stream)."""
     batch_records: int = 0
     """All records came in one message, from one publisher, who gets one answer; 0: each in its own."""
 
@@ -142,13 +142,13 @@ def envelope_of(publishers: Publishers) -> Envelope:
 class _Unanswered:
     base_offset: int
     last_offset: int
-    """Inclusive."""
+    """Last offset of the batch, inclusive."""
     publishers: Publishers
     arrived_ns: int = 0
 
 
 _Again = tuple[int, int, int, Publishers, bool]
-"""(last offset of the record's batch, number, the record's offset, one publisher, whether it is told ``duplicate``)"""
+"""Last offset of the record's batch, number, offset of the record, one publisher, and whether its ack says ``duplicate``."""
 
 
 class PendingAcks:
@@ -324,7 +324,7 @@ class PendingAcks:
 
     @property
     def owes_a_no(self) -> bool:
-        """Whether there are delayed rejections for ``say_untold``."""
+        """True if there are delayed rejections for ``say_untold``."""
         return bool(self._untold)
 
     def say_untold(self, *, may: bool = True) -> None:

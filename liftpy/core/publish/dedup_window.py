@@ -30,14 +30,14 @@ from liftpy.errors import CorruptionError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 1024
-"""A longer one is no id: refused where somebody can be told."""
+"""Maximum length of a message id, in bytes. A longer one is rejected if the publish has a reply subject."""
 ID_NAME = MESSAGE_ID.encode()
 _ID_BYTES = 144
-"""What an id takes besides its own bytes: the object, its place in the table and in its batch, and its offset (measured)."""
+"""Measured memory of an id in addition to its own bytes: the object, its entries in the table and batch, and its offset."""
 _HEAD = struct.Struct("<qqI")
 _COUNTS = struct.Struct("<QQ")
 _BATCH_BYTES = 296
-"""What a batch with ids takes besides them."""
+"""Memory of a batch with ids in addition to the ids, in bytes."""
 
 
 class Stored(NamedTuple):
@@ -59,7 +59,7 @@ class _Taken:
     offsets: Sequence[int] = ()
     size_bytes: int = 0
     before: dict[bytes, _Taken] | None = None
-    """Where else an id of this batch stands, until this batch is committed."""
+    """Earlier offset of the same id, until this batch is committed."""
 
 
 class RecentIds:
@@ -74,11 +74,11 @@ class RecentIds:
         self._now_ns = now_ns
         self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
         self.in_hand = self.share.beside()
-        """Of those that a leader has taken, and that are not in the log yet."""
+        """Memory of ids that the leader has accepted and that are not in the log yet, in bytes."""
         self.forgotten = 0
         """Ids that went before their time, for want of room, ever."""
         self.takes_shorter_window = False
-        """Whether ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
+        """True if ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
@@ -90,7 +90,7 @@ class RecentIds:
         self._kept: deque[_Taken] = deque()  # committed, with ids, oldest first
         self._by_id: dict[bytes, _Taken] = {}
         self._lost_ns = self._lost_known_ns = -1
-        """Of the last id that went before its time: log time, and when it was taken here; -1: none did."""
+        """Log time of the last id that was dropped early, and the time when it was accepted here. -1: no id was dropped."""
         self.share.hold(0)
 
     @property
@@ -242,7 +242,7 @@ class RecentIds:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ids within the window of the last committed record are known."""
+        """True if all ids within the window of the last committed record are known."""
         return not self.is_blind(0)
 
     def hold_in_hand(self, ids: Iterable[bytes]) -> None:

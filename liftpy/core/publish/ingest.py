@@ -125,7 +125,7 @@ class _FilterLookup:
     in_log: int | None
     here: int = -1
     seen_count: int = 0
-    """Of the messages before, those that ``here`` covers."""
+    """Number of earlier messages that ``here`` covers."""
 
 
 def unmet_conditions(
@@ -139,7 +139,7 @@ def unmet_conditions(
     unmet: dict[int, Rejection] = {}
     before = _Before(derived)
     seen, end, last_id = 0, end_offset, derived.ids.last_id
-    """Of the messages up to ``seen``, exclusive, ``before`` has the last offset by subject; they end at ``end``, exclusive."""
+    """Offset up to which ``before`` covers the messages (exclusive), their end (exclusive), and the last message id."""
     subjects, ids = columns.subjects, columns.ids
     asks_subjects = any(wanted.sequence is not None for wanted in columns.of_others.values())
     for index in sorted(columns.expected.keys() | columns.of_others.keys()):
@@ -251,18 +251,20 @@ class Ingest:
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
         self._taken_over: FailoverBacklog | None = None
-        """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that
-        ``undecided`` waits to be told no."""
+        """Messages that this node buffered as a standby, while it takes publishes over the same subscription.
+
+        ``undecided`` messages wait for a negative ack.
+        """
         self.heard = False
         """The server knows of the subscription: a publish that is sent from now on arrives."""
         self._left = False
-        """Nothing more is taken, but what is on its way is stored."""
+        """True if no more messages are accepted. Messages in flight are still stored."""
         self._raw: list[RawMessage] = []
         self._raw_bytes = 0
         self._drain_scheduled = False
         self._tokens: dict[int, PendingBatch] = {}
         self._again_count = 0
-        """Of all ``PendingBatch.again``."""
+        """Number of repeated messages in all ``PendingBatch.again``."""
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
@@ -282,7 +284,7 @@ class Ingest:
 
     @property
     def open(self) -> bool:
-        """Whether publishes are taken."""
+        """True if publishes are taken."""
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
@@ -377,12 +379,12 @@ class Ingest:
 
     @property
     def idle(self) -> bool:
-        """Whether all received messages are stored or rejected, and all waiting publishers were answered."""
+        """True if all received messages are stored or rejected, and all waiting publishers were answered."""
         undecided = self._taken_over is not None and self._taken_over.undecided
         return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
 
     def _holds_unread(self) -> bool:
-        """Whether publishes have arrived that are not judged yet."""
+        """Return whether publishes have arrived that are not judged yet."""
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
@@ -450,7 +452,7 @@ class Ingest:
         (self._hearing or self._shell).behind_read(self._drain)
 
     def _take(self, messages: list[RawMessage]) -> None:
-        """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
+        """Submit the messages. If one cannot be read for an unexpected reason, only this message is rejected [A6]."""
         try:
             messages = self._overload.in_time(messages)
         except Exception as error:

@@ -22,9 +22,9 @@ from liftpy.core.wire.headers import Headers
 
 EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 FAST_BATCH_REPLY = b".$FI"
-"""How the reply subject of a fast batch ends."""
+"""End of the reply subject of a fast batch."""
 MAX_BLOCK_BYTES = 65_535
-"""Of a NATS header block."""
+"""Maximum size of a NATS header block, in bytes."""
 _PREFIX = "Nats-"
 _MARK = b"\nNats-"
 OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
@@ -81,7 +81,7 @@ _THEN = {
 """Behind the expected sequences, of the stream and of a subject."""
 _JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, OF_SUBJECT, LAST_MSG_ID}
 _MAX_DIGITS = 19
-"""Of a sequence: it has 63 bits."""
+"""Maximum number of digits of a sequence, which has 63 bits."""
 
 
 class Expected(NamedTuple):
@@ -90,7 +90,7 @@ class Expected(NamedTuple):
     sequence: int | None
     """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""
     subject: str
-    """Of which subject, or filter; '': of its own."""
+    """Subject or filter of the condition. '': the subject of the message."""
     last_id: bytes
     """The message id of the last record; b"": nothing is expected."""
 

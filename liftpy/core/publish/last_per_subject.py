@@ -32,16 +32,16 @@ from liftpy.core.wire.subjects import literal_prefix, matcher
 from liftpy.errors import CorruptionError
 
 _ENTRY_BYTES = 96
-"""What a subject takes besides its text: its place in the table and its offset (measured)."""
+"""Measured memory of a subject in addition to its text: its entry in the table and its offset."""
 _BATCH_BYTES = 320
-"""What a batch above HW takes besides its subjects."""
+"""Memory of a batch above HW in addition to its subjects, in bytes."""
 _OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
 _COUNT = struct.Struct("<Q")
 MANY = 10_000
-"""With more subjects than these, a filter over subjects is not looked up: it would stop the node for milliseconds."""
+"""Number of subjects above which a filter is not looked up, because the lookup would stop the node for milliseconds."""
 _AFTER_DOT = chr(ord(".") + 1)
 _CHECK_BYTES = 64
-"""A filter costs one check more for so many bytes of its text."""
+"""Number of bytes of a filter that cost one more check."""
 
 WAIT_NS = 4 * NS_PER_S
 """The longest wait of a publish for the index: a JetStream client gives up after 5 s."""
@@ -56,7 +56,7 @@ _WAIT_OVERHEAD_BYTES = 400
 class _Waiting(NamedTuple):
     until_ns: int
     subject: str
-    """Its last offset is waited for; "": the index has to be complete."""
+    """Subject whose last offset is missing. '': the complete index is missing."""
     message: RawMessage
     judge: Callable[[RawMessage], None]
 
@@ -147,11 +147,11 @@ class LastOfSubjects:
         self._log_start_offset = log_start_offset
         self._read_on = read_on
         self.wanted = False
-        """Somebody has asked, or the log shows that somebody did."""
+        """True if a publisher has asked for the last offset of a subject, or the log shows that one did."""
         self._full_until: int | None = None
-        """It did not fit its bound: not before the log starts above this offset is it tried again."""
+        """Log start above which the index is tried again. It exceeded its memory limit before."""
         self._wants_bytes = 0
-        """That the node must have, before it is tried again; 0: it was no want of the node's."""
+        """Free memory that the node needs before the index is tried again, in bytes. 0: memory was not the reason."""
         self._clear(None)
 
     def begin(self, offset: int | None) -> None:
@@ -186,7 +186,7 @@ class LastOfSubjects:
 
     @property
     def is_full(self) -> bool:
-        """Whether the subjects of the log do not fit."""
+        """True if the subjects of the log do not fit."""
         if self._full_until is not None and (
             self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
         ):
@@ -196,7 +196,7 @@ class LastOfSubjects:
 
     @property
     def lacks(self) -> bool:
-        """Whether the log must be read backwards."""
+        """True if the log must be read backwards."""
         return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
 
     @property
@@ -353,7 +353,7 @@ class LastOfSubjects:
         return 1 + end - first + len(subject_filter) // _CHECK_BYTES
 
     def _range(self, subject_filter: str) -> tuple[int, int]:
-        """Where in ``_names`` the subjects are that have the literal tokens before the filter's first wildcard: (first, end)."""
+        """Range in ``_names`` of the subjects with the literal tokens before the filter's first wildcard: (first, end)."""
         if self._names is None:
             self._names = sorted(self._kept.keys() | self._over.keys())
         begin = literal_prefix(subject_filter.split("."))

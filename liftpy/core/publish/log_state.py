@@ -31,7 +31,7 @@ from liftpy.errors import CorruptionError, LiftError
 
 _ASKS = OF_SUBJECT.encode()
 REPLAY_BYTES = 64 * 1024
-"""Of the log, in one slice, or one batch: less than a millisecond of full batches, some of small ones."""
+"""Maximum size of a slice of the log to replay, in bytes, or one batch. It takes less than 1 ms with full batches."""
 
 
 class LogState:
@@ -57,7 +57,7 @@ class LogState:
         """Told when ``read_beside`` is to be called, until it says that nothing is lacking."""
         self._is_behind = False  # what was fetched is not taken before a replay has reached it
         self.first_look_bytes = REPLAY_BYTES
-        """Of the log: read at once for who expects something of a subject first; 0: nothing is."""
+        """Number of bytes of the log to read at once for the first condition on a subject. 0: none."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
         self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
         self.subjects = LastOfSubjects(
@@ -67,9 +67,9 @@ class LogState:
         """Publishes that wait until ``subjects`` knows what they expect."""
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
-        """Of the log's batches, ever, replayed ones included."""
+        """Total size of all batches of the log that were taken, replayed ones included, in bytes."""
         self.covered = -1
-        """Exclusive: the newest state that is stored beside the log holds what the log below it says; -1: there is none."""
+        """Offset (exclusive) up to which the newest stored state covers the log. -1: no state is stored."""
         self.awaited: State | None = None
         """A state that is used when the log has grown to its end: it is the leader's, and this log is a copy that began later."""
         self.fresh_starts = 0
@@ -95,7 +95,7 @@ class LogState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it covers the log to its end."""
+        """True if it covers the log to its end."""
         return self.end_offset == self._log.log_end_offset
 
     def appended(
@@ -147,12 +147,12 @@ class LogState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no message id and no producer went before its time."""
+        """True if no message id and no producer went before its time."""
         return self.ids.is_whole and self.producers.is_whole
 
     @property
     def is_blank(self) -> bool:
-        """Whether the state may be empty after the records are deleted."""
+        """True if the state may be empty after the records are deleted."""
         return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
 
     def catch_up(self) -> None:
@@ -218,8 +218,7 @@ class LogState:
         return Unwritten(of, end_offset, epoch_before(log, end_offset), parts)
 
     def begin_with(self, state: State) -> bool:
-        """Use a state that is stored beside the log: now, or where the log is a copy that does not reach its end yet, then. False: it
-        can't be used."""
+        """Use a stored state: now, or when the copied log reaches the end of the state. Returns False if it cannot be used."""
         can_be_used = True
         if state.end_offset > self._log.log_end_offset:
             self.awaited = state
@@ -272,7 +271,7 @@ class LogState:
 
     @property
     def lacks(self) -> bool:
-        """Whether a part of the log must be read in the background."""
+        """True if a part of the log must be read in the background."""
         return self._is_behind or self.subjects.lacks
 
     def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:

@@ -248,7 +248,7 @@ class Share:
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
 
     def may_check(self, subjects: int, now_ns: int) -> bool:
-        """Return whether the node may compare so many subjects with a filter now."""
+        """Return whether the node may now compare this number of subjects with a filter."""
         return self._node.filters.spend(subjects, now_ns)
 
     def refused(self, count: int = 1) -> None:

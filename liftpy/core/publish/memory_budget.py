@@ -36,9 +36,9 @@ from liftpy.config import NS_PER_S
 
 
 _SHORT_PARTS = 8
-"""The bound while a queue stands: one of so many parts of that in a calm. It is refused until half of that."""
+"""Divisor of the limit while publishes queue. They are rejected until the queue is half of that limit."""
 _REGAINS_PARTS = 8
-"""One of so many parts of the time without a refusal is added to it."""
+"""Divisor of the time without rejections that is added to the limit."""
 
 
 class Lateness:
@@ -115,20 +115,20 @@ class Unanswered:
 
 
 _FREE = 0.8
-"""Of the limit: up to here partitions have their own bounds alone."""
+"""Share of the memory limit below which only the limits of the partitions apply."""
 STANDBY_SHARE = 0.15
 READERS_SHARE = 0.10
 WAITING_PUBLISHER_BYTES = 200
-"""What one that waits for an ack costs, about."""
+"""Approximate memory of a publisher that waits for an ack, in bytes."""
 _MOST_LOOKS = 600
 _APART_NS = 10_000_000
 _APART_PARTS = 100
-"""Looks are so far apart, or one of so many parts of what the oldest has waited: they suffice for long waits."""
+"""Divisor of the oldest wait that gives the interval of the checks. Fewer checks are enough for long waits."""
 LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
-"""What is said to who is refused: come again after as long as others have waited, or may wait before one is refused; between these."""
+"""Bounds of the retry delay in a rejection, in ms. The delay is the time that other publishes wait, or may wait."""
 LEAST_LIMIT_BYTES = 16 * 1024 * 1024
 DEFAULT_SHARE = 0.25
-"""Of the memory that the process may have, where no limit is set."""
+"""Share of the process memory that is the default limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,16 +162,16 @@ class MemoryBudget:
         self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
         """(bytes that had arrived, when), of which some are not looked at yet."""
         self.waited_ns = 0
-        """For how long the oldest of them has waited, about."""
+        """Approximate wait of the oldest publish, in nanoseconds."""
         self.is_late = False
-        """Who waits for an answer is refused."""
+        """True if publishes with a reply subject are rejected."""
         self.is_pressed = False
         """More came than could be taken, until now or lately."""
         self.used_bytes = 0
         self.is_limited = False
         """Partitions have less than their own bounds."""
         self.open_part = 1.0
-        """Of each partition's own bound: what it has of it now."""
+        """Share of its own limit that each partition may use now."""
 
     def look_at_age(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
         """Update the age from the number of bytes that have arrived and those that were processed. ``now_ns``: monotonic."""

@@ -59,7 +59,7 @@ from liftpy.errors import CorruptionError, LiftError, ProtocolError, UnknownForm
 MAX_BATCH_RECORDS = 65_536
 MAX_HEADERS = 1024
 MAX_HEADER_BYTES = 64 * 1024
-"""Of one record."""
+"""Maximum size of the headers of a record, in bytes."""
 _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NULLS
 
 
@@ -205,7 +205,7 @@ RawMessage = tuple[bytes, bytes, bytes, bytes]
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
 TYPE_POSITION = 7
-"""Of the envelope's message type."""
+"""Position of the message type in the envelope."""
 _PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
 _TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"The message has more than {MAX_HEADERS} headers. Send fewer.")
@@ -241,7 +241,7 @@ class MessageColumns:
     batch: Published | None = None
     """The one message is a whole batch; the other columns are not filled in."""
     claim: Claim | None = None
-    """That a producer has numbered."""
+    """Producer and sequence numbers that the producer has set."""
     asked: Question | None = None
     """The one message asks how a process may go on; there is nothing to store."""
     apart: list[int] = field(default_factory=list)
@@ -249,14 +249,15 @@ class MessageColumns:
     unfit: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> why the message can't be stored as it is, ascending. Its other columns are not complete."""
     unfit_then: dict[int, Rejection] = field(default_factory=dict)
-    """The same for messages that are rejected only after their expected offset was found right. Ascending."""
+    """Messages that are rejected only after their expected offset was correct, ascending."""
 
 
 class MessageDecoder:
     """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
 
-    An envelope that is addressed to another stream, uid or partition is refused [A9]; only a stream that answers nobody keeps it,
-    for it may lie over the subjects of others.
+    An envelope addressed to another stream, uid or partition is rejected [A9]. A stream that never acks keeps it,
+    because its
+    subject may overlap the subjects of other streams.
     """
 
     def __init__(
@@ -273,22 +274,22 @@ class MessageDecoder:
         self.protocol_frames = 0
         """Another cluster's protocol, on subjects that the stream covers: stored as plain bytes, never answered [A8]."""
         self.max_message_bytes = 0
-        """Of payload and header block, of a record where a batch comes; 0: no bound of the stream's own."""
+        """Maximum size of payload and headers of one record, in bytes. 0: the stream sets no limit."""
         self.quota: Quota | None = None
-        """What the stream lets in; None: whatever comes."""
+        """Quota of the stream. None: no quota."""
         self.wants_offsets = False
-        """Whether a publish that expects no offset is refused (optimistic concurrency)."""
+        """True if a publish that expects no offset is refused (optimistic concurrency)."""
         self._takes_plain = not is_internal(key.stream) or key.stream == PROBE_STREAM
-        """Whether plain NATS messages are records. Into an internal stream only commands and offers of the cluster go [A22]."""
+        """True if plain NATS messages are records. Into an internal stream only commands and offers of the cluster go [A22]."""
         self._own_is_protocol = is_protocol_shaped(own_subject)
         self._forms = [
             Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
             for runs in (True, False)
             for ack in (AckPolicy.ALL, AckPolicy.LEADER)
         ]
-        """Of envelopes that are ordinary here; the one that was met last comes first."""
+        """Common forms of envelopes. The one seen last comes first."""
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
-        """What publishers want who want the same, of one ``read``."""
+        """Shared wishes of publishers with equal wishes, within one ``read``."""
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing
@@ -296,7 +297,7 @@ class MessageDecoder:
 
     @property
     def answers(self) -> bool:
-        """Whether the stream's publishers are answered at all."""
+        """True if the stream's publishers are answered at all."""
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
@@ -543,7 +544,7 @@ class MessageDecoder:
         self._envelopes(columns)[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
-        """Return why an envelope cannot be stored, None if it can. ``beside``: NATS headers of the message."""
+        """Return why an envelope cannot be stored. None if it can. ``beside``: NATS headers of the message."""
         if not self._takes_plain and not published.stream:
             return self._no_plain()
         if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_ours(published):

@@ -36,9 +36,9 @@ class KnownIds(NamedTuple):
 
     stored: RecentIds
     in_hand: Container[bytes]
-    """On their way into the log."""
+    """Memory of ids that are on their way into the log, in bytes."""
     waits: Callable[[], bool]
-    """Whether something has arrived that was not looked at yet, and may have one."""
+    """True if something has arrived that was not looked at yet, and may have one."""
 
 
 class Overload:
@@ -141,7 +141,7 @@ class Overload:
 
 
 RECORD_OVERHEAD_BYTES = 24
-"""What a record adds to its columns at most, besides its bytes."""
+"""Maximum size of a record in its columns in addition to its own bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,11 +158,13 @@ class IngestCounters:
     duplicates: int = 0
     """Left out, because a record with their message id is stored or in hand."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Reason -> publishes that somebody waits for, and that are not stored: he is told, if that is certain."""
+    """Reason -> number of rejected publishes with a reply subject. The publisher gets a negative ack if the result is
+    certain.
+    """
     throttled: Counter[str] = field(default_factory=Counter)
     """Scope of a quota (``stream``, ``token``) -> publishes that it did not let in; they are among those refused and dropped."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Reason -> publishes that nobody waits for, and that are not stored."""
+    """Reason -> number of dropped publishes without a reply subject."""
     on_drop: Callable[[str, int], None] = lambda reason, count: None
     times: PublishTimes = field(default_factory=PublishTimes)
 
@@ -178,7 +180,7 @@ class IngestCounters:
             self.refused[reason] += count
 
     def not_stored(self, publishers: Publishers, reason: RejectReason) -> None:
-        """Count publishes that were not stored: rejected, or dropped if nobody waits."""
+        """Count publishes that were not stored: rejected with a reply subject, dropped without one."""
         plain = publishers.plain_count
         self.drop(reason.name.lower(), plain)
         self.refuse(reason.name.lower(), publishers.record_count - plain)
@@ -199,11 +201,11 @@ class PendingBatch:
     asks: bool
     """One of them expects something of its subject."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
-    """(record index, publisher) who have sent one of them again meanwhile."""
+    """Record index and publisher of messages that were sent again before the batch was stored."""
     numbering: Numbering | None = None
-    """By a producer."""
+    """Sequence numbers that a producer has set."""
     arrived_ns: int = 0
-    """Monotonic."""
+    """Monotonic time of the arrival, in nanoseconds."""
 
 
 def message_size_bytes(message: RawMessage) -> int:

@@ -62,14 +62,15 @@ class IngestShell(AckShell, Protocol):
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> Subscription:
-        """Subscribe.
+        """Subscribe to the subject of the partition.
 
-        ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)``: called with the number of dropped
+        ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)``: called with the number of
+        dropped
         messages.
         """
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` after the server has processed all earlier subscriptions."""
+        """Call ``heard`` when the server has processed all earlier subscriptions."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Call back when everything that has arrived together has been given to its sinks."""
@@ -115,8 +116,10 @@ class ReplyPolicy(NamedTuple):
 
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]
-    """Of what the next leader may store: nobody who stands by may have heard it."""
+    """True if publishes are rejected that the next leader may store. No standby follower may have buffered them."""
     room: PartitionRoom
-    """What the node has for this partition."""
+    """Memory budget of the node for this partition."""
     leave: Callable[[], bool]
-    """Publishes go past this node. Whether they may be left to those who hear them: then it hands over."""
+    """Called when publishes bypass this node. Returns whether standby followers have them. Then the leadership is
+    transferred.
+    """

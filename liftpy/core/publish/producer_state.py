@@ -98,9 +98,9 @@ class ProducerState(NamedTuple):
     name: str = ""
     """'': none of its batches that were taken says it."""
     position: SourcePosition | None = None
-    """Of its last batch; None: it numbers its records only."""
+    """Source position of its last batch. None: the producer has no source."""
     partitioning: Partitioning | None = None
-    """That all its processes have used; None: none of its batches that were taken says it, or they say different ones."""
+    """Partitioning that all its processes have used. None: no batch says it, or they differ."""
 
 
 class Claim(NamedTuple):
@@ -113,12 +113,12 @@ class Claim(NamedTuple):
     reset: bool = False
     digest: RollingDigest | None = None
     instance: int = 0
-    """Of the process that says so; drawn by it."""
+    """Random number of the process that sends the batch."""
     name: str = ""
     position: SourcePosition | None = None
-    """Of the last source record that something in the batch was made from."""
+    """Position of the last source record from which the batch was made."""
     partitioning: Partitioning | None = None
-    """That its process uses; None: the batch does not say it."""
+    """Partitioning of the process. None: the batch does not say it."""
 
 
 class Finding(Enum):
@@ -131,13 +131,13 @@ class Finding(Enum):
     OUT_OF_ORDER = "out of order"
     DIVERGED = "diverged"
     UNKNOWN = "unknown"
-    """Nobody here has given it its epoch."""
+    """This leader has not given the producer its epoch."""
     CONFLICT = "conflict"
     """Another name, or another source, has the number."""
     PLAN_CHANGED = "plan changed"
     """Records of its round are there that were shared out among producers by another plan."""
     FULL = "full"
-    """No more producers can be kept."""
+    """There is no memory for more producers."""
 
 
 class Ruling(NamedTuple):
@@ -214,7 +214,7 @@ class Producers:
 
     @property
     def is_full(self) -> bool:
-        """Whether no unknown producer is accepted: there is no room, or the log may know it."""
+        """True if no unknown producer is accepted: there is no room, or the log may know it."""
         return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
 
     @property
@@ -228,12 +228,12 @@ class Producers:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all producers that have not expired are known."""
+        """True if all producers that have not expired are known."""
         return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
 
     @property
     def can_be_whole(self) -> bool:
-        """Whether some are gone that there would be room for by now."""
+        """True if some are gone that there would be room for by now."""
         if self.is_whole:
             return False
         count = len(self._states) + self._lost_count
@@ -241,7 +241,7 @@ class Producers:
 
     @property
     def takes_batches(self) -> bool:
-        """Whether there is room for one more uncommitted batch of a known producer."""
+        """True if there is room for one more uncommitted batch of a known producer."""
         return self.share.fits(TAIL_BYTES)
 
     @property
@@ -564,7 +564,7 @@ RECORDS_LOST = Rejection(
     "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
     "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
 )
-"""For a process whose acknowledged records are gone [A20]."""
+"""Text for a process whose acked records are gone [A20]."""
 
 
 class Given(NamedTuple):
@@ -580,7 +580,7 @@ class Given(NamedTuple):
     known: bool
     last_offset: int
     position: SourcePosition | None = None
-    """That the log holds last."""
+    """Last source position in the log."""
     partitioning: Partitioning | None = None
 
     @property
@@ -619,9 +619,9 @@ class ProducerDesk:
         self._given: dict[int, tuple[int, int]] = {}
         """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
         self._names: dict[int, tuple[str, int]] = {}
-        """Of them: (name, generation) as they said it."""
+        """Name and generation of the producers, as they sent them."""
         self._first: dict[int, int] = {}
-        """Of them: the sequence that is due, if the log holds nothing of the producer."""
+        """Next sequence of producers that have no records in the log."""
 
     def begin(self) -> None:
         """Forget all granted epochs: a leadership begins or ends."""

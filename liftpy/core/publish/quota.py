@@ -22,9 +22,9 @@ from liftpy.config import NS_PER_S, StreamConfig
 BURST_S = 0.25
 MAX_BUCKETS = 10_000
 MAX_WAIT_MS = 30_000
-"""What anybody is told to wait, at most."""
+"""Maximum retry delay in a rejection, in ms."""
 _MAX_TOKEN_LENGTH = 32
-"""In characters: of a longer one a digest is kept."""
+"""Maximum length of a token, in characters. Of a longer one the digest is kept."""
 _MS = 1000
 _ROUNDING = 1e-6
 
@@ -53,7 +53,7 @@ class Quota:
         self._most = [max(rate * BURST_S, 1.0) if rate else 0.0 for rate in rates]
         self._by_token = by_token
         self._buckets: dict[str, _Bucket] = {}
-        """By token; the one that was used last stands last."""
+        """Buckets by token, the last used one at the end."""
 
     @property
     def scope(self) -> str:

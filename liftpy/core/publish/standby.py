@@ -42,7 +42,7 @@ from liftpy.errors import LiftError
 
 
 MESSAGE_BYTES = 240
-"""What a message costs in memory besides its payload, headers and reply (measured)."""
+"""Measured memory of a message in addition to its payload, headers and reply subject."""
 
 
 class Block(NamedTuple):
@@ -70,7 +70,7 @@ class StandbyBuffer:
     age_ns: int
     blocks: deque[Block] = field(default_factory=deque)
     held_out: list[Block] | None = None
-    """What is being sorted; it does not count for the bounds, so that there is room for what comes meanwhile."""
+    """Messages that are being sorted. They do not count for the limits, so later messages have room."""
     size_bytes: int = 0
     pushed_out: int = 0
     """Messages that made room for later ones, while the log went on; ever."""
@@ -185,7 +185,7 @@ class InLog:
         self._places: dict[Key, deque[_Place]] = {}
         self._equal: set[Key] = set()
         self._unheard: dict[int, tuple[int, int]] = {}
-        """By last offset of a batch: (records in it that are not recognised, when the log showed it)."""
+        """Last offset of a batch -> number of records that are not recognized, and the time when the log showed the batch."""
         self.ambiguous = 0
         """Recognised by count alone."""
 
@@ -235,14 +235,14 @@ class InLog:
 
 
 _CREDIT_NS = 250_000_000
-"""The log may show a record so long before its message is heard."""
+"""Time by which the log may show a record before its message arrives, in nanoseconds."""
 _REORDERED_NS = 100_000_000
-"""Messages of different connections may be heard in another order than the leader's, and come into the log, within this time."""
+"""Time within which messages of different connections may be buffered in another order than in the log, in nanoseconds."""
 _SLICE_NS = 4_000_000
 """One slice of sorting ends with the first step that is done after this."""
 _STEP_MESSAGES = 256
 _STEP_BYTES = 32 * 1024
-"""Of the log."""
+"""Number of bytes of the log per step."""
 _SAMPLE_NS = 1_000_000
 
 
@@ -255,14 +255,16 @@ class StandbyCounters:
     recognised: int = 0
     """Found in the log."""
     answered: int = 0
-    """Of those: who waited and was, or may have been, without an answer."""
+    """Number of those whose publisher was waiting for an ack, or may have been."""
     ambiguous: int = 0
-    """Of those: told from equal ones by their number alone."""
+    """Number of those that differ from equal messages only by their count."""
     passed_over: int = 0
     undecided: int = 0
-    """Bound to a condition that the leader before may have judged, or heard when settings changed: told no."""
+    """Number of messages that were answered with NOT_LEADER. The former leader may have judged their condition, or
+    settings changed.
+    """
     lost: int = 0
-    """Not heard, or not kept, for want of room while the log stood still."""
+    """Number of messages that were not buffered because there was no room."""
 
     def add(self, others: StandbyCounters) -> None:
         """Add other counters in place."""
@@ -279,7 +281,7 @@ class FailoverBacklog:
     known: list[tuple[Stored, Publishers]] = field(default_factory=list)
     undecided: list[RawMessage] = field(default_factory=list)
     fresh_left: int = 0
-    """Of ``fresh``, not taken yet: no quota refuses what came while nobody led."""
+    """Number of ``fresh`` messages that are not taken yet. No quota rejects messages that came during the failover."""
 
 
 def origin_of(reply: bytes, value: bytes | None) -> bytes:
@@ -376,7 +378,7 @@ class _Step:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the leader can decide by the producer's sequence whether it is stored [A3]."""
+        """True if the leader can decide by the producer's sequence whether it is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
     def is_bound(self, index: int) -> bool:
@@ -401,7 +403,7 @@ class StandbyReplay:
     answered_through: int
     wall_ns: int
     refused_until_ns: int = -1
-    """The leader before may have rejected what was heard until then by settings that do not hold any more, monotonic."""
+    """Monotonic time until which the former leader may have rejected messages because of older settings."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
     def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
@@ -514,7 +516,7 @@ class Standby:
     shell: StandbyShell
     subject: str
     reader: MessageDecoder
-    """Of its own: its counters are not the leader's."""
+    """Decoder of the standby. It has counters of its own, apart from the leader's."""
     replica: Replica
     log: Log
     ids: RecentIds
@@ -524,26 +526,26 @@ class Standby:
     rules: SortingRules
     on_lost: Callable[[int], None] = lambda count: None
     touched: Callable[[], None] = lambda: None
-    """What is counted here may be more."""
+    """Called when the counters may have changed."""
     on_unreadable: Callable[[LiftError], None] = lambda error: None
-    """Its log can't be read, so that nothing can be looked for in it: it has been told, and gives the leadership up."""
+    """Called when the log cannot be read, so no message can be found in it. The replica then gives the leadership up."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
     _hearing: Hearing | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
-    """That it stands by for: node, LeaderEpoch, and the incarnation as of when that was seen first."""
+    """Leader that this replica stands by for: node, LeaderEpoch, and its incarnation when first seen."""
     _settings: tuple[bool, int, bool, int] | None = None
-    """Of the stream: for which publishes are refused; and how often the partition was paused, or they were altered."""
+    """Settings of the stream that make a leader reject publishes, and the number of pauses and changes of the partition."""
     _altered_ns: int | None = None
-    """When this replica was told that they changed; its leader may be told up to a lease later."""
+    """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
     _doubt_ns: int = field(init=False)
     """The longest lease that anybody may hold, as of the last ``review``."""
     _waits: int = 0
     """Number of the last ``take_over``."""
     _reading: list[RawMessage] = field(default_factory=list)
     _ends: Seen = field(init=False)
-    """Of the log, exclusive; as of when it began to listen, and since."""
+    """Log ends (exclusive): when the standby began to buffer, and since then."""
     _marks: Seen = field(init=False)
-    """The same of HW, inclusive; until it leads."""
+    """High watermarks (inclusive): when the standby began to buffer, and since then. Used until the replica leads."""
 
     def __post_init__(self) -> None:
         self._doubt_ns = self.rules.doubt_ns
@@ -618,7 +620,7 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        """Whether any of the messages of ``report`` is more than none."""
+        """True if any of the messages of ``report`` is more than none."""
         return self.heard.pushed_out > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:

@@ -140,7 +140,7 @@ def decode_state(data: bytes | None) -> State | None:
 
 
 def is_whole_state(data: bytes) -> bool:
-    """Whether ``data`` are all bytes of one file, of whatever version."""
+    """Return whether ``data`` are all bytes of one file, of whatever version."""
     try:
         return decode_state(data) is not None
     except UnknownFormatError:

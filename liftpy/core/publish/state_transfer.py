@@ -23,13 +23,13 @@ from liftpy.errors import LiftError
 ASKS = 10
 """Questions without an answer, in a row, before a fetch is tried in their place."""
 _ASKS_AGAIN = 3
-"""So many once that fetch was answered."""
+"""Number of requests for a state after the fetch was answered."""
 _PROBES = 2
 """Fetches that were answered, while no question was."""
 PIECE_BYTES = 512 * 1024
-"""Of a state, in one answer, at most."""
+"""Maximum size of a part of a state in one answer, in bytes."""
 HOLD_NS = 30 * NS_PER_S
-"""A replica keeps a state in memory for so long since somebody asked for a piece of it."""
+"""Time for which a replica keeps a state in memory after the last request for a part of it, in nanoseconds."""
 FRESH_NS = 2 * NS_PER_S
 """A state that was encoded less than this ago is given to others who begin to ask, so that two of them do not disturb each other."""
 
@@ -124,7 +124,7 @@ class StateTaker:
         self._log = log
         self._of = of
         self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
-        """Whether a state is to be there before the next fetch."""
+        """True if a state is to be there before the next fetch."""
         self._leader_epoch = 0
         self._silent = 0
         """Questions without an answer, in a row."""
@@ -158,7 +158,7 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """Nobody answered. It says nothing about the leader's version."""
+        """True if there were no responders. That says nothing about the version of the leader."""
         self._silent = 0
 
     def fetched(self) -> bool:

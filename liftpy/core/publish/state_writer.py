@@ -20,7 +20,7 @@ from liftpy.errors import LiftError
 GIVE_UP_NS = 60 * NS_PER_S
 """Records wait no longer for a file that covers them."""
 LEAST_BYTES = 256 * 1024
-"""Of the log: so much is replayed as fast as a file is read."""
+"""Size of the log, in bytes, below which a replay is as fast as reading a file."""
 
 
 class Pace(NamedTuple):
@@ -31,10 +31,10 @@ class Pace(NamedTuple):
     much_bytes: int
     least_bytes: int = LEAST_BYTES
     last_files: int = 8
-    """Growth by so many times the last file is much; 0: how large that was does not matter."""
+    """Growth relative to the last file that is large. 0: the size of that file does not matter."""
 
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
-        """Whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""
+        """Return whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""
         if grown_bytes >= max(self.much_bytes, self.last_files * last_bytes):
             return True
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
@@ -58,18 +58,18 @@ class StateWriter:
         self._now_ns = now_ns
         self._at_bytes, self._at_ns = 0, now_ns()
         self.last_bytes = 0
-        """Of the file that was written last."""
+        """Size of the last written file, in bytes."""
         self.written = 0
-        """Files, ever."""
+        """Number of files that were written."""
         self.failed = 0
-        """That could not be written, or were too large, ever."""
+        """Number of files that could not be written, or were too large."""
         self.uncovered = 0
         """Times that records were dropped though no file covers them, ever."""
         self._wanted = -1
         """The log start that waits for a file; -1: none."""
         self._wanted_ns = 0
         self._fresh_starts = 0
-        """Of the log, when the last file was begun."""
+        """Number of times that the log was started again, when the last file was begun."""
         self._dropped = -1
         """The log start that waits no more: the file could not be had."""
 
@@ -95,7 +95,7 @@ class StateWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether records are not covered by a file yet."""
+        """True if records are not covered by a file yet."""
         return self._wanted >= 0
 
     def _give_up(self) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from liftpy.config import NS_PER_S, ReplicationConfig
 
 _TURNS_PER_S = 20
-"""At least so many of a rate, so that turns are short where it is low."""
+"""Minimum number of turns per second, so that turns are short if the rate is low."""
 LEAST_PIECE_BYTES = 4096
 
 
@@ -33,20 +33,20 @@ class CatchupThrottle:
     least_bytes_per_second: int = 0
     """0: the rest after a piece is as long as it comes."""
     share: float = 1.0
-    """Of the time, that goes by with pieces on their way."""
+    """Share of the time that passes with pieces in flight."""
     piece_bytes: int = 0
     """0: as many as a follower asks for."""
     copied_bytes: int = 0
-    """What learners were sent, ever, as it is stored."""
+    """Number of bytes sent to learners, as stored."""
     backlog_bytes: int = 0
-    """Of it, what counted."""
+    """Number of those bytes that counted for the rate."""
     waited_ns: int = 0
-    """By how much fetches were put off, summed up."""
+    """Total time by which fetches were delayed, in nanoseconds."""
     yielded_ns: int = 0
-    """Of the turns, what was more than the bytes alone take."""
+    """Total time that turns took in addition to the time for their bytes, in nanoseconds."""
     _free_ns: int = field(default=0, repr=False)
     _turn_ns: int = field(default=0, repr=False)
-    """What the last turn took: the next one is taken to be like it until it is over."""
+    """Duration of the last turn, in nanoseconds. The current turn is expected to take as long."""
 
     def change(self, config: ReplicationConfig) -> None:
         """Apply changed settings from the next turn on. Copied bytes stay counted."""
@@ -103,7 +103,7 @@ class LearnerCopy:
     _size_bytes: int = 0
     _backlog_bytes: int = 0
     _grown_bytes: int = 0
-    """By so much the partition grew while the last piece was on its way, about."""
+    """Approximate growth of the partition while the last piece was in flight, in bytes."""
 
     def asks(self, now_ns: int, most_bytes: int) -> int:
         """Start a turn. Return how many bytes the learner may request, at most ``most_bytes``."""

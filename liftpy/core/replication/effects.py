@@ -44,11 +44,11 @@ class AppendBatch:
     """
 
     token: int
-    """Of the PublishesReceived."""
+    """Token of the PublishesReceived."""
     base_offset: int
     """Inclusive: of its first record; the log end of now."""
     leader_epoch: int
-    """In which this replica leads; stamped on the batch."""
+    """LeaderEpoch in which this replica leads. It is stamped on the batch."""
     timestamp_ns: int
     """Wall clock, ns since 1970: when the publishes came."""
 
@@ -82,9 +82,9 @@ class RejectPublishes:
     """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
 
     token: int
-    """Of the PublishesReceived."""
+    """Token of the PublishesReceived."""
     reason: RejectReason
-    """What they are told."""
+    """Reason that the publishers get."""
 
 
 @value
@@ -95,7 +95,7 @@ class DropPublishes:
     """
 
     token: int
-    """Of the PublishesReceived."""
+    """Token of the PublishesReceived."""
     reason: RejectReason | None = None
     """Why they are lost, for the counters; None: this replica does not lead."""
 
@@ -109,7 +109,7 @@ class SendAcks:
     through_offset: int
     """Inclusive: flushed here, and with ALL committed. A batch that reaches beyond it waits as a whole [D23]."""
     leader_epoch: int
-    """In which this replica leads, with a lease of now."""
+    """LeaderEpoch in which this replica leads, with a valid lease."""
 
 
 @value
@@ -125,13 +125,13 @@ class AppendFetched:
     """
 
     token: int
-    """Of the FetchAnswered."""
+    """Token of the FetchAnswered."""
     last_offset: int
     """Inclusive: of the last batch; what lies behind it under ``token`` is not appended."""
     leader_high_watermark: int
     """Inclusive: the leader's compaction has not looked past it."""
     leader_epoch: int
-    """Of the leader that was fetched from."""
+    """LeaderEpoch of the leader that sent the records."""
 
 
 @value
@@ -139,7 +139,7 @@ class DropFetched:
     """Follower: the answer under ``token`` is not used (stale, gap); free it."""
 
     token: int
-    """Of the FetchAnswered."""
+    """Token of the FetchAnswered."""
     why: str
     """Counted, for people."""
 
@@ -179,7 +179,7 @@ class RecheckLog:
     offset: int
     """Inclusive: where what it got is not what was written."""
     replica: str
-    """Who complains."""
+    """Replica that reported the damage."""
 
 
 @value
@@ -201,9 +201,9 @@ class SendFetch:
     bad_offset: int | None = None
     """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
     flush_ns: int = 0
-    """What the last flush took, in ns; 0: not known."""
+    """Duration of the last flush, in ns. 0: not known."""
     copy_epoch: int = 0
-    """Of a learner: which copy it makes (``PartitionState.copy_epoch``); 0: it is a replica."""
+    """Number of a learner's copy (``PartitionState.copy_epoch``). 0: this is a replica."""
     deletes_end: int = 0
     """Exclusive: delete markers below it were gone from the log of this leader when the fetches of this log began."""
 
@@ -214,11 +214,11 @@ class WaitQuietly:
     (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
 
     request_id: int
-    """Of that fetch."""
+    """Id of that fetch."""
     leader: str
     """Whose node is asked."""
     leader_epoch: int
-    """In which this replica follows."""
+    """LeaderEpoch in which this replica follows."""
 
 
 @value
@@ -231,7 +231,7 @@ class ConfirmQuiet:
     """Leader: a fetch still waits at the log end and was counted."""
 
     token: int
-    """Of the QuietFetchReceived."""
+    """Token of the QuietFetchReceived."""
 
 
 @value
@@ -241,7 +241,7 @@ class SendEpochQuery:
     request_id: int
     """Names the answer; grows."""
     leader: str
-    """As in SendFetch."""
+    """Leader to ask, as in SendFetch."""
     asked_epoch: int
     """Whose end on the leader's log is asked for."""
     current_epoch: int
@@ -253,13 +253,13 @@ class SendFetchResponse:
     """Leader, candidate: answer ``token`` with whole batches, flushed here or not, and the HW of then."""
 
     token: int
-    """Of the FetchReceived."""
+    """Token of the FetchReceived."""
     from_offset: int
     """Inclusive: the first record that is wanted."""
     max_bytes: int
     """Bound of the batches in bytes; one batch at least."""
     leader_epoch: int
-    """In which it is answered."""
+    """LeaderEpoch of the answer."""
 
 
 @value
@@ -270,9 +270,9 @@ class KeepFetch:
     """
 
     token: int
-    """Of the FetchReceived."""
+    """Token of the FetchReceived."""
     replica: str
-    """Who asks."""
+    """Replica that fetches."""
 
 
 @value
@@ -283,13 +283,13 @@ class AnswerWaiter:
     """
 
     replica: str
-    """Who waits."""
+    """Replica that waits."""
     from_offset: int
     """Inclusive: the first record that is new to it."""
     max_bytes: int
-    """As in SendFetchResponse."""
+    """Maximum size of the answer, as in SendFetchResponse."""
     leader_epoch: int
-    """In which it is answered."""
+    """LeaderEpoch of the answer."""
 
 
 @value
@@ -301,9 +301,9 @@ class TellWaiter:
     """
 
     replica: str
-    """Who waits."""
+    """Replica that waits."""
     leader_epoch: int
-    """In which it is answered."""
+    """LeaderEpoch of the answer."""
 
 
 @value
@@ -311,11 +311,11 @@ class SendFetchRefusal:
     """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
     token: int
-    """Of the FetchReceived or EpochQueryReceived."""
+    """Token of the FetchReceived or EpochQueryReceived."""
     reason: RefusalReason
     """Why it is not served."""
     leader_epoch: int
-    """In which this replica acts, whatever its role."""
+    """LeaderEpoch in which this replica acts, in any role."""
     log_start_offset: int
     """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START or DELETES_GONE begins its log there."""
     deletes_end: int = 0
@@ -327,13 +327,13 @@ class SendEpochAnswer:
     """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
 
     token: int
-    """Of the EpochQueryReceived."""
+    """Token of the EpochQueryReceived."""
     leader_epoch: int
     """The largest epoch at or below the asked one on this log; 0: there is none."""
     last_offset: int
     """Inclusive: the last record of that epoch; -1: there is none."""
     current_epoch: int
-    """In which this replica leads."""
+    """LeaderEpoch in which this replica leads."""
     log_start_offset: int
     """Inclusive: of this log."""
 
@@ -343,7 +343,7 @@ class NotifyReplica:
     """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
 
     replica: str
-    """Who is woken."""
+    """Replica to wake."""
 
 
 @value
@@ -351,7 +351,7 @@ class ProbeReplica:
     """Leader: check with NATS whether ``replica`` is connected. If not, feed ReplicaAbsent."""
 
     replica: str
-    """Who is asked for."""
+    """Replica to look for."""
 
 
 @value
@@ -359,11 +359,11 @@ class SendNotice:
     """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for observers."""
 
     replicas: tuple[str, ...]
-    """Node ids."""
+    """Ids of the nodes that get the notice."""
     leader_epoch: int
-    """In which this replica leads."""
+    """LeaderEpoch in which this replica leads."""
     epoch: int
-    """Of the partition in the metadata, as known here."""
+    """Epoch of the partition in the metadata, as known here."""
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``, there or to come."""
     high_watermark: int
@@ -379,9 +379,9 @@ class ProposeIsr:
     isr: frozenset[str]
     """All members that it shall have, the leader among them."""
     leader_epoch: int
-    """In which this replica leads."""
+    """LeaderEpoch in which this replica leads."""
     epoch: int
-    """Of the partition, on which the change is made; another one by then: refused."""
+    """Epoch of the partition on which the change is based. The change is rejected if the Epoch has changed."""
     incarnations: tuple[tuple[str, int], ...]
     """(member, incarnation that has caught up), for every member [C6]."""
     lost: frozenset[str] = frozenset()
@@ -389,7 +389,7 @@ class ProposeIsr:
     slow: tuple[tuple[str, int], ...] = ()
     """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
     evicted: str = ""
-    """With this change it leaves the replica set, not the ISR alone; ``isr`` is without it. '': nobody."""
+    """Node that leaves the replica set with this change, not only the ISR. ``isr`` is without it. '': no node."""
 
 
 @value
@@ -397,9 +397,9 @@ class ReportLeader:
     """Follower: report to the metadata group that the leader is unreachable, or the position of this log for an election."""
 
     leader: str
-    """Who is accused; '': there is none, it is a position for an election."""
+    """Reported leader. '': there is none, and the report is a position for an election."""
     leader_epoch: int
-    """Of the leadership that the report is about."""
+    """LeaderEpoch of the reported leadership."""
     last_epoch: int
     """LeaderEpoch of the newest record here, or of the newest one that retention has dropped; 0: there has been none."""
     newest_offset: int
@@ -415,7 +415,7 @@ class LeaveIsr:
     """Failed follower: request its removal from the ISR. There is no answer, the request is repeated."""
 
     reason: str
-    """For people."""
+    """Reason, as text for logs."""
 
 
 @value
@@ -423,9 +423,9 @@ class GiveUpLeadership:
     """Leader: request a successor from the metadata group. There is no answer, the request is repeated."""
 
     leader_epoch: int
-    """Which leadership; another one by then: nothing happens."""
+    """LeaderEpoch of the leadership. If it has changed, nothing happens."""
     reason: str
-    """For people."""
+    """Reason, as text for logs."""
 
 
 @value
@@ -433,11 +433,11 @@ class WakePartition:
     """Leader: report to the metadata group that the pause ends. It is repeated, so no answer is needed."""
 
     leader_epoch: int
-    """Which leadership; another one by then: nothing happens."""
+    """LeaderEpoch of the leadership. If it has changed, nothing happens."""
     pause: Pause
-    """As this leader knows it; another one by then: nothing happens."""
+    """Pause that this leader knows. If it has changed, nothing happens."""
     pauses: int
-    """The same."""
+    """Number of pauses that this leader knows. If it has changed, nothing happens."""
 
 
 @value
@@ -448,11 +448,11 @@ class StepAside:
     """
 
     leader_epoch: int
-    """As in GiveUpLeadership."""
+    """LeaderEpoch of the leadership. If it has changed, nothing happens."""
     toward: str
     """The member of the ISR that shall lead."""
     reason: str
-    """For people."""
+    """Reason, as text for logs."""
 
 
 @value
@@ -470,7 +470,7 @@ class ReportPromotion:
     leader_epoch: int
     """The proposed one."""
     epoch: int
-    """Of the partition in the metadata, as known here."""
+    """Epoch of the partition in the metadata, as known here."""
     replayed_end_offset: int
     """Exclusive: derived state covers the log below it."""
     newest_offset: int
@@ -507,7 +507,7 @@ class SetDeadline:
     """Feed DeadlineReached(kind) at its time, not earlier. It replaces an earlier deadline of this kind."""
 
     kind: Deadline
-    """Which one."""
+    """Kind of the deadline."""
     at_ns: int | None
     """Monotonic ns; None: cancel it."""
 
@@ -517,11 +517,11 @@ class RoleChanged:
     """The new role of this replica, for status and logs."""
 
     role: RoleName
-    """What it is."""
+    """The new role."""
     phase: str
     """The phase in it (LEADER_READY, FOLLOWER_FETCH...); of a failed one, why."""
     leader_epoch: int
-    """In which it acts."""
+    """LeaderEpoch in which the role acts."""
 
 
 Effect = (

@@ -61,7 +61,7 @@ class PartitionChanged:
     """The metadata image shows this partition in a new state, or the set of live nodes changed."""
 
     held: HeldPartition
-    """With a state of an Epoch below the last one's: ignored [C2]."""
+    """State of the partition. A state with a lower Epoch than the last one is ignored [C2]."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
     where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
@@ -87,7 +87,7 @@ class DataPathChanged:
     """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
 
     is_up: bool
-    """How it is now."""
+    """True if the data path works now."""
 
 
 @value
@@ -99,21 +99,21 @@ class PublishesReceived:
     """
 
     token: int
-    """Of the messages; answered by AppendBatch, RejectPublishes or DropPublishes, at once or later."""
+    """Token of the messages. AppendBatch, RejectPublishes or DropPublishes answers it, at once or later."""
     record_count: int
-    """At least 1."""
+    """Number of records, at least 1."""
     size_bytes: int
-    """Of the batch as it will be stored."""
+    """Size of the batch as it will be stored, in bytes."""
     received_wall_ns: int
     """Wall clock, ns since 1970: for the batch's timestamp, and for nothing that is decided."""
     plain_count: int = 0
-    """Of so many of them the publisher waits for no answer: it can't be told "no", only be lost."""
+    """Number of publishes without reply subject. They cannot be rejected, only dropped."""
     conditional: bool = False
-    """It is bound to the offset that it would get now: it is appended at once or not at all."""
+    """True if the publish requires the next offset: it is appended at once or not at all."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether no publisher waits for an answer."""
+        """True if no publisher waits for an answer."""
         return self.plain_count >= self.record_count
 
 
@@ -122,7 +122,7 @@ class FetchReceived:
     """A ReplicationRequest arrived on ``.replicate``. All its fields are validated before use."""
 
     token: int
-    """Of the way back; answered by SendFetchResponse or SendFetchRefusal in the same step, or kept by KeepFetch."""
+    """Token of the request. SendFetchResponse or SendFetchRefusal answers it in this step, or KeepFetch keeps it."""
     replica: str
     """Node id of who asks."""
     offset: int
@@ -132,21 +132,21 @@ class FetchReceived:
     offset_epoch: int
     """LeaderEpoch of its record at ``offset``; 0: its log is empty."""
     incarnation: int
-    """Of its process; 0: a peer of the published protocol, which may read and does not count."""
+    """Incarnation of the sender's process. 0: a peer of the published protocol. It may read and does not count."""
     request_id: int
     """Grows with each of its requests: one below the last that counted was overtaken."""
     max_bytes: int
     """Bound of the answer in bytes; 0: as the leader likes."""
     stream_uid: str
-    """Of the stream that it means; '': a peer of the published protocol."""
+    """Uid of the requested stream. '': a peer of the published protocol."""
     awaits_more: bool = False
-    """It takes a second answer to this request, when there is more, in the place of a wake-up."""
+    """True if the sender accepts a second answer with later records, instead of a wake-up."""
     bad_offset: int | None = None
     """Inclusive: what it was served there is not what was written, a wrong CRC, or no batch where one must be [S14]."""
     flush_ns: int = 0
-    """What the flush took that made ``offset`` durable, in ns; 0: it does not say."""
+    """Duration of the flush that made ``offset`` durable, in ns. 0: not given."""
     copy_epoch: int = 0
-    """Of a learner: which copy it makes; 0: it takes itself for a replica."""
+    """Number of a learner's copy. 0: the sender is a replica."""
     deletes_end: int | None = None
     """Exclusive: what it holds was fetched in this LeaderEpoch, after delete markers below it were gone; 0: not all of it was. None: an
     older node, which does not say."""
@@ -157,7 +157,7 @@ class EpochQueryReceived:
     """A LeaderEpochOffsetRequest on ``.offset``."""
 
     token: int
-    """Of the way back; answered by SendEpochAnswer or SendFetchRefusal in the same step."""
+    """Token of the request. SendEpochAnswer or SendFetchRefusal answers it in this step."""
     replica: str
     """Node id of who asks."""
     asked_epoch: int
@@ -165,7 +165,7 @@ class EpochQueryReceived:
     current_epoch: int
     """LeaderEpoch that it follows."""
     stream_uid: str
-    """As in FetchReceived."""
+    """Uid of the requested stream. '': a peer of the published protocol."""
 
 
 @value
@@ -177,7 +177,7 @@ class BatchSpan:
     last_offset: int
     """Inclusive: of its last one, not below ``base_offset``."""
     leader_epoch: int
-    """In which it was written."""
+    """LeaderEpoch in which the batch was written."""
 
 
 @value
@@ -185,17 +185,17 @@ class FetchAnswered:
     """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
 
     token: int
-    """Of the bytes that are kept, until AppendFetched or DropFetched."""
+    """Token of the received bytes, until AppendFetched or DropFetched."""
     request_id: int
-    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
     leader_epoch: int
-    """Of who answers; another one than is followed: the answer is dropped."""
+    """LeaderEpoch of the sender. If this replica follows another one, the answer is dropped."""
     high_watermark: int
     """Inclusive: the leader's, when it answered. Acted on only up to what is flushed here."""
     spans: tuple[BatchSpan, ...]
-    """In the order of the bytes kept under ``token``."""
+    """Batches in the order of the bytes kept under ``token``."""
     size_bytes: int = 0
-    """Of what is kept."""
+    """Size of the kept bytes."""
 
 
 @value
@@ -203,9 +203,9 @@ class FetchPieceArrived:
     """A part of the next batch arrived. The shell keeps it. The next fetch requests more."""
 
     request_id: int
-    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
     leader_epoch: int
-    """Of who answers."""
+    """LeaderEpoch of the sender."""
     has_room: bool = True
     """False: it was not kept, others are being put together; asked again after a back-off."""
 
@@ -229,11 +229,11 @@ class FetchRefused:
     """A ReplicationRefusal, of a fetch or an epoch query."""
 
     request_id: int
-    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
     reason: RefusalReason
-    """Why."""
+    """Reason of the rejection."""
     leader_epoch: int
-    """Of who refuses; DIVERGED and BEFORE_LOG_START count only from the leader that is followed."""
+    """LeaderEpoch of the sender. DIVERGED and BEFORE_LOG_START count only from the followed leader."""
     log_start_offset: int
     """Inclusive: of the leader's log."""
     deletes_end: int = 0
@@ -245,9 +245,9 @@ class RequestFailed:
     """A fetch or an epoch query got no usable answer: timeout, no responders, disconnected, or unreadable."""
 
     request_id: int
-    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
     reason: str
-    """For people."""
+    """Reason, as text for logs."""
     bad_offset: int | None = None
     """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
 
@@ -257,13 +257,13 @@ class EpochQueryAnswered:
     """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
 
     request_id: int
-    """Of the SendFetch or SendEpochQuery; counts only if it is the one that is waited for [D16]."""
+    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
     leader_epoch: int
-    """That epoch; 0 when the leader's log has no such one."""
+    """LeaderEpoch found in the leader's log. 0: the log does not have such an epoch."""
     last_offset: int
     """Inclusive: its last record; -1 when there is none."""
     current_epoch: int
-    """In which the leader leads; another one than is followed: asked again."""
+    """LeaderEpoch in which the leader leads. If this replica follows another one, it asks again."""
     log_start_offset: int
     """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
 
@@ -278,7 +278,7 @@ class LogFlushed:
     end_offset: int
     """Exclusive: everything below is on the disk. Never acted on beyond the log end."""
     took_ns: int = 0
-    """What the disk needed for it, in ns, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
+    """Time that the disk needed, in ns, without waiting before or after. 0: nothing was flushed, or it was not measured."""
 
 
 @value
@@ -305,11 +305,11 @@ class StorageFailed:
     """The log has failed permanently (flush error, full disk, corruption). Nothing is acked any more [S4, S8]."""
 
     reason: str
-    """For people."""
+    """Reason, as text for logs."""
     no_space: bool = False
-    """The disk is full: what was refused was not stored, and publishers may be told so."""
+    """True if the disk is full. The rejected data was not stored, and publishers may get a negative ack."""
     token: int = 0
-    """Of the AppendBatch that failed before any of its bytes were written: its publishes get a negative ack. 0: none."""
+    """Token of the AppendBatch that failed before any byte was written. Its publishes get a negative ack. 0: none."""
 
 
 @value
@@ -325,11 +325,11 @@ class NoticeReceived:
     """
 
     leader: str
-    """Who says so."""
+    """Leader that the notice claims."""
     leader_epoch: int
     """Another one than is followed: ignored."""
     epoch: int
-    """Of the partition, as the leader knows it."""
+    """Epoch of the partition that the leader knows."""
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``."""
     high_watermark: int
@@ -343,15 +343,15 @@ class QuietFetchReceived:
     """A follower asks whether its fetch ``request_id`` still waits, together with many other partitions."""
 
     token: int
-    """Of the question's part that is about this fetch; ConfirmQuiet names it."""
+    """Token of the part of the request about this fetch. ConfirmQuiet names it."""
     replica: str
-    """Who asks."""
+    """Replica that asks."""
     incarnation: int
-    """Of its process."""
+    """Incarnation of its process."""
     leader_epoch: int
-    """In which it follows."""
+    """LeaderEpoch in which it follows."""
     request_id: int
-    """Of its last fetch."""
+    """Id of its last fetch."""
 
 
 @value
@@ -359,7 +359,9 @@ class QuietEnded:
     """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
 
     heard_ns: int | None
-    """Monotonic, ns: when the leader's node was last heard. None: the fetch may still wait, but nothing confirms it any more."""
+    """Monotonic time when the leader's node last answered, in ns. None: the fetch may still wait, but is not confirmed
+    anymore.
+    """
 
 
 @value
@@ -367,9 +369,9 @@ class IsrChangeAnswered:
     """The metadata group answered ProposeIsr."""
 
     epoch: int
-    """Of the partition, on which the change was asked for; another one by now: ignored."""
+    """Epoch of the partition on which the change was based. If it has changed, the answer is ignored."""
     accepted: bool | None
-    """None: the outcome is unknown, and both sets count until the image shows one [C8]."""
+    """True if accepted. None: unknown. Both ISRs then count until the image shows one of them [C8]."""
 
 
 class Deadline(Enum):
@@ -393,7 +395,7 @@ class ReplicaAbsent:
     """A replica is not connected to NATS: its process has ended or lost its connection (answer to ProbeReplica)."""
 
     replica: str
-    """Who was asked for."""
+    """Replica that the leader looked for."""
 
 
 @value
@@ -401,7 +403,7 @@ class DeadlineReached:
     """A deadline of SetDeadline is reached."""
 
     kind: Deadline
-    """Which one; one that was cancelled meanwhile is ignored."""
+    """Kind of the deadline. A deadline that was canceled before is ignored."""
 
 
 @value

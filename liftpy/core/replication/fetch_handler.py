@@ -156,12 +156,12 @@ class FetchHandler:
 
     @property
     def heirs_have_joined(self) -> bool:
-        """Whether all possible next leaders have fetched in this LeaderEpoch, as their current process."""
+        """True if all possible next leaders have fetched in this LeaderEpoch, as their current process."""
         heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
-        """Whether no earlier leader may still act as one."""
+        """Return whether no earlier leader may still act as one."""
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:

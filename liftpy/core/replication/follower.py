@@ -88,7 +88,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StartAfresh:
-    """Nothing of the log can be kept. Begin an empty log at the leader's log start ``start_offset`` [D26]."""
+    """No record of the log can be kept. Begin an empty log at the leader's log start ``start_offset`` [D26]."""
 
     start_offset: int
 
@@ -120,9 +120,9 @@ def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
 
 
 _ASLEEP = frozenset({Following.IDLE, Following.QUIET})
-"""Where the last fetch was answered with nothing, and waits for more."""
+"""Phase: the last fetch was answered without records and waits for more."""
 _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF, Following.PACED}) | _ASLEEP
-"""Where the log is known to be a prefix of the leader's."""
+"""Phase: the log is known to be a prefix of the leader's log."""
 _REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
@@ -195,7 +195,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def agrees(self) -> bool:
-        """Whether the log is known to be a prefix of the leader's log in this epoch."""
+        """True if the log is known to be a prefix of the leader's log in this epoch."""
         return self.phase in _AGREED
 
     @property
@@ -469,7 +469,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _may_wait_quietly(self) -> bool:
-        """Whether a fetch has nothing to report and nothing to request: an ISR member whose records are all known to be
+        """True if a fetch has nothing to report and nothing to request: an ISR member whose records are all known to be
         committed."""
         state = self.shared.state
         all_committed = self.log.high_watermark == self.log.newest_offset
@@ -532,8 +532,9 @@ class FollowerRole(ReplicaRole):
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
         """Reconcile if the logs diverge, start afresh if behind the log start, else back off.
 
-        A leader that does not believe a request id says so to every copy of the request, also to one that somebody else repeats. The
-        answer may still come, so the wait goes on [D16].
+        A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The
+        right answer
+        may still come, so the replica keeps waiting [D16].
         """
         if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
             return
@@ -553,7 +554,7 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        """Return whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
@@ -640,7 +641,7 @@ class FetchAssembly:
         self._place = (0, -1)
         """(LeaderEpoch, offset) of the fetches that asked for what is held."""
         self._request_id = 0
-        """Of the newest fetch."""
+        """Id of the newest fetch."""
 
     def asks(self, effect: SendFetch) -> Held:
         """Return the held part for a new fetch. Another epoch, another offset or a damage report starts again."""
@@ -651,7 +652,7 @@ class FetchAssembly:
         return self._assembly.held
 
     def is_asked(self, request_id: int) -> bool:
-        """Whether an answer to ``request_id`` may be taken."""
+        """Return whether an answer to ``request_id`` may be taken."""
         return request_id == self._request_id
 
     def take(self, piece: Piece) -> memoryview | None:

@@ -23,11 +23,11 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.replication.events import PublishesReceived
 
 RECORD_OVERHEAD_BYTES = 32
-"""What a record costs in memory besides its place in the batch, about."""
+"""Approximate memory of a record in addition to its bytes in the batch."""
 _NODE_PARTS = 2
-"""One of so many parts of a node's ingest buffer may be held back; the rest is for what has just come."""
+"""Divisor of a node's ingest buffer that gives the part for held publishes. The rest is for new ones."""
 _FULL = 0.75
-"""Of the bound: from there on the node is to take no more, so that what it has in hand still finds room."""
+"""Share of the limit above which the node accepts no more, so that held publishes still find room."""
 _NS_PER_S = 1_000_000_000
 _PATIENCE_NS = _NS_PER_S // 2
 _STUCK_NS = 2 * _NS_PER_S
@@ -48,9 +48,9 @@ class NodeIntake:
     unreplicated_bytes: int = 0
     """Appended and not committed."""
     held_bytes: int = 0
-    """Held back."""
+    """Size of held publishes, in bytes."""
     released_bytes: int = 0
-    """What was held and is not any more, ever."""
+    """Size of publishes that were held and are not anymore, in bytes."""
     full_count: int = 0
     """Partitions that are about to hold no more."""
 
@@ -71,7 +71,7 @@ class InflightLimits:
 
     @property
     def holds(self) -> bool:
-        """Whether publishes are delayed. Later ones must wait behind them."""
+        """True if publishes are delayed. Later ones must wait behind them."""
         return bool(self._held)
 
     def may_append(self) -> bool:
@@ -213,17 +213,17 @@ class Gate:
 
 _MIB = 1024 * 1024
 LIMIT_BYTES = 52 * _MIB
-"""Of a nats-server's default ``max_pending`` of 64 MiB; publishers are held back from three quarters of it on."""
+"""Pending bytes at which publishers are held back: three quarters of nats-server's default ``max_pending`` of 64 MiB."""
 _LIMIT_PARTS = (13, 16)
 _GATE_PARTS = (12, 13)
 _LEAST_LIMIT_BYTES = 256 * 1024
 _MEASURED_NS = _NS_PER_S // 10
-"""How fast publishes come is measured over so long at least: when exactly a server looks isn't known."""
+"""Minimum time over which the rate of publishes is measured, because the time of the server's measurement is unknown."""
 _MOST_INFLOW_BYTES = 512 * _MIB
 FRESH_NS = _NS_PER_S // 10
-"""What the server said is a reason to leave the socket alone for so long, from the question on."""
+"""Time after a request for which the server's answer can stop reading from the socket, in nanoseconds."""
 _BLIND_NS = _NS_PER_S // 4
-"""So long after the last question that was answered nothing is known."""
+"""Time after the last answered request from which the server's state is unknown, in nanoseconds."""
 BLIND_RATE_BYTES = 64 * _MIB
 _MOST_BLIND_RATE_BYTES = 1024 * _MIB
 _LEAST_RATE_BYTES = 16 * _MIB
@@ -239,7 +239,7 @@ class Overflow:
         self.limit_bytes = LIMIT_BYTES
         self.blind_rate_bytes = BLIND_RATE_BYTES
         self.backlog_bytes = 0
-        """What the server held when it said so last."""
+        """Pending bytes in the server's last answer."""
         self._heard_ns = 0  # when it was asked; 0: it has not said anything of this connection
         self._heard_bytes = 0  # read by then
         self._mark: tuple[int, int] | None = None  # (when, read and held) at the begin of what is measured

@@ -84,14 +84,14 @@ class IsrChange:
 
 
 ABSENCES = 2
-"""In a row: a connection that was reset is back by then."""
+"""Number of absences in a row before a node counts as away. A connection that was reset is back by then."""
 STAY_AT_LEAST = 2
 _PATIENCE = 6
 """Times the lag time."""
 
 
 def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
-    """Whether a member of the ISR should leave it."""
+    """Return whether a member of the ISR should leave it."""
     if now_ns - progress.caught_up_ns > max_lag_ns:
         return True
     if max_lag_records == 0 or progress.position is None:
@@ -100,7 +100,7 @@ def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max
 
 
 def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
-    """Whether it fetches, and has more each time."""
+    """Return whether it fetches, and has more each time."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
@@ -268,9 +268,9 @@ def new_high_watermark(
 
 _RECENT = 5
 _KNOWN_FROM = 3
-"""Flushes; before that nobody is compared with it."""
+"""Number of flushes of a replica before it is compared with others."""
 _LONGEST = 16
-"""Times ``slow_flush_isr_backoff_s``."""
+"""Maximum backoff, as a multiple of ``slow_flush_isr_backoff_s``."""
 
 
 @dataclass(slots=True)
@@ -283,7 +283,7 @@ class _Record:
     last_at_ns: int = 0
     slow_until_ns: int = 0
     judged: int = 0
-    """How often in a row it was found slow."""
+    """Number of times in a row that it was found slow."""
 
 
 class SlowFlushes:
@@ -311,7 +311,7 @@ class SlowFlushes:
             self._judge(record, now_ns)
 
     def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
-        """A flush of ``replica`` is not done after so long: it need not end to be slow."""
+        """Record that a flush of ``replica`` is not done after this time. It counts as slow before it ends."""
         record = self._records.get(replica)
         if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
             self._judge(record, now_ns)
@@ -416,7 +416,7 @@ def successor(
 REACH_NS = 10 * NS_PER_S
 """Request ids follow the follower's clock: one may be as far ahead of the last one as time has gone by, and this much."""
 DOUBT_NS = 5 * NS_PER_S
-"""When nothing else has been heard of a follower for so long, what was not believed of it is believed after all."""
+"""Time without other requests of a follower after which a doubted request is accepted, in nanoseconds."""
 
 
 @dataclass(slots=True)
@@ -426,22 +426,24 @@ class FollowerProgress:
     caught_up_ns: int
     """When the follower last was at the leader's log end; at first: when the leader began."""
     copy_epoch: int = 0
-    """Of a learner: which copy it makes, as the metadata says; of a replica, the copy that it was."""
+    """Number of a learner's copy, from the metadata. Of a replica: the copy by which it joined."""
     incarnation: int = 0
     """Whose position this is; 0: none yet."""
     live: bool = False
-    """Whether its node's session stands."""
+    """True if its node's session stands."""
     position: int | None = None
     """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
     was_caught_up: bool = False
-    """It has been at the log end in this epoch, under this incarnation, and since it last left the ISR."""
+    """True if it has been at the log end in this epoch, with this incarnation, and since it last left the ISR."""
     in_isr: bool = False
-    """As the image shows."""
+    """True if the image shows it in the ISR."""
     last_fetch_ns: int = 0
     last_asked_ns: int = 0
-    """Of its last request of any kind, in any epoch; at first: when the leader began. One that comes back has not been silent yet."""
+    """Time of its last request of any kind, in any epoch. At first: the start of the leader, so that it does not count as
+    silent.
+    """
     absences: int = 0
-    """How often in a row nobody listened for it, since its last fetch."""
+    """Number of times in a row without responders for it, since its last fetch."""
     probed: bool = False
     """The bus was asked since its last fetch."""
     progressed_ns: int = 0
@@ -460,7 +462,7 @@ class FollowerProgress:
     told_high_watermark: int = -2
     """HW of the last answer or notice that was sent to it; -2: nothing was."""
     owed_ns: int = 0
-    """Since when its fetch waits at the log end for its first answer, or HW is above what it was told there; 0: neither."""
+    """Time since which its fetch waits for the first answer, or does not know the current HW. 0: neither."""
 
     def live_is(self, incarnation: int, now_ns: int) -> None:
         """The cluster counts this process of the follower's as live; 0: none."""
@@ -507,10 +509,10 @@ class FollowerProgress:
         self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
-        """Return whether ``request_id`` can belong to the follower's next request: not older than the last one, and not too far
-        ahead.
+        """Return whether ``request_id`` can belong to the follower's next request: newer than the last one, and not too
+        far ahead.
 
-        But nobody is doubted for good: the id that was believed first may have been somebody else's.
+        A doubt does not last forever, because the first accepted id may have come from another sender.
         """
         reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
         if not self.last_request_id or self.last_request_id < request_id <= reach:

@@ -118,7 +118,7 @@ class Pausing:
 
     @property
     def sleeps(self) -> bool:
-        """Whether the first publish resumes the partition and waits until then."""
+        """True if the first publish resumes the partition and waits until then."""
         return self._shared.state.pause.until_publish
 
     def is_over(self, intake: InflightLimits) -> bool:
@@ -136,17 +136,23 @@ class Pausing:
 
 _LAG_CHECKS_PER_LAG_TIME = 4
 _NOTICE_DELAY_NS = 2_000_000
-"""So long a follower at the log end waits for word, of a raised HW or as the answer to its fetch: records that come meanwhile bring it
-along, so that a busy partition sends none, and a burst of commits is one."""
+"""Time that a follower at the log end waits for a raised HW or the answer to its fetch, in nanoseconds.
+
+Records that arrive in this time carry the HW. So a busy partition sends no notice, and a burst of commits needs only
+one.
+"""
 _ISR_RETRY_NS = 250_000_000
 """After the metadata group refused or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
 """Between two attempts to hand the leadership over."""
 _HAND_OVER_AGAIN_NS = 3_000_000_000
-"""The same, where the replica moves away: longer than publishers are kept waiting by one."""
+"""Time before a leadership transfer is tried again while the replica moves away, in nanoseconds.
+
+It is longer than the time that publishers wait in a transfer.
+"""
 _RELEASE_BYTES = 1024 * 1024
-"""Of what is held, appended in one step: others have their turn in between."""
+"""Size of held publishes that are appended in one step, in bytes. Other events run in between."""
 
 
 class LeaderRole(ReplicaRole):
@@ -251,12 +257,12 @@ class LeaderRole(ReplicaRole):
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
     def _is_short(self) -> bool:
-        """Whether the ISR has too few members to commit records."""
+        """True if the ISR has too few members to commit records."""
         return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
     def takes_publishes(self) -> bool:
-        """Whether arriving publishes are appended at once."""
+        """True if arriving publishes are appended at once."""
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:

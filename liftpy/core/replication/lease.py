@@ -40,7 +40,7 @@ class Lease:
             self._until_ns = until_ns
 
     def is_current(self, now_ns: int) -> bool:
-        """Whether acknowledgements may leave at ``now_ns``."""
+        """Return whether acknowledgements may leave at ``now_ns``."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def until_ns(self, now_ns: int) -> int:
@@ -87,7 +87,7 @@ class Succession:
         self._suspects.pop(replica, None)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether a new leader may speak."""
+        """Return whether a new leader may speak."""
         return all(until_ns <= now_ns for _, until_ns in self._suspects.values())
 
     def until_ns(self) -> int:
@@ -105,7 +105,7 @@ REPLICATION, INGEST = "replication", "ingest"
 """The connections that leaders need, by name."""
 INGEST_GRACE_NS = 10 * NS_PER_S
 GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
-"""For how long each may be down before it counts."""
+"""Times for which each dependency may be down before it counts, in nanoseconds."""
 
 
 class DataPath:

@@ -43,12 +43,12 @@ class LogOffsets:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the log has no records."""
+        """True if the log has no records."""
         return self.log_end_offset <= self.log_start_offset
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all records are flushed."""
+        """True if all records are flushed."""
         return self.flushed_end_offset == self.log_end_offset
 
     def opened(
@@ -133,11 +133,11 @@ class Lineage(Enum):
     """Result of the check of a reader's last record."""
 
     SAME = "same"
-    """It lies on this log, or retention has removed the record that could tell."""
+    """The position is on this log, or retention has removed the record that would show it."""
     BEHIND = "behind"
     """This replica can't know yet: ask another one, or later."""
     CUT = "cut"
-    """It does not lie on this log: records that were read are gone."""
+    """The position is not on this log: records that were read are gone."""
 
 
 @dataclass(frozen=True, slots=True)

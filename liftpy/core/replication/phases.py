@@ -18,7 +18,7 @@ class RoleName(StrEnum):
     CANDIDATE = "CANDIDATE"
     FOLLOWER = "FOLLOWER"
     LEARNER = "LEARNER"
-    """As status shows a follower that is no replica yet."""
+    """A follower that is not a replica yet, as shown in status."""
     WAITING = "WAITING"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
@@ -32,10 +32,10 @@ class Leading(StrEnum):
     REPLAY = "LEADER_REPLAY"
     """Derived state is made to cover the log."""
     INIT = "LEADER_INIT"
-    """A candidate waits until the metadata names it; a leader, until nobody before it may still speak."""
+    """A candidate waits for the metadata to name it. A leader waits until no former leader may still answer."""
     READY = "LEADER_READY"
     NO_LEASE = "LEADER_NO_LEASE"
-    """It takes publishes, and acknowledges nothing [D22]."""
+    """The leader accepts publishes, but sends no acks [D22]."""
 
 
 class Following(StrEnum):

@@ -28,7 +28,7 @@ MISSES = 2
 ASK_AGAIN_NS = 60 * NS_PER_S
 """After a silent one."""
 QUIET_WAIT = 0.6
-"""Of the lag time: within which a quiet partition is asked for, alone or with others."""
+"""Share of the lag time within which a quiet partition is confirmed, alone or with others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ class _Link:
     pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
     """``fetches`` in parts of a question each, by whose turn it is; missing: they have changed."""
     open: dict[int, WaitQuestion] = field(default_factory=dict)
-    """Of the last turn, not answered yet."""
+    """Requests of the last turn without an answer."""
     asked_ns: int = 0
     misses: int = 0
 
@@ -81,7 +81,7 @@ class QuietFetches:
         )
         """Between two turns."""
         self._shares = max(1, int(config.max_lag_time_s * QUIET_WAIT * NS_PER_S) // self.interval_ns)
-        """A fetch is asked for in one of so many turns."""
+        """Number of turns over which fetches are spread."""
         self._turn = 0
         self._links: dict[str, _Link] = {}
         self._leader_of: dict[PartitionKey, str] = {}

@@ -37,11 +37,11 @@ MAX_WAIT_MS = 30_000
 MAX_WAITING = 4096
 """Readers in a long poll at one partition."""
 MAX_WAITING_BYTES = 32 << 20
-"""What those of a whole node are remembered by, with their reply subjects and what Python needs."""
+"""Maximum memory of waiting readers of a node, with their reply subjects and Python objects, in bytes."""
 MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
 """A ReadRequest names a stream and a uid; one of our own has 150, and what its filter has."""
 WAITING_COST_BYTES = 1500
-"""What a reader that waits costs beside the bytes of its request and its reply subject: measured."""
+"""Measured memory of a waiting reader in addition to the bytes of its request and reply subject."""
 TOO_LARGE = f"{REFUSED}read request, too large"
 NOT_WAITED = "readers answered without their wait"
 NOT_SERVED = "reads dropped, too many answers unsent"
@@ -83,7 +83,7 @@ class ReadSource(Protocol):
 
     @property
     def compacted(self) -> bool:
-        """Whether offsets may be without a record."""
+        """True if offsets may be without a record."""
 
     @property
     def high_watermark(self) -> int:
@@ -99,17 +99,17 @@ class ReadSource(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether the metadata names this replica as leader."""
+        """True if the metadata names this replica as leader."""
 
     @property
     def may_serve(self) -> bool:
-        """Whether its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
+        """True if its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
 
     def may_answer_latest(self, now_ns: int) -> bool:
         """Return whether its HW may be returned as the latest one [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Whether a reader's last record lies on this log [R6]."""
+        """Return whether a reader's last record lies on this log [R6]."""
 
 
 class ReplicaSource:
@@ -126,7 +126,7 @@ class ReplicaSource:
 
     @property
     def compacted(self) -> bool:
-        """Whether offsets may be without a record."""
+        """True if offsets may be without a record."""
         return self.log.may_have_gaps
 
     @property
@@ -146,12 +146,12 @@ class ReplicaSource:
 
     @property
     def leads(self) -> bool:
-        """Whether this node is the leader in the metadata, whatever the replica does."""
+        """True if this node is the leader in the metadata, whatever the replica does."""
         return self.leader == self._replica.node_id
 
     @property
     def may_serve(self) -> bool:
-        """Whether the replica may serve reads.
+        """True if the replica may serve reads.
 
         ISR membership is not needed: services of a returned node read at once. A candidate also serves up to its HW.
         """
@@ -176,7 +176,7 @@ class ReadShell(Protocol[_Told]):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more answer can probably be sent now."""
+        """True if one more answer can probably be sent now."""
 
     def now_ns(self) -> int:
         """Monotonic time, in nanoseconds."""
@@ -209,7 +209,7 @@ class ReadBudget:
     used_bytes: int = 0
 
     def take(self, cost_bytes: int) -> bool:
-        """Whether there was room."""
+        """Return whether there was room."""
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
         self.used_bytes += cost_bytes
@@ -236,7 +236,7 @@ class Reads(Generic[Asker]):
         self.record_count = 0
         """Records that were sent to readers, again and again where they were."""
         self.size_bytes = 0
-        """Of batches that were."""
+        """Size of the batches that were read, in bytes."""
         self._budget = budget or ReadBudget()
         self._key = key
         self._node_id = node_id
@@ -246,7 +246,7 @@ class Reads(Generic[Asker]):
         self._waiting: dict[int, _WaitingReader[Asker]] = {}
         self._next_id = 1
         self.give_state: GiveState | None = None
-        """None: backups get no state of producers and message ids."""
+        """Returns the deduplication state. None: backups get no state."""
 
     @property
     def waiting_count(self) -> int:

@@ -141,9 +141,9 @@ class FollowerSnapshot:
     caught_up_age_s: float
     """Seconds since it was last at the log end."""
     flush_ms: float = 0.0
-    """What its last flush took, as it said; 0: unknown."""
+    """Duration of its last flush, as reported, in ms. 0: unknown."""
     has_slow_disk: bool = False
-    """Its flushes are far slower than the others': it stays out of the ISR as long as that is large enough without it."""
+    """True if its flushes are far slower than the others'. It stays out of the ISR while the ISR is large enough without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +161,9 @@ class ReplicaSnapshot:
     isr: tuple[str, ...]
     log_start_offset: int
     log_end_offset: int
-    """Exclusive."""
+    """Log end, exclusive."""
     flushed_end_offset: int
-    """Exclusive."""
+    """End of the flushed records, exclusive."""
     high_watermark: int
     """Inclusive, -1: none."""
     lease_is_current: bool
@@ -174,11 +174,11 @@ class ReplicaSnapshot:
     joining: str = ""
     """The learner; '': there is none."""
     copy_lag_records: int | None = None
-    """Of a learner: records that its leader has committed, and that it does not have; None: it is none, or does not know yet."""
+    """Records that a learner lacks of the leader's committed ones. None: not a learner, or not known yet."""
     has_slow_disk: bool = False
-    """It leads, and its own flushes are far slower than its followers'."""
+    """True if it leads, and its own flushes are far slower than its followers'."""
     paused: str = ""
-    """Until when, for people, as far as this replica knows; '': it takes publishes, if it leads."""
+    """End of the pause that this replica knows, as text. '': not paused."""
 
 
 class Replica:
@@ -261,7 +261,7 @@ class Replica:
         return self._shared.live.get(node_id, 0)
 
     def may_refuse_publishers(self, now_ns: int) -> bool:
-        """Whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
+        """Return whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
@@ -293,14 +293,14 @@ class Replica:
         return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
 
     def may_serve_committed(self) -> bool:
-        """Whether reads up to HW may be answered [R7]: it leads, or is no learner and its log agrees with its leader's."""
+        """Return whether reads up to HW may be answered [R7]: it leads, or is no learner and its log agrees with its leader's."""
         role = self._role
         if isinstance(role, FollowerRole):
             return role.agrees and not self._shared.copy_epoch
         return isinstance(role, LeaderRole)
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
+        """Return whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
@@ -308,7 +308,7 @@ class Replica:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it is a standby follower: in the ISR with others, so it may lead next and buffers published messages.
+        """True if it is a standby follower: in the ISR with others, so it may lead next and buffers published messages.
 
         Not while the partition is paused.
         """
@@ -324,7 +324,7 @@ class Replica:
         return who_has_heard(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
+        """Return whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
         is_latest = self.may_answer_latest(now_ns)
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 

@@ -82,7 +82,7 @@ class Deadlines:
             self.cancel(kind, out)
 
     def is_set(self, kind: Deadline) -> bool:
-        """Whether ``kind`` is waited for."""
+        """Return whether ``kind`` is waited for."""
         return kind in self._at_ns
 
     def reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
@@ -166,9 +166,9 @@ class ReplicaContext:
     intake: NodeIntake = field(default_factory=NodeIntake)
     """Sums over all partitions of the node."""
     copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
-    """Of all learners of the node."""
+    """Throttle of all learners of the node."""
     flush_ns: int = 0
-    """What the last flush of the log took, 0: it is not known."""
+    """Duration of the last flush of the log, in ns. 0: not known."""
     data_path_down_ns: int | None = None
     """Monotonic: since when the data path is down; None: it is up."""
     held: HeldPartition = NOTHING_HELD
@@ -328,6 +328,8 @@ def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], as
 
 
 def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
-    """Return whether a reconnect shows that nobody else received the missed messages: there is only one NATS server, and it
-    restarted (``before`` and ``after``: its ids)."""
+    """Return True if a reconnect shows that no node received the missed messages.
+
+    That is so if there is only one NATS server, and it restarted (``before`` and ``after``: its ids).
+    """
     return known_servers == 1 and before != after

@@ -1,22 +1,33 @@
-"""Records that a service can't apply, and the decision to pass over one. Pure.
+"""Records that a service cannot apply, and the decision to skip one. Pure.
 
-Goal: one record that the service's code raises on stops neither its outputs nor its nodes for ever, and all nodes do the same about
-it. Constraint: that it failed here is no reason to pass over it (memory may be short, code may differ): others may have applied it.
+Goal: a record on which the service's code raises an error stops neither the outputs nor the nodes forever, and all
+nodes treat it
+in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short or the code may
+differ, and
+other nodes may have applied it.
 
-Algorithm: WHAT IS PASSED OVER IS SAID BY A RECORD OF THE LOG, a decision. It names the unit that failed: ``on_record`` at an offset,
-or one timer that fired there. It counts when it lies after the unit, and was appended in the LeaderEpoch in which it was made (0: by
-an operator, any). A service that meets what it can't apply undoes it (``ServiceMachine``: nothing was emitted; ``Feeder``: the state is
-made anew up to there) and reads on for a decision, without applying. There is one: it passes over the unit. There is none:
+Algorithm: A RECORD OF THE LOG DECIDES WHAT IS SKIPPED. This decision names the unit that failed: ``on_record`` at an
+offset, or one
+timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which it was made (0:
+by an
+operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits nothing, and ``Feeder``
+rebuilds the
+state up to the unit. Then the service reads on, without applying records, and looks for a decision. If it finds one, it
+skips the
+unit. If it finds none:
 
     on_error   beside the leader                         beside another replica
-    stop       the service ends                          the same
-    skip       tried once more; then it is decided       tried again, ever more seldom, until there is a decision
+    stop       the service ends                          the service ends
+    skip       tries once more, then decides             tries again with growing waits, until there is a decision
 
-A service that has applied the unit and meets a decision about it goes back to a snapshot below it. Nobody is LEADER in an epoch before
-all records of earlier epochs are in the state, so no output of the unit has left by then.
+A service that has applied the unit and finds a decision about it goes back to a snapshot below it. No service is LEADER
+in an epoch
+before all records of earlier epochs are in the state, so no output of the unit was sent by then.
 
-Worked example: record 17 can't be applied on any node. The service beside the leader of epoch 5 tries it twice, gives it to the
-dead-letter stream, and appends ``bank/17/5/``, at 40. All nodes wait at 17, read up to 40, and go on with 18. Replays do the same.
+Worked example: no node can apply record 17. The service beside the leader of epoch 5 tries it twice, writes it to the
+dead-letter
+stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18. Replays do
+the same.
 """
 
 from __future__ import annotations
@@ -42,10 +53,10 @@ from liftpy.errors import LiftError
 MAX_ERROR_BYTES = 500
 MAX_SKIPS = 256
 FIRST_WAIT_S = 1.0
-"""Before what failed twice is tried again beside a replica that does not lead; twice as long each time."""
+"""Wait before a unit that failed twice is tried again beside a follower, in seconds. It doubles each time."""
 LONGEST_WAIT_S = 60.0
 DECIDED_WAIT_S = 10.0
-"""How long a decision that was appended is looked for before it is made again."""
+"""Time to look for a decision that was appended, before it is made again, in seconds."""
 
 
 class OnError(Enum):
@@ -67,7 +78,9 @@ class Unit:
 
 
 class BadRecordError(ServiceFailedError):
-    """The service's code raised on ``unit``, while ``record`` was applied. Blame: the service. The machine is not gone on with."""
+    """The service's code raised an error on ``unit``, while ``record`` was applied. Blame: the service. The machine must
+    not continue.
+    """
 
     def __init__(self, unit: Unit, record: Record, text: str) -> None:
         super().__init__(f"{text}: the record at offset {unit.offset} can't be applied")
@@ -99,7 +112,7 @@ class SkipDecision:
 
 
 def is_decision(record: Record) -> bool:
-    """Whether the record is for the framework: no service's ``on_record`` sees it."""
+    """Return whether the record is for the framework: no service's ``on_record`` sees it."""
     return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
@@ -172,9 +185,9 @@ class Failing:
     """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
     wait for the next scan. None: no scan is under way."""
     undone: bool = False
-    """Whether the state was not made anew since it failed."""
+    """True if the state was not rebuilt since the failure."""
     stored: bool = False
-    """Whether there is a snapshot right below it, so that no try replays more than one record."""
+    """True if there is a snapshot right below it, so that no try replays more than one record."""
 
     @property
     def unit(self) -> Unit:
@@ -188,7 +201,7 @@ class Failing:
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """Return the next step. ``leads``: this service runs beside the partition's leader."""
+        """Return the next step. ``leads``: True if this service runs beside the partition's leader."""
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:

@@ -171,5 +171,5 @@ def tick_headers(service: str) -> Pairs:
 
 
 def is_tick(record: Record) -> bool:
-    """Whether no ``on_record`` sees it."""
+    """Return whether no ``on_record`` sees it."""
     return any(name == SERVICE_TICK for name, _ in record.headers)

@@ -29,7 +29,7 @@ from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
 from liftpy.errors import ConfigError, LiftError, StorageError
 
 MAX_FIRES_PER_RECORD = 100_000
-"""Of timers that were set by timers that fired before the same record."""
+"""Maximum number of timers that fire before one record because of timers that fired there."""
 MAX_OUTPUTS_PER_CALLBACK = 1000
 _NO_STOP = 1 << 63
 
@@ -84,12 +84,12 @@ class ServiceMachine:
         self.outbox = outbox
         self._parameters_digest = parameters_digest
         self.replies = ReplyDesk()
-        """What it has replied; whoever drives it may put another one here, before the first record."""
+        """Replies of the service. The caller may replace this object before the first record."""
         self._answers = AnswerTable()
         self.routes: Collection[str] | None = None
-        """To which ``emit`` may send; None: any. Whoever drives it says so before the first record."""
+        """Streams that ``emit`` may write to. None: any. The caller sets it before the first record."""
         self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
-        """Those without a result."""
+        """Effects without a result."""
         self.position = 0
         """Offset of the next record: all below it are in the state."""
         self.last_epoch = 0
@@ -97,10 +97,10 @@ class ServiceMachine:
         self.now_ns = 0
         """Log time: the greatest stamp seen; never falls."""
         self._stamp_ns = 0
-        """Of the record that was applied last."""
+        """Timestamp of the last applied record, in nanoseconds."""
         self.role = Role.FOLLOWER
         self.leader_epoch = 0
-        """In which the role was given."""
+        """LeaderEpoch in which the role was given."""
         check_class(type(service))
         self.on_error = OnError(service.on_error)
         self._service = service
@@ -112,21 +112,21 @@ class ServiceMachine:
         """Set while the state may change; None: emit and timers are refused."""
         self._skips = Skips()
         self.version = service.version
-        """Of the code."""
+        """Version of the code."""
         self.active_version = FIRST
-        """By which records are applied."""
+        """Version by which records are applied."""
         self.failed = False
-        """Whether a callback raised: the state may be half of one."""
+        """True if a callback raised: the state may be half of one."""
         self.at_home: Callable[[], bool] = _yes
-        """Whether what calls is the thread in which records are applied; whoever drives it with others beside it puts a look here."""
+        """Return True in the thread that applies records. A caller with more threads replaces this function."""
         self.on_work: Callable[[], None] | None = None
-        """Called when records were applied and effects or timers wait: whoever acts on them puts it here."""
+        """Called when records were applied and effects or timers wait. The caller sets it."""
         service.surroundings = self
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     @property
     def starts_in_thread(self) -> bool:
-        """Whether ``start`` may run in another thread before all other calls."""
+        """True if ``start`` may run in another thread before all other calls."""
         return self._service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
@@ -153,7 +153,7 @@ class ServiceMachine:
             self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
-        """Take a role. Return whether it differs from the old one (or has another LeaderEpoch), which the service is told."""
+        """Set the role. Return whether the role or its LeaderEpoch changed. The service is then informed."""
         if (role, leader_epoch) == (self.role, self.leader_epoch):
             return False
         self.role, self.leader_epoch = role, leader_epoch
@@ -163,7 +163,7 @@ class ServiceMachine:
 
     @property
     def ahead_ns(self) -> int:
-        """How far log time is ahead of the newest timestamp, because a leader's clock was ahead.
+        """Time by which log time is ahead of the newest timestamp, because a leader's clock was ahead.
 
         New timers wait longer by this time. 0: not ahead.
         """
@@ -171,7 +171,7 @@ class ServiceMachine:
 
     @property
     def waits_for_outputs(self) -> bool:
-        """Whether a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
+        """True if a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
         return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
 
     # ---- records ---------------------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class ServiceMachine:
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
     def takes_queries(self) -> bool:
-        """Whether the service defines ``on_query``."""
+        """True if the service defines ``on_query``."""
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:

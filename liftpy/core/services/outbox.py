@@ -106,20 +106,20 @@ class Outbox:
         self.output_count = 0
         """Outputs that the state has produced so far; the number of the next one."""
         self.digest = b""
-        """Of all outputs below ``output_count``; b"" when there are none."""
+        """Digest of all outputs below ``output_count``. b"" if there are none."""
         self.emitted_end = 0
         """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
         self.known = False
-        """Whether ``emitted_end`` comes from the output stream, and the state was not disproven there."""
+        """True if ``emitted_end`` comes from the output stream, and the state was not disproven there."""
         self.compared_end = 0
         """Outputs below it are the ones that were written, all of them."""
         self._began_at = 0
         """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
         self._began_digest = b""
         self._proven = True
-        """Whether the digest that the state began with was compared, or there was nothing to compare."""
+        """True if the digest that the state began with was compared, or there was nothing to compare."""
         self.diverged = ""
-        """What was produced here and is not what was written; '' as long as there is no such thing."""
+        """Output of this node that differs from the written one. '': none differs."""
         self._samples: dict[int, bytes] = {}
         """Number -> digest of outputs that were written and are not produced here yet, ascending."""
         self._last_read: tuple[int, bytes] = (-1, b"")
@@ -137,12 +137,12 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Whether a LEADER must not produce more before some are written."""
+        """True if a LEADER must not produce more before some are written."""
         return len(self._kept) >= self._max_records or self._kept_bytes >= self._max_bytes
 
     @property
     def must_rewind(self) -> bool:
-        """Whether unwritten outputs are not in memory any more. An earlier snapshot must produce them again."""
+        """True if unwritten outputs are not in memory any more. An earlier snapshot must produce them again."""
         return self.known and self.emitted_end < self.first_kept
 
     # ---- the state -------------------------------------------------------------------------------------------------------
@@ -391,7 +391,7 @@ class Place:
     end_offset: int = 0
     last_number: int = -1
     waiting: list[Record] = field(default_factory=list)
-    """To be appended next, as they lie in the output stream."""
+    """Outputs to be appended next, as encoded in the output stream."""
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from liftpy.errors import LiftError
 
 AT_LEAST_HEADER = "Lift-At-Least"
-"""Of a query: the state has to hold every record below this offset; without it, every record that was committed before."""
+"""Header of a query: the state must have every record below this offset. Default: every record committed before the query."""
 POSITION_HEADER = "Lift-Position"
-"""Of an answer: the state held every record below this offset, and none from it on."""
+"""Header of an answer: the state had every record below this offset, and none from it on."""
 PARTITIONS_HEADER = "Lift-Partitions"
-"""Of an answer: how many partitions the stream has that the service reads. Each has an instance of its own, with its own state."""
+"""Header of an answer: number of partitions of the service's stream. Each partition has its own instance and state."""
 NODE_HEADER = "Lift-Node"
 ERROR_HEADER = "Lift-Error"
-"""Of an answer that is none: the code; the payload says the rest."""
+"""Header of an error answer: the code. The payload has the details."""
 
 
 class QueryFailedError(LiftError):
@@ -30,7 +30,7 @@ class QueryFailedError(LiftError):
 
     code = "QUERY_FAILED"
     partitions = 0
-    """Of the stream that the service reads; 0: it did not say."""
+    """Number of partitions of the service's stream. 0: the answer did not say."""
 
 
 MAX_QUERIES = 1024
@@ -58,7 +58,7 @@ class QueryDesk:
         self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._waiting: dict[Query, None] = {}
-        """In the order of their arrival."""
+        """Waiting queries in the order of their arrival."""
         self._waiting_bytes = 0
 
     def __len__(self) -> int:

@@ -1,20 +1,28 @@
 """Replies of a service to the sender of a command, and the answers to repeated commands. Pure.
 
-Goal: who sends a command is told what became of it, by the service itself, once that can't change any more; a command that is sent
-again, because no answer came, has no second effect and gets the same answer. Constraint: the one who answers may die before, between
-and after; nobody knows which answers have arrived.
+Goal: the sender of a command gets the result from the service itself, when the result cannot change anymore. A command
+that is sent
+again without an answer has no second effect and gets the same answer. Constraint: the node that answers may fail
+before, between and
+after. No node knows which answers have arrived.
 
-Algorithm: a reply is a function of the log, as outputs are, but it is not kept for ever: every node's service makes it and keeps
-the newest few (``ReplyDesk``). It leaves from the LEADER only, when the record is committed and all outputs up to its own are written.
-A new LEADER sends all that it has kept: an answer that comes twice goes to an inbox that nobody listens to any more. What it does not
-keep any longer, the command itself brings back: sent again under its message id (``Nats-Msg-Id``) it meets ``AnswerTable``, a bounded
-table of (message id -> answer) that is part of the state and of every snapshot. ``on_record`` does not see it then.
+Algorithm: a reply is a function of the log, as outputs are, but it is not kept forever. The service on every node
+computes it and
+keeps the newest ones (``ReplyDesk``). Only the LEADER sends it, when the record is committed and all outputs up to its
+own are
+written. A new LEADER sends all replies that it has kept. A second answer goes to an inbox without a subscriber. For
+older replies, the
+repeated command with its message id (``Nats-Msg-Id``) is looked up in ``AnswerTable``: a bounded table (message id ->
+answer) that is
+part of the state and of every snapshot. ``on_record`` does not get that command.
 
-The table holds only commands that were replied to, and forgets the oldest beyond its bounds: who repeats a command later than that has
-it carried out again.
+The table has only commands with a reply, and forgets the oldest beyond its limits. A command that is repeated later
+than that is
+applied again.
 
-Worked example: record 17 is the command c1; the LEADER dies before it answers. The client sends c1 again: record 30. The new LEADER
-has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one effect.
+Worked example: record 17 is the command c1. The LEADER fails before it answers. The client sends c1 again as record 30.
+The new
+LEADER has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one effect.
 """
 
 from __future__ import annotations
@@ -29,15 +37,15 @@ from liftpy.errors import CorruptionError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 256
-"""Of a message id; a longer one counts as none."""
+"""Maximum length of a message id, in bytes. A longer one is ignored."""
 MAX_ANSWERS = 10_000
 MAX_ANSWERS_BYTES = 4 * 1024 * 1024
-"""Of the table: it is in every snapshot."""
+"""Maximum size of the table, in bytes. It is part of every snapshot."""
 MAX_REPLIES = 4096
 MAX_REPLIES_BYTES = 8 * 1024 * 1024
 PASSED_OVER = "PASSED_OVER"
 _MAX_AGE_NS = 60 * 1_000_000_000
-"""Log time after which nobody waits for a reply any more."""
+"""Age in log time, in nanoseconds, after which no client waits for a reply."""
 _OVERHEAD_BYTES = 64
 _ENTRY = struct.Struct("<QHI")
 
@@ -73,7 +81,7 @@ class ReplyDesk:
         self._kept: deque[Reply] = deque()
         self._kept_bytes = 0
         self._sent = (0, -1)
-        """LeaderEpoch and offset of the last record whose reply has left from here: a log that was cut goes on in a higher epoch."""
+        """LeaderEpoch and offset of the last record whose reply this node sent. A truncated log continues in a higher epoch."""
         self.on_kept: Callable[[], None] | None = None
         """Called with each reply that is kept, in the thread that adds it: the event loop's."""
 

@@ -38,7 +38,7 @@ CALLBACKS = (
 """All are called, none is awaited. (``on_effect`` may be.)"""
 DIGEST_SIZE_BYTES = 16
 NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
-"""What nodes compare where there are none."""
+"""Parameter digest of services without parameters."""
 MAX_PARAMETERS_BYTES = 64 * 1024
 
 

@@ -101,7 +101,7 @@ class Service:
     """
 
     emits: ClassVar[bool | None] = None
-    """Whether the service has outputs, so that it needs an output stream. None: it has if its code calls ``emit``."""
+    """True if the service has outputs, so that it needs an output stream. None: it has if its code calls ``emit``."""
 
     version: ClassVar[int] = 1
     """Version of the code, from 1. Code of version N must also behave like version N - 1 while ``active_version`` is N -
@@ -109,7 +109,7 @@ class Service:
     """
 
     starts_in_thread: ClassVar[bool] = False
-    """Whether ``on_start`` may run in another thread, so that a large snapshot does not block the event loop. No other
+    """True if ``on_start`` may run in another thread, so that a large snapshot does not block the event loop. No other
     callback runs before ``on_start`` returns. Ignored with an output stream.
     """
 

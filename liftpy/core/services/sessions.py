@@ -1,33 +1,44 @@
 """Services that are registered beside one replica: their roles, and which of them a promotion waits for. Pure.
 
-Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up to what
-was committed when it began; a promotion waits for the services beside the candidate. Constraint: a service that hangs must
-not keep the partition from having a leader.
+Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up
+to the offset
+that was committed when it began. A promotion waits for the services beside the candidate. Constraint: a service that
+hangs must not
+keep the partition without a leader.
 
-An order (JoinLog) is repeated as the answer to every heartbeat until another one takes its place, so that a lost frame costs one
-heartbeat. What a service is ordered:
+The replica repeats an order (JoinLog) as the answer to every heartbeat until another order replaces it. So a lost frame
+costs one
+heartbeat. The orders:
 
     this replica               its order
     follows                    FOLLOWER, fed up to HW
     is the candidate           FOLLOWER, fed up to ``stop`` = HW + 1 as of now; the promotion waits until all have acknowledged it
-    leads, not yet replayed    FOLLOWER, the same (a service that registers with a leader)
+    leads, not yet replayed    FOLLOWER, up to ``stop`` (a service that registers with a leader)
     leads, replayed            LEADER, fed up to HW; never before it has all records of earlier epochs (a decision of an earlier
                                LEADER may be among them [poison])
 
-``stop`` is never past HW: what is above it may be cut yet, and a service can't take a record back. A service that hangs fails one
-promotion, by the candidate's own time-out, so that a node is tried whose service is well; one that goes on, but slowly, holds a
-promotion up for ``patience_ns`` at most, then the log is served without it. Both are excused from the next promotions until they have
-caught up once. One that stands at a record that it can't apply is not waited for.
+``stop`` is never past HW. Records above HW may be truncated, and a service cannot undo a record. A service that hangs
+makes one
+promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
+``patience_ns``. Then
+the log is served without it. The next promotions do not wait for either service until it has caught up once. No
+promotion waits for a
+service that is blocked at a record that it cannot apply.
 
-Services fail at most one promotion of a partition, whatever names they give themselves [L12]. A promotion waits only for services that
-have caught up with the log since they registered. When a promotion has failed, no later one fails for services: it waits for half of
-``patience_ns``, then the log is served without those that are late. This holds on a node until a promotion there had all its services
-in time, and on every node while the partition's election has passed over a candidate.
+Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services
+that have
+caught up with the log since they registered. After a failed promotion, no later one fails because of services: it waits
+for half of
+``patience_ns``, then the log is served without the late ones. This holds on a node until a promotion there had all its
+services in
+time, and on every node while the partition's election has skipped a candidate.
 
-An instance stays registered while it is heard, whoever else says to be this service: a hello proves nothing. Once it has been silent
-for half a session, the next that asks takes its place. It does not end then, but asks in turn.
+An instance stays registered while it sends heartbeats, even if another process claims to be this service. A hello
+proves nothing. When
+it has been silent for half a session, the next claimant replaces it. The old instance does not end then, but asks in
+turn.
 
-A compacted stream takes no services: what compaction has removed is missing in one node's replay and was there in another's.
+A compacted stream takes no services, because a replay on one node would miss records that another node has applied.
 """
 
 from __future__ import annotations
@@ -43,7 +54,7 @@ from liftpy.errors import InvalidNameError
 
 MAX_SERVICES = 16
 STOPPED, FAILED, DIVERGED, SILENT = "stopped", "failed", "diverged", "silent"
-"""How a service has ended: on request, by an error, since its state differs from others', or without a goodbye."""
+"""End of a service: stopped on request, failed with an error, state differs from others, or silent without a goodbye."""
 _ENDINGS = {pb.ServiceHello.FAILED: FAILED, pb.ServiceHello.DIVERGED: DIVERGED}
 _IN_WORDS = {
     STOPPED: "it was stopped",
@@ -68,7 +79,7 @@ class ReplicaView:
     high_watermark: int
     log_end_offset: int
     epoch_start_offset: int = 0
-    """Of the epoch in which it leads."""
+    """First offset of the epoch in which the replica leads."""
     turn: int = 0
     """Place of this node among the replicas that don't lead, from 1 on; 0: it leads."""
     is_retry: bool = False
@@ -93,7 +104,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A service has ended, and nobody has stopped it. ``ending``: failed, diverged or silent; ``reason``: in words."""
+    """End of a service that no operator has stopped. ``ending``: failed, diverged or silent. ``reason``: text."""
 
     service: str
     ending: str
@@ -112,7 +123,7 @@ class _Order:
     stop_position: int
     leader_epoch: int
     kind: str
-    """follow, replay (promotion), catch-up (beside a leader) or lead."""
+    """Kind of the order: follow, replay (promotion), catch-up (beside a leader) or lead."""
     ack_id: int
     acknowledged: bool = False
 
@@ -131,30 +142,30 @@ class _ServiceSession:
     replayed_epoch: int = 0
     """LeaderEpoch in which it has replayed up to the stop that it was given."""
     has_caught_up: bool = False
-    """Since a service of this name registered first: a promotion waits for it."""
+    """True if a service of this name has caught up since it first registered. A promotion waits for it."""
     excused: bool = False
-    """It let a promotion time out, and has not caught up since."""
+    """True if it made a promotion time out and has not caught up since."""
     failing: bool = False
-    """It stands at a record that it can't apply."""
+    """True if it is blocked at a record that it cannot apply."""
     snapshot_position: int = 0
-    """Of its newest snapshot that a replay can begin from; 0: of none."""
+    """Position of its newest snapshot from which a replay can begin. 0: none."""
     snapshots_wanted: int = 0
     life: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
-    """Position -> digest of its newest snapshots, as last told."""
+    """Position -> digest of its newest snapshots, from its last report."""
     version: int = 0
     active_version: int = 0
     lowest_version: int = 0
-    """What the code beside all replicas can do; 0: not known of all."""
+    """Lowest version that the code beside all replicas supports. 0: not known for all."""
     fetching: bool = False
-    """It looks for a snapshot of another node's service."""
+    """True while it searches for a snapshot of another node's service."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
-    """What those are, as far as the other nodes' sidecars agree."""
+    """Snapshots on which the sidecars of the other nodes agree."""
     fetched_bytes: int = 0
     given_bytes: int = 0
     figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
-    """How its state differs from those beside other nodes."""
+    """Description of how its state differs from the services beside other nodes."""
 
 
 @dataclass(slots=True)
@@ -188,15 +199,15 @@ class _Gate:
     began: dict[str, int]
     """Position of each when it began."""
     may_fail: bool
-    """Whether a service that hangs fails it."""
+    """True if a service that hangs fails it."""
     position: int = field(default=-1)
-    """The slowest one's, as last told."""
+    """Position of the slowest service, from its last report."""
 
 
 class ServiceSessions:
     """All services beside one replica.
 
-    ``now_ns`` is monotonic. ``first_ack_id``: above the ids of earlier processes of the node.
+    ``now_ns``: monotonic time. ``first_ack_id``: a number above the ids of earlier processes of the node.
     """
 
     def __init__(
@@ -224,7 +235,7 @@ class ServiceSessions:
         """Services that were registered and are not."""
         self._gate: _Gate | None = None
         self._failed_one = False
-        """Whether services let the last promotion here that waited for some fail."""
+        """True if services let the last promotion here that waited for some fail."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -375,7 +386,7 @@ class ServiceSessions:
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
-        """Note that the code beside all replicas supports ``version``, 0 if it is unknown."""
+        """Record that the code beside all replicas supports ``version``. 0: unknown."""
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
@@ -551,7 +562,7 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is or was a service."""
+        """True if there is or was a service."""
         return bool(self._sessions or self._gone)
 
     def ended(self, now_ns: int) -> list[Ended]:
@@ -616,10 +627,10 @@ def _shown(figures: pb.ServiceFigures) -> dict[str, object]:
 
 REPORT_EVERY_S = 1.0
 QUIET_ROUNDS = 2
-"""While everybody is well and nothing is new, so many times as long: one that is lost is made up for before it is believed no more."""
+"""Factor of the interval while all services are healthy and unchanged. A lost report is repeated before it expires."""
 REST_S = 60.0
 _BELIEVED_S = 4.0
-"""How long a report counts."""
+"""Time for which a report is valid, in seconds."""
 MAX_REPORTED = 16
 """Services in one report, and nodes that are remembered."""
 
@@ -640,7 +651,7 @@ class _NodeReport:
 
 @dataclass(slots=True)
 class Wellness:
-    """What one replica knows about the services on all nodes.
+    """Knowledge of one replica about the services on all nodes.
 
     Times are monotonic ns. ``grace_ns``: allowed time of a failure.
     """
@@ -663,7 +674,7 @@ class Wellness:
 
     @property
     def anybody_is_ill(self) -> bool:
-        """Whether a service was failing at the last ``look``."""
+        """True if a service was failing at the last ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
@@ -675,7 +686,7 @@ class Wellness:
 
         ``own``: all services that were ever registered here, with their last positions.
 
-        Call it regularly, also beside a follower: when it is promoted, what is ill is known.
+        Call it regularly, also beside a follower, so that the failed services are known when the follower is promoted.
         """
         self._forget_old(now_ns)
         elsewhere = {name for report in self._reports.values() for name in report.services}

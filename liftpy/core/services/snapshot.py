@@ -290,10 +290,10 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
 
 
 MAX_OFFERS = 8
-"""Of one node."""
+"""Maximum number of snapshots that one node offers."""
 MAX_AGREED = 64
 _CERTAIN = 2
-"""So many nodes that agree are preferred to a newer snapshot that fewer have."""
+"""Number of agreeing nodes that is preferred to a newer snapshot of fewer nodes."""
 _SAID_BYTES = 200
 
 
@@ -324,7 +324,7 @@ class PeerSearch:
     barred: frozenset[bytes] = frozenset()
     _offers: dict[str, tuple[Offer, ...]] = field(default_factory=dict)
     _agreed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    """Position -> digest, nodes that have it: as last told."""
+    """Position -> digest and nodes that have it, from the last reports."""
     _failed: set[Offer] = field(default_factory=set)
     _lies: set[tuple[str, bytes]] = field(default_factory=set)
     """Node and digest: its bytes were others."""
@@ -396,7 +396,7 @@ class PeerSearch:
 
 
 MAX_POSITIONS = 16
-"""Remembered of each service beside each node."""
+"""Maximum number of positions kept for each service beside each node."""
 MAX_NODES = 16
 BEGINNING = 0
 """The position at which the digest is of the service's parameters."""
@@ -458,7 +458,9 @@ class Agreement:
         return undecided
 
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
-        """Position -> (digest, nodes that have it) of the nodes beside ``own``; without positions at which as many have another."""
+        """Position -> (digest, nodes that have it) of the nodes beside ``own``. Positions without a majority digest are
+        left out.
+        """
         told = [digests for node, digests in self._told.items() if node != own]
         found = {}
         for position in sorted({position for digests in told for position in digests} - {BEGINNING}):

@@ -1,17 +1,19 @@
 """The record batch: the unit of work everywhere. One layout on disk, between nodes, to readers and into Arrow.
 
-All integers are little endian. A header of 64 bytes, then the body. Source: the log format's "Record batch"::
+All integers are little endian. A batch is a header of 64 bytes, then the body::
 
      0 u32 CRC-32C of bytes 4..size   4 u16 magic        6 u8 version        7 u8 attributes (bits 0-2 codec, 3 control)
      8 u32 size in bytes, all        12 u32 records     16 i64 base offset  24 u64 LeaderEpoch
     32 i64 timestamp ns              40 u64 producer id 48 u32 base sequence 52 u16 producer epoch
     54 u16 columns                   56 u32 body size before compression     60 u32 offset delta of the last record
 
-The body's columns, in the order of ``Columns``, each from an 8-byte boundary on; ``batch_columns`` lays them out. Compression
-is of the whole body. A batch is atomic: it is there with a right CRC, or it is not there.
+The body has the columns in the order of ``Columns``. Each column begins at an 8-byte boundary. ``batch_columns`` lays
+them out. The body
+is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
 
-Compression of a batch's body. What decompresses is bounded by what the batch's header says, before a byte of it is made: the bytes
-are somebody else's, and 8 KB can stand for gigabytes.
+Decompression is limited to the size in the batch's header, before any byte is decompressed. The bytes come from
+outside, and 8 KB can
+expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class BatchHeader(NamedTuple):
     base_sequence: int
     producer_epoch: int
     column_bits: int
-    """Which columns are present: a ``Columns`` as a number."""
+    """Columns that are present: a ``Columns`` as a number."""
     body_size_bytes: int
     last_offset_delta: int
 
@@ -143,12 +145,12 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether compaction removed records of the batch: it has fewer records than offsets."""
+        """True if compaction removed records of the batch: it has fewer records than offsets."""
         return self.record_count <= self.last_offset_delta or self.is_remains
 
     @property
     def is_remains(self) -> bool:
-        """Whether compaction removed all records of a producer's last batch. Its stamps and its note remain."""
+        """True if compaction removed all records of a producer's last batch. Its stamps and its note remain."""
         return self.control and self.producer_id != 0
 
 
@@ -221,7 +223,7 @@ class RecordBatch:
 
     __slots__ = ("__dict__", "header", "on_damage", "view")
     arrived_ns = 0
-    """When a reader who is traced got it, ns since 1970; 0: nobody has said."""
+    """Time at which a traced reader received the batch, in ns since 1970. 0: not set."""
 
     def __init__(self, header: BatchHeader, view: memoryview) -> None:
         self.header = header
@@ -345,10 +347,10 @@ class Body(NamedTuple):
     columns: Columns
     record_count: int
     body_size_bytes: int
-    """Before compression."""
+    """Size before compression, in bytes."""
     last_offset_delta: int
     size_bytes: int
-    """Of the sealed batch, header included."""
+    """Size of the sealed batch with its header, in bytes."""
 
 
 def encode_body(
@@ -565,9 +567,10 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
 
 
 def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
-    """The size that the header at ``position`` claims, unchecked: only for reading so many bytes before ``parse_batch`` judges them.
+    """Return the size that the header at ``position`` claims, unchecked. Use it only to read the bytes for
+    ``parse_batch``.
 
-    Raises CorruptionError when there is no whole header.
+    Raises CorruptionError if there is no complete header.
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
         raise CorruptionError(
@@ -741,7 +744,7 @@ def body_of(columns: ColumnSet) -> Body:
 
 
 FEW = 16
-"""Up to so many records it is faster than columns."""
+"""Number of records up to which single records are faster than columns."""
 
 
 def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[int, bytes, bytes]]:

@@ -300,7 +300,7 @@ class _Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing is left."""
+        """True if nothing is left."""
         return self._position == len(self._body)
 
     def u32(self, count: int) -> U32:

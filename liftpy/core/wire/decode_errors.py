@@ -1,12 +1,12 @@
-"""Under which names frames that are not taken are counted: one row of names, in status and metrics, by reason. Pure.
+"""Reasons under which rejected frames are counted, for status and metrics. Pure.
 
-A node counts into plain counters, and whoever shows them takes the names that begin with ``REFUSED`` apart from the rest. So a frame
-that is refused is in exactly one of them, whoever refused it, and a new reason needs no new metric.
+A node counts events in plain counters. Status and metrics show the names that begin with ``REFUSED`` separately. So
+each rejected
+frame has exactly one reason, and a new reason needs no new metric.
 
-Whether a message holds fields that this version does not know: then it says more than was understood. Pure.
-
-protobuf keeps what it does not know, and hands it on unread. Whoever decides by a message, or keeps what is in it, must not go on as
-if that had not been said.
+The module also finds messages with fields that this version does not know. protobuf keeps unknown fields unread. Code
+that decides by
+such a message, or stores its content, must not act as if these fields were missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from liftpy.errors import LiftError, ProtocolError
 
 REFUSED = "refused: "
 REPLY = f"{REFUSED}reply subject"
-"""No inbox, or not the asker's own."""
+"""The reply subject is not an inbox, or not the sender's own."""
 IMPLAUSIBLE = f"{REFUSED}implausible request id"
 """A fetch whose id can't be its follower's next one: late, or from the future."""
 

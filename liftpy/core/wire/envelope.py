@@ -215,12 +215,12 @@ def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = N
 
 POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
 LONGEST_ID_BYTES = 100
-"""Of an id in an ordinary envelope: its sizes have one byte each."""
+"""Maximum length of an id in an ordinary envelope, in bytes. Its length fields have one byte each."""
 _VALUE = b"\x1a"
 """The tag of ``Message.value``."""
 _SHORT = [bytes([size]) for size in range(128)]
 _MARKS = [b"\x4a%c\x0a\x0bNats-Msg-Id\x12%c" % (size + 15, size) for size in range(LONGEST_ID_BYTES + 1)]
-"""What stands before a message id of that size, as the one header of a ``Message``."""
+"""Bytes before a message id of this length, as the only header of a ``Message``."""
 _MARK_BYTES = len(_MARKS[0])
 _HEAD = encode(MessageType.PUBLISH, b"", crc=True)[:HEADER_SIZE_BYTES]
 _LONGEST_VARINT = 5
@@ -235,7 +235,7 @@ class Ordinary:
 
     def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy, *, runs: bool = False) -> None:
         self.made_for = uid, ack
-        """For another uid or policy another one is made."""
+        """Uid and policy for which this object was made. Others need another object."""
         self.runs = runs
         if ack not in POLICIES:
             raise ConfigError(f"Invalid ack {ack!r}. Use an AckPolicy.")
@@ -321,7 +321,7 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
 
 
 MAX_DIGITS = 18
-"""Of a number in a reply."""
+"""Maximum number of digits of a number in a reply."""
 _FASTER = 4
 
 

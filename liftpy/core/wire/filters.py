@@ -33,9 +33,9 @@ from liftpy.errors import ConfigError, CorruptionError
 MAX_SUBJECTS = 64
 MAX_KEYS = 256
 MAX_FILTER_BYTES = 8192
-"""Of all subjects and keys of a filter: it travels with each read."""
+"""Maximum size of all subjects and keys of a filter, in bytes. The filter is part of each read request."""
 _BYTES_AT_ONCE = 1 << 20
-"""Of keys that are compared: numpy takes eight times that while it picks them."""
+"""Number of key bytes to compare at once. numpy needs eight times as much memory."""
 _TEXT = ("utf-8", "surrogateescape")
 
 
@@ -155,9 +155,10 @@ NOTHING_LEFT_OUT = Filter()
 
 
 def kept(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
-    """A batch of the records of ``mask`` (bool[record_count], at least one True) at their offsets, sealed anew.
+    """Return a batch of the records of ``mask`` (bool[record_count], at least one True) at their offsets, sealed again.
 
-    ``compressed``: as the batch is, if it is. Raises CorruptionError where the columns don't fit their header.
+    ``compressed``: use the codec of the batch, if it has one. Raises CorruptionError if the columns do not fit their
+    header.
     """
     columns, header = batch.columns, batch.header
     present = Columns(header.column_bits) | Columns.DELTAS
@@ -218,7 +219,7 @@ def _headers(column: HeadersColumn, mask: Mask) -> HeadersColumn:
 VALUES = 128
 """Stands for the values among the bits of ``Columns``, where they need none."""
 LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns.REPLIES).value
-"""What can be left out."""
+"""Columns that can be left out."""
 
 
 def narrow(batch: RecordBatch, left_out: int) -> memoryview:

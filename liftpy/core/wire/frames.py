@@ -149,7 +149,7 @@ def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piec
 
 
 def is_piece(frame: bytes | memoryview) -> bool:
-    """Whether an answer to a fetch is a ReplicationPiece."""
+    """Return whether an answer to a fetch is a ReplicationPiece."""
     return envelope.decode(frame)[0] is MessageType.REPLICATION_PIECE
 
 

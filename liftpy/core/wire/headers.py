@@ -14,13 +14,13 @@ from liftpy.errors import ConfigError
 
 Pairs = tuple[tuple[str, bytes], ...]
 HeadersLike = Mapping[str, str | bytes] | Iterable[tuple[str, str | bytes]]
-"""What an application may give: a mapping, or pairs in an order of its own. Text is sent as UTF-8."""
+"""Headers that an application may pass: a mapping, or pairs in any order. Text is sent as UTF-8."""
 
 KEY = "Lift-Key"
 ACK = "Lift-Ack"
 TOMBSTONE = "Lift-Tombstone"
 REPLY_TO = "Lift-Reply-To"
-"""Of a plain publish: the inbox to which a replicated service that reads the record sends its reply."""
+"""Header of a plain publish: the inbox for the reply of a replicated service that reads the record."""
 OUTPUT_ID = "Lift-Output"
 OUTPUT_NUMBER = "Lift-Output-Number"
 OUTPUT_DIGEST = "Lift-Output-Digest"
@@ -106,5 +106,5 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def is_status(block: bytes, payload: bytes) -> bool:
-    """Whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
+    """Return whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
     return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

@@ -1,13 +1,19 @@
 """Table of all subjects with their publishers and subscribers, and the NATS permissions of each role. Pure.
 
-Goal: nobody has to find out by trying what a user must be allowed, and nobody is allowed more. Constraint: every subject that the code
-builds has a row (a test compares them with ``Subjects`` and looks for subjects that are built elsewhere).
+Goal: an operator need not find out by trying which permissions a user needs, and no user has more than it needs.
+Constraint: every
+subject that the code builds has a row. A test compares the rows with ``Subjects``, and finds subjects that are built
+elsewhere.
 
-Algorithm: a role's rights are the rows where it stands. A node has everything below the namespace in one pattern. NATS's wildcards are
-whole tokens, so a pattern such as ``<ns>.*.*.read`` is also ``<ns>.control.admin.read``: no node and no principal has one of the words
-with which the subjects of partitions end, and controllers refuse those (``liftpy.core.metadata.controller.admission``).
+Algorithm: the permissions of a role are the rows that name it. A node has everything below the namespace in one
+pattern. The wildcards
+of NATS are complete tokens, so a pattern such as ``<ns>.*.*.read`` also matches ``<ns>.control.admin.read``. Therefore
+no node and no
+principal may have a name that the subjects of partitions end with. Controllers reject these names
+(``liftpy.core.metadata.controller.admission``).
 
-Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.orders.*.read`` and ``liftpy.orders.*.read.*``, and
+Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.orders.*.read`` and
+``liftpy.orders.*.read.*``, and
 subscribe to ``_INBOX.>``.
 """
 

@@ -29,20 +29,20 @@ class PartitioningMethod(IntEnum):
     """Method by which a producer chooses partitions. The numbers are those of ``Partitioning.Method``."""
 
     UNKNOWN = 0
-    """Not said, or the producer's processes have chosen in several ways."""
+    """The method is not given, or the producer's processes have used several."""
     RANDOM = 1
     KEY = 2
-    """By the key; a record without one as ``RANDOM``."""
+    """The key decides. A record without key is placed as with ``RANDOM``."""
     NUMBER = 3
-    """By the number of the record."""
+    """The number of the record decides."""
     KEY_OR_NUMBER = 4
-    """By the key; a record without one by its number among those."""
+    """The key decides. A record without key is placed by its number among those."""
     FUNCTION = 5
-    """By a function of the application."""
+    """A function of the application decides."""
 
 
 BY_KEY = {PartitioningMethod.KEY, PartitioningMethod.KEY_OR_NUMBER}
-"""They choose the same partition for a record with a key."""
+"""Methods that choose the same partition for a record with a key."""
 
 
 class Partitioning(NamedTuple):
@@ -79,8 +79,11 @@ class SourcePosition(NamedTuple):
 
     @property
     def plan(self) -> int:
-        """In a round of a producer (``liftpy.client.write_epoch``): number of the assignment of its records to producers, up to
-        MAX_PLAN, 0 if not given. It uses high bits that no offset reaches."""
+        """Number of the plan by which a round assigns records to producers (``liftpy.client.write_epoch``), at most
+        MAX_PLAN.
+
+        0: not given. It uses high bits that no offset reaches.
+        """
         return self.offset >> PLAN_SHIFT
 
     def message(self) -> client_pb2.SourcePosition:

@@ -29,7 +29,10 @@ from liftpy.errors import ConfigError, InvalidNameError
 
 DEFAULT_INBOX_PREFIXES = ("_INBOX*.",)
 MAX_REPLY_BYTES = 255
-"""Of a reply subject. A server takes lines of 4,096 bytes at most (``max_control_line``) and cuts off senders of longer ones."""
+"""Maximum length of a reply subject, in bytes.
+
+A server accepts lines of at most 4,096 bytes (``max_control_line``), and disconnects a sender of longer ones.
+"""
 
 _PREFIX = re.compile(r"(?:[^\s.*>\x00-\x1f\x7f]+\.)*[^\s.*>\x00-\x1f\x7f]+\*?\.")
 _IN_TOKEN = rb"[!-)+-\-/-=?-~\x80-\xff]"
@@ -38,7 +41,7 @@ _IN_SUBJECT = rb"[!-)+-=?-~\x80-\xff]"
 
 
 Allows = Callable[[bytes], bool]
-"""Whether a reply subject may be answered: an ``InboxRule``, or what stands for one."""
+"""True if a reply subject may be answered: an ``InboxRule``, or what stands for one."""
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
@@ -70,11 +73,11 @@ class InboxRule:
         self._lines = re.compile(rb"(?:(?:%b)%b++\n)*+" % (choices, _IN_SUBJECT))
 
     def __call__(self, subject: bytes) -> bool:
-        """Whether a node may publish there."""
+        """Return whether a node may publish there."""
         return self.allows(subject)
 
     def allows(self, subject: bytes) -> bool:
-        """Whether a node may publish there."""
+        """Return whether a node may publish there."""
         fits = len(subject) <= MAX_REPLY_BYTES and self._pattern.fullmatch(subject) is not None
         return fits and (subject.isascii() or _is_utf8(subject))
 
@@ -246,7 +249,9 @@ class Subjects:
         return f"{self.namespace}.service.{node_id}"
 
     def service_session(self, node_id: str, stream: str, service: str) -> str:
-        """A replicated service beside a node registers, reports and acknowledges here: permissions bind its stream and its name."""
+        """Subject on which a replicated service beside a node registers, reports and acks. Permissions contain its stream
+        and name.
+        """
         return f"{self.namespace}.service.{node_id}.session.{stream}.{service}"
 
     def service_query(self, service: str) -> str:
@@ -259,7 +264,7 @@ class Subjects:
 
 
 SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
-"""Where nats-server answers what it holds for the connections of the own account."""
+"""Subject on which nats-server reports the pending data of the own account's connections."""
 JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
 """Inbox prefix, without the dot, under which nodes that answer JetStream's read API are answered what they read."""
 GROUPS_INBOX = "_INBOX_liftpy-groups"
@@ -273,8 +278,10 @@ EVENTS_STREAM = "_liftpy-events"
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
-"""With which the subjects of partitions end. No node and no principal is called so: who may publish on ``<ns>.*.*.read`` would
-speak for it on ``<ns>.control.node.read``."""
+"""Last tokens of the subjects of partitions. No node and no principal may have one of these names.
+
+Otherwise a user with the permission ``<ns>.*.*.read`` could publish for it on ``<ns>.control.node.read``.
+"""
 
 
 def check_speaker(name: str, what: str) -> str:
@@ -290,7 +297,7 @@ def jetstream_api(domain: str, rest: str) -> str:
 
 
 def is_protocol_shaped(subject: str) -> bool:
-    """Whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
+    """Return whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
     tokens = subject.split(".")
     return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
 

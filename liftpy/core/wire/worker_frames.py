@@ -23,7 +23,7 @@ LEASE = struct.Struct(">Q")
 HEAD_BYTES = _CRC.size + _REST.size
 MOST_BODY_BYTES = 64 * 1024 * 1024
 MOST_IMAGE_BYTES = 512 * 1024 * 1024
-"""Of an image; the feed of the metadata group takes no larger one."""
+"""Maximum size of an image, in bytes. The feed of the metadata group accepts no larger one."""
 
 
 class FrameKind(IntEnum):
@@ -41,7 +41,7 @@ class FrameKind(IntEnum):
     """Token: when the heartbeat was sent that the metadata group has answered, ns; the lease that the answer grants (``LEASE``)."""
     PING = 6
     ANSWER = 7
-    """pb.ControlResponse."""
+    """Answer to a control request (pb.ControlResponse)."""
     QUIET = 8
     """pb.QuietFetches: those of the worker's partitions."""
     ASK = 9
@@ -57,7 +57,7 @@ class FrameKind(IntEnum):
     RECOVERED = 33
     """JSON: what the recovery of its logs has found."""
     SETTLED = 34
-    """What the image shows is open, or has failed."""
+    """All partitions of the image are open, or have failed."""
     PONG = 35
     PROPOSE = 36
     """ms until it gives up (4), pb.ControlRequest."""
@@ -73,7 +73,7 @@ class FrameKind(IntEnum):
     TOLD = 41
     """JSON: the answer to ASK."""
     QUIET_OVER = 42
-    """pb.QuietFetchesAnswer."""
+    """Answer about fetches of quiet partitions (pb.QuietFetchesAnswer)."""
     CLOSED = 43
     STOPPED = 44
     """Token 1: everything that was acknowledged is on the disk."""

@@ -1,7 +1,7 @@
 """The pipeline ``archive``: writes streams to a table of Parquet files, each record once, continuously or up to now.
 
-It is a streaming query. Its tasks write the files (``manifest_source.py``). Its driver commits each micro-batch to the table
-in one transaction, together with the id of the query and the number of the micro-batch (``table_commit.py``). If a process
+It is a streaming query. Its tasks write the files (``archive_source.py``). Its driver commits each micro-batch to the table
+in one transaction, together with the id of the query and the number of the micro-batch (``tables.py``). If a process
 dies, the query runs again from its checkpoint. Without a checkpoint it continues at the end of the table.
 """
 
@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import coded
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.job_errors import WorkerStartError, plainly
-from liftpy.spark.pipelines.naming import check_archived, end_mark, uid_mark
-from liftpy.spark.pipelines.orphan_files import DEFAULT_AGE_S, Orphans, find_orphans, remove_orphans
-from liftpy.spark.pipelines.table_commit import ArchivedRange, check_table_columns, commit_of, marks_of, starts_after
-from liftpy.spark.pipelines.table_kind import table_at
-from liftpy.spark.pipelines.tables import Table, TableState
+from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.tables import (
+    DATA,
+    ArchivedRange,
+    Table,
+    TableState,
+    check_archived,
+    check_table_columns,
+    commit_of,
+    end_mark,
+    is_temporary,
+    marks_of,
+    parse_file,
+    starts_after,
+    uid_mark,
+)
 from liftpy.spark.planning import Views
 from liftpy.spark.process_connection import link_to
 from liftpy.spark.schema import arrow_schema
@@ -32,6 +43,163 @@ from liftpy.spark.schema import arrow_schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+# Read an archive, alone or together with its live stream, as one DataFrame.
+#
+# The table is read at one version, and the stream continues where that version ends. So there is no gap and no overlap,
+# even if the archive grows meanwhile. If retention deleted records that are not archived, the read fails with
+# ``DATA_LOSS``.
+
+
+def archived(spark: SparkSession, table: str, stream: str = "") -> DataFrame:
+    """Return the records in the table as a DataFrame, at its current version.
+
+    Args:
+        spark: The Spark session.
+        table: Directory of the table.
+        stream: Only records of this stream. Default '': all.
+
+    Example:
+        from liftpy.spark import archived
+
+        archived(spark, "/data/orders").count()
+    """
+    state = state_of(table_at(table))
+    return _rows(spark, state.files, stream)
+
+
+def whole(spark: SparkSession, table: str, stream: str, options: Mapping[str, str] | None = None) -> DataFrame:
+    """Return all records of a stream: those in the table and the newer ones in the stream.
+
+    The DataFrame ends at the records that are committed at its first action. It has the columns of the table.
+
+    Args:
+        spark: The Spark session.
+        table: Directory of the table.
+        stream: Name of the stream.
+        options: Options of the format ``liftpy``, such as ``nats``. Default None.
+
+    Raises:
+        NotFoundError: The table has no records of this stream, or the stream was deleted and created again.
+        DataLossError: Retention deleted records that are not in the table.
+
+    Example:
+        from liftpy.spark import whole
+
+        whole(spark, "/data/orders", "orders").count()
+    """
+    given = {**(options or {}), "stream": check_archived(stream)}
+    source = SourceOptions.parse(given)
+    views = Catalog(link_to(source.access), source).views()
+    marks = {end_mark(*key) for key in views} | {uid_mark(stream, view.uid) for view in views.values()}
+    state = state_of(table_at(table), marks)
+    starts = starts_after({key: view.uid for key, view in views.items()}, state.marks, EARLIEST)
+    if starts is None:
+        raise NotFoundError(f"Table {table} has no records of stream {stream}. Check the table path and the stream name.")
+    columns = state.schema.names
+    live = (
+        spark.read.format("liftpy")
+        .options(**{**given, "columns": ",".join(columns), "startingOffsets": json.dumps(starts)})
+        .load()
+    )
+    return _rows(spark, state.files, stream).select(*columns).unionByName(live)
+
+
+def _rows(spark: SparkSession, files: tuple[str, ...], stream: str) -> DataFrame:
+    frame = spark.read.parquet(*files)
+    return frame.where(frame["stream"] == stream) if stream else frame
+
+
+# Finds files of failed attempts that may be removed. Readers of the table do not see them.
+#
+# There are two kinds:
+#
+# - A temporary file that is older than the age. Its writer has ended. If the writer still runs, its task fails and runs again.
+# - A complete file that is not in the table, although the table has its range. It was written with other range borders.
+#
+# A complete file beyond the end of the table stays: the micro-batch that wrote it runs again and uses it. If files were removed
+# from a table (by optimize or delete), old versions still name them. Then complete files are left to the table's own vacuum.
+#
+# The age of a file is the difference to the newest file of the table, so a wrong clock of this machine removes nothing.
+
+
+DEFAULT_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file in a table's data directory. ``age_s``: time since its last write."""
+
+    path: str
+    age_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Files of failed attempts.
+
+    ``files``: removable. ``size_bytes``: of them. ``left``: complete files outside the table, which stay.
+    """
+
+    files: tuple[str, ...] = ()
+    size_bytes: int = 0
+    left: int = 0
+
+
+def orphans_among(
+    found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
+) -> Orphans:
+    """Return the removable files. ``in_table``: paths of the table. ``marks``: ends of its partitions."""
+    gone: list[DataFile] = []
+    left = 0
+    for one in found:
+        name = one.path.rpartition("/")[2]
+        if is_temporary(name):
+            gone += [one] if one.age_s >= age_s else []
+            continue
+        file = parse_file(name)
+        if file is None or one.path in in_table:
+            continue
+        passed = file.end_offset <= marks.get(end_mark(file.stream, file.partition), 0)
+        if passed and only_added_to and one.age_s >= age_s:
+            gone.append(one)
+        else:
+            left += 1
+    return Orphans(tuple(one.path for one in gone), sum(one.size_bytes for one in gone), left)
+
+
+def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
+    """Return the removable files of a table. Files are listed before the table is read, so that a new file is not removed."""
+    found = list(_listed(table.root / DATA))
+    marks = {end_mark(file.stream, file.partition) for one in found if (file := parse_file(Path(one.path).name))}
+    state = table.state(marks)
+    if state is None:
+        return orphans_among(found, frozenset(), {}, age_s, only_added_to=False)
+    return orphans_among(found, frozenset(state.files), state.marks, age_s, only_added_to=table.only_added_to())
+
+
+def remove_orphans(orphans: Orphans) -> None:
+    """Take them away; one that is gone already is no error."""
+    for path in orphans.files:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"Cannot remove file {path} of a failed attempt: {error}. Check its permissions, or remove it yourself."
+            ) from error
+
+
+def _listed(folder: Path) -> Iterable[DataFile]:
+    found = []
+    for path in folder.glob("*/*/*"):
+        try:
+            found.append((str(path), path.stat()))
+        except FileNotFoundError:
+            continue
+    by_s = min(time.time(), max((stat.st_mtime for _, stat in found), default=0.0))
+    return [DataFile(path, by_s - stat.st_mtime, stat.st_size) for path, stat in found]
+
 
 COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 DEFAULT_BATCH_RECORDS = 5_000_000

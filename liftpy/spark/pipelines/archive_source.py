@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from liftpy.spark.failures import coded
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import Writing, write_range
-from liftpy.spark.pipelines.table_commit import MANIFEST, ArchivedRange
+from liftpy.spark.pipelines.tables import MANIFEST, ArchivedRange
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.range_reader import read_planned
 from liftpy.spark.schema import arrow_schema

@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import LiftError, NoSpaceError, StorageError
-from liftpy.spark.pipelines.naming import FileName, tag_of, temporary
-from liftpy.spark.pipelines.table_commit import ArchivedRange
+from liftpy.spark.pipelines.tables import ArchivedRange, FileName, tag_of, temporary
 from liftpy.spark.planning import PlannedRange
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024

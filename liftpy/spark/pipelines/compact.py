@@ -23,10 +23,19 @@ from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
 from liftpy.spark.pipelines.job_errors import plainly
-from liftpy.spark.pipelines.naming import DATA, check_archived, end_mark, uid_mark
-from liftpy.spark.pipelines.table_commit import Commit, TableFile, check_table_columns, check_uid
 from liftpy.spark.pipelines.table_kind import state_of, table_at
-from liftpy.spark.pipelines.tables import Table, TableState
+from liftpy.spark.pipelines.tables import (
+    DATA,
+    Commit,
+    Table,
+    TableFile,
+    TableState,
+    check_archived,
+    check_table_columns,
+    check_uid,
+    end_mark,
+    uid_mark,
+)
 from liftpy.spark.planning import Views
 from liftpy.spark.process_connection import link_to
 from liftpy.spark.schema import arrow_schema, default_columns

@@ -17,8 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from liftpy.errors import FencedError, StorageError
-from liftpy.spark.pipelines.table_commit import ArchivedRange, Commit, TableFile
-from liftpy.spark.pipelines.tables import TableState
+from liftpy.spark.pipelines.tables import ArchivedRange, Commit, TableFile, TableState
 
 _ADDING = ("WRITE", "CREATE TABLE")
 _US_PER_MS = 1000

@@ -18,9 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from liftpy.errors import FencedError, StorageError
-from liftpy.spark.pipelines.naming import DATA
-from liftpy.spark.pipelines.table_commit import Commit
-from liftpy.spark.pipelines.tables import TableState
+from liftpy.spark.pipelines.tables import DATA, Commit, TableState
 
 CATALOG = "_catalog.sqlite"
 NAME = ("liftpy", "archive")

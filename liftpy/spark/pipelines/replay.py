@@ -34,8 +34,8 @@ from liftpy.spark.failures import SourceError, coded
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.job_errors import plainly
-from liftpy.spark.pipelines.naming import FileName, check_archived, parse_file
 from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file
 from liftpy.spark.planning import (
     PartitionView,
     PlannedRange,

@@ -1,19 +1,23 @@
 """A table that the archive writes to, as the pipelines see it.
 
 A table is a folder that the driver and all executors have under one path. A table changes by commits that
-are all or nothing, with its marks (``table_commit.py``).
+are all or nothing, with its marks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from liftpy.spark.pipelines.table_commit import Commit
+from liftpy.core.base.ids import check_name, is_internal
+from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Kind of table -> the package that writes it."""
@@ -56,3 +60,236 @@ class Table(Protocol):
 
     def only_added_to(self) -> bool:
         """Whether files were never taken away or merged, so that one on the disk that is not in the table never was."""
+
+
+# Decides the commit of a micro-batch from the marks in the table.
+#
+# A mark is a name with an integer. The table changes marks and files in one transaction. There are marks for the last
+# micro-batch of each query, the end of each partition, and the uid of each stream. Goal: the table has each record once, even
+# if processes die or are late. A micro-batch that the table has already is skipped. A micro-batch that does not start at the
+# end of the table is rejected.
+#
+# Worked example: the table has orders/0 up to 500. Micro-batch 7 of a query has [500, 700) and [700, 900). The mark of the
+# query becomes 7, and the mark of orders/0 becomes 900. If micro-batch 7 is repeated, it is skipped. If another query has [500,
+# 600), its commit is rejected.
+
+
+MANIFEST = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("uid", pa.string()),
+        ("partition", pa.int32()),
+        ("start_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+        ("path", pa.string()),
+        ("record_count", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("oldest_us", pa.int64()),
+        ("newest_us", pa.int64()),
+    ]
+)
+"""One row for each range: the fields of ArchivedRange."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedRange:
+    """A range of a partition, ``start_offset`` inclusive, ``end_offset`` exclusive, and the file that holds its records.
+
+    ``path``: below the table's folder, '' where the range has no records. ``record_count``: less than the offsets where the stream is
+    compacted or records were lost. ``oldest_us``, ``newest_us``: least and greatest time stamp, microseconds since 1970, 0 where the
+    column is not archived.
+    """
+
+    stream: str
+    uid: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    path: str = ""
+    record_count: int = 0
+    size_bytes: int = 0
+    oldest_us: int = 0
+    newest_us: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(stream, partition)."""
+        return self.stream, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table. ``path``: below the table's directory. ``range``: its records, None for other files."""
+
+    path: str
+    size_bytes: int
+    record_count: int
+    range: ArchivedRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One transaction: adds ``files``, sets ``marks``."""
+
+    files: tuple[TableFile, ...]
+    marks: dict[str, int]
+
+
+def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
+    """The marks on which ``commit_of`` decides."""
+    wanted = {batch_mark(query_id)}
+    for one in ranges:
+        wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
+    return wanted
+
+
+def commit_of(
+    ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
+) -> Commit | None:
+    """Return the commit of a micro-batch for the table's ``marks``, None if it is already in the table.
+
+    Raises FencedError where another archive was here, DataLossError where records are missing before or between the ranges (unless
+    that is not to fail), NotFoundError where the table holds a stream that was deleted and made again since.
+    """
+    if marks.get(batch_mark(query_id), -1) >= batch_id:
+        return None
+    ordered = sorted(ranges, key=lambda one: (one.stream, one.partition, one.start_offset))
+    found = {batch_mark(query_id): batch_id}
+    for key, own in itertools.groupby(ordered, key=lambda one: one.key):
+        end = marks.get(end_mark(*key))
+        for one in own:
+            if end is not None:
+                check_uid(one.stream, one.uid, marks)
+                _check_follows(one, end, fail_on_data_loss=fail_on_data_loss)
+            end = one.end_offset
+            found |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
+            marks = {**marks, **found}
+    return Commit(tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), found)
+
+
+def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
+    """Raise NotFoundError where a table that has records of ``stream`` has them of another uid [R9]."""
+    if uid_mark(stream, uid) not in marks:
+        raise NotFoundError(
+            f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
+            "Archive it into a new table with a new checkpoint."
+        )
+
+
+def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> None:
+    what = f"{one.stream}/{one.partition} [{one.start_offset}, {one.end_offset})"
+    if one.start_offset < end:
+        raise FencedError(
+            f"Cannot archive {what}: the table already has this partition up to offset {end} (exclusive). Another "
+            "archive writes to the table, or the checkpoint belongs to another table. Stop the other archive. "
+            "With a new checkpoint, the archive continues at the end of the table."
+        )
+    if one.start_offset > end and fail_on_data_loss:
+        raise DataLossError(
+            f"Cannot archive {what}: the table ends at offset {end}, so records between are missing. They were "
+            "archived elsewhere, or the table is an older copy. With a new checkpoint, the archive continues at "
+            "the end of the table. To accept the gap, set failOnDataLoss=false."
+        )
+
+
+def starts_after(
+    partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
+) -> dict[str, dict[str, int | str]] | None:
+    """Return startingOffsets for an archive with a new checkpoint, None if the table has no records of it."""
+    known = {key for key in partitions if end_mark(*key) in marks}
+    if not known:
+        return None
+    starts: dict[str, dict[str, int | str]] = {}
+    for key, uid in sorted(partitions.items()):
+        if key in known:
+            check_uid(key[0], uid, marks)
+        starts.setdefault(key[0], {"uid": uid})[str(key[1])] = marks.get(end_mark(*key), otherwise)
+    return starts
+
+
+def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
+    """Raise ConfigError where an archive of ``wanted`` columns would write to a table of others."""
+    if there.names != wanted.names:
+        text = f"Table {table} has the columns {', '.join(there.names)}, but the archive has {', '.join(wanted.names)}"
+        raise ConfigError(f"{text}. Archive the same columns, or use another table.")
+
+
+# Names of archived files, and marks in a table.
+#
+# The name of a file contains the stream, the partition, the first offset (inclusive), the end (exclusive), and a tag of the
+# uid and the columns. A range that is written again therefore has the same name. An existing file with that name is
+# complete.
+
+
+DATA = "data"
+"""The folder in a table's folder that holds the files, one folder for each stream and partition."""
+_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
+_TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
+_TAG_DIGITS = 12
+
+
+class FileName(NamedTuple):
+    """``start_offset`` inclusive, ``end_offset`` exclusive. ``tag``: of uid and columns."""
+
+    stream: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    tag: str
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return f"{self.stream}-{self.partition}-{self.start_offset:020d}-{self.end_offset:020d}-{self.tag}.parquet"
+
+    @property
+    def path(self) -> str:
+        """Path below the table's directory."""
+        return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
+
+
+def tag_of(uid: str, columns: Iterable[str]) -> str:
+    """Return a tag of everything else that determines the content of a file."""
+    return hashlib.sha256("\0".join((uid, *columns)).encode()).hexdigest()[:_TAG_DIGITS]
+
+
+def parse_file(name: str) -> FileName | None:
+    """The reverse of ``FileName.name``; None for any other file."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        return None
+    start, end = int(found[3]), int(found[4])
+    return FileName(found[1], int(found[2]), start, end, found[5]) if start < end else None
+
+
+def temporary(name: str, attempt: str) -> str:
+    """Return the name of a file while it is written. ``attempt``: 32 unique hex digits."""
+    return f".{name}.{attempt}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether ``temporary`` made this name."""
+    found = _TEMPORARY.fullmatch(name)
+    return found is not None and parse_file(found[1]) is not None
+
+
+def check_archived(stream: str) -> str:
+    """Return ``stream`` if it may be archived, else raise InvalidNameError or ConfigError."""
+    if is_internal(check_name(stream, "stream")):
+        raise ConfigError(f"Stream {stream!r} is an internal stream. Internal streams cannot be archived: choose another one.")
+    return stream
+
+
+def batch_mark(query_id: str) -> str:
+    """Mark -> the last micro-batch of that query which is in the table."""
+    return query_id
+
+
+def end_mark(stream: str, partition: int) -> str:
+    """Mark -> the offset up to which (exclusive) the table has that partition."""
+    return f"liftpy/{stream}/{partition}"
+
+
+def uid_mark(stream: str, uid: str) -> str:
+    """Return the mark that ties the records of a stream to this uid."""
+    return f"liftpy/{stream}/uid/{uid}"

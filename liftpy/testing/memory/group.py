@@ -21,9 +21,8 @@ from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, s
 from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.forwarding import error_response
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import ClusterImage, begins_under
 from liftpy.core.metadata.request_limits import fit
-from liftpy.core.metadata.subject_index import begins_under
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
@@ -55,7 +54,7 @@ class MemoryGroup:
         self._duties = ActiveController(config, self._fsm.rules)
         self._index = 0
         self.changed_index = 0
-        """Of the newest image that nodes have to know: entries after it have changed nothing."""
+        """Index of the newest image that nodes need. Later entries have changed nothing."""
         birth = begin_at(SPOKEN.most, self._fsm.rules, config.session_times)
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self._fsm.apply(birth.SerializeToString(), self._index)

@@ -112,4 +112,4 @@ class HomeNode(Protocol):
         """Return the replica on another node, None without one."""
 
     def is_up(self, node_id: str) -> bool:
-        """Whether a node runs."""
+        """Return whether a node runs."""

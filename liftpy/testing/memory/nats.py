@@ -1,11 +1,12 @@
-"""Connections: the NATS protocol between a client, whose code is the real one, and the bus, over two queues in the place of a socket.
+"""Connections: the NATS protocol between a real client and the bus. Two queues replace the socket.
 
-``MemoryTransport`` is what nats-py reads from and writes to, in the event loop of the client; ``NatsSession`` is the server's side, on
-the loop of the cluster. Only bytes cross, so clients may live in any event loop and thread.
+nats-py reads from and writes to ``MemoryTransport``, in the event loop of the client. ``NatsSession`` is the server
+side, in the loop of
+the cluster. Only bytes cross, so clients may run in any event loop and thread.
 
-Bus: what a nats-server does with messages, in one event loop: subscriptions, wildcards, queue groups, "nobody listens".
-
-Everything here runs on the thread of the cluster's own loop; what comes from and goes to clients crosses over in ``connection``.
+``Bus`` does what a nats-server does with messages, in one event loop: subscriptions, wildcards, queue groups, "no
+responders". It runs on
+the thread of the cluster's own loop. Messages of clients cross over in ``connection``.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from liftpy.errors import ProtocolError
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """``sink(subject, reply, payload, header block)`` takes one message."""
 MAX_PAYLOAD_BYTES = 1 << 20
-"""Of one message with its headers: what a nats-server takes unless it is told otherwise."""
+"""Maximum size of a message with its headers, in bytes: the default of nats-server."""
 MAX_REMEMBERED = 4096
-"""Subjects of which it is remembered who listens; one more, and all are looked up anew."""
+"""Number of subjects whose subscribers are cached. One more empties the cache."""
 NOBODY = b"NATS/1.0 503\r\n\r\n"
 _TOKENS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
@@ -67,7 +68,7 @@ class Bus:
         self._known: dict[bytes, tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]] = {}
         """Subject -> who listens without a queue, and who by queue."""
         self._turn = 0
-        """Of the members of queue groups."""
+        """Next member of each queue group."""
         self._reading = False
         self._behind: list[Callable[[], None]] = []
 
@@ -143,12 +144,12 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 URL = "nats://memory:4222"
-"""What a connection is told that it is connected to; nothing ever looks it up."""
+"""URL that a connection reports. It is never resolved."""
 MOST_UNREAD_BYTES = 4 << 20
-"""Of what a client has written and the bus has not taken yet: whoever waits for room (``drain``) waits from there on."""
+"""Number of bytes that the client has written and the bus has not read, at which ``drain`` waits."""
 _END = b"\r\n"
 _LONGEST_LINE_BYTES = 4096
-"""As of a nats-server (``max_control_line``)."""
+"""Maximum length of a protocol line, in bytes, as in nats-server (``max_control_line``)."""
 _PAUSE_S = 0.001
 
 
@@ -163,13 +164,13 @@ class NatsSession:
         self._say = say
         self._hang_up = hang_up
         self._left = b""
-        """Of a message of which the rest has not come yet."""
+        """Bytes of an incomplete message."""
         self._subscriptions: dict[bytes, BusSubscription] = {}
         self._remaining: dict[bytes, int] = {}
-        """By subscription number: how many messages it still gets, where it said so."""
+        """Subscription number -> messages until it ends, if the client has set a limit."""
         self._echo = True
         self._mine = False
-        """What is published now comes from here."""
+        """True while this session publishes."""
         self._out: list[bytes] = []
         self.ended = False
         info = {
@@ -179,7 +180,7 @@ class NatsSession:
         self._write(b"INFO %b\r\n" % json.dumps(info).encode())
 
     def end(self) -> None:
-        """End the session, whoever closed it."""
+        """End the session, whichever side closed it."""
         if not self.ended:
             self.ended = True
             for subscription in self._subscriptions.values():
@@ -327,7 +328,7 @@ class MemoryTransport(Transport):
         self._line: _Line | None = None
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
-        """Begin anew, also after a connection that was lost. Raises ConnectionRefusedError when the cluster has been stopped."""
+        """Connect again, also after a lost connection. Raises ConnectionRefusedError if the cluster has stopped."""
         if not self._server.is_up:
             raise ConnectionRefusedError("the in-memory cluster is stopped")
         self._reader = asyncio.StreamReader()
@@ -370,7 +371,7 @@ class MemoryTransport(Transport):
             self._line.close()
 
     def at_eof(self) -> bool:
-        """Whether the server has hung up, and all was read."""
+        """Return whether the server has hung up, and all was read."""
         return self._reader is None or self._reader.at_eof()
 
     def __bool__(self) -> bool:

@@ -11,10 +11,10 @@ from liftpy.config import NS_PER_MS, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication import events as ev
@@ -183,6 +183,6 @@ class MemoryNode:
         return None if other is None else other.replicas.get(key)
 
     def is_up(self, node_id: str) -> bool:
-        """Whether a node runs."""
+        """Return whether a node runs."""
         other = self._others.get(node_id)
         return other is not None and other.up

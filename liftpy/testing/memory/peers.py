@@ -26,7 +26,7 @@ from liftpy.testing.memory.home import FellowReplica, HomeNode
 from liftpy.testing.memory.publishers import MemoryPublishers
 
 _ROOM_BYTES = 1 << 40
-"""There is no message that a batch would have to fit into."""
+"""Size limit of a batch. There is no NATS message that must hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Peers:
         self._next_token = 1
         self._askers: dict[int, _Asker] = {}
         self._kept: dict[str, _Asker] = {}
-        """By replica: whose fetch was answered with nothing."""
+        """Replica -> its fetch that was answered without records."""
         self._fetched: dict[int, tuple[memoryview, list[RecordBatch]]] = {}
         self._waiting: do.SendFetch | None = None
         """The fetch that leaves when the leader's state is here."""
@@ -72,7 +72,7 @@ class Peers:
         raise NotImplementedError
 
     def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Whether the log did it."""
+        """Return whether the log did it."""
         raise NotImplementedError
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:

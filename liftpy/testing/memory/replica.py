@@ -54,7 +54,7 @@ class MemoryAsking:
 
     log: Log
     state: PartitionState | None
-    """As last heard of."""
+    """State of the partition in the last update."""
 
     def feed(self, event: ev.Event) -> None:
         """Feed one event to the replica."""

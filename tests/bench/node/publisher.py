@@ -44,8 +44,8 @@ class _Publisher:
         self._socket.sendall(last)
         self._until(b"MSG")
         ack = json.loads(self._lines.readline())
-        if "seq" not in ack:
-            raise SystemExit(f"the last publish was refused: {ack}")
+        if "error" in ack:
+            raise SystemExit(f"the last publish was rejected: {ack}")
         return int(ack["seq"])
 
 

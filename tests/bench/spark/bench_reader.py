@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from liftpy.spark.local_files import FILES, counts
+from liftpy.spark.range_reader import FILES, counts
 from liftpy.spark.source import LiftDataSource
 from tests.bench.spark.systems import Ours, Shape
 

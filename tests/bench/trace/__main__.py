@@ -33,8 +33,7 @@ from liftpy.client.consumer import Consumer
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.client.traced import DROPPED
 from liftpy.config import NS_PER_S
-from liftpy.core.observe.spans import SPANS_PER_S
-from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.trace_context import SPANS_PER_S, TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster
 
 WINDOW = 256

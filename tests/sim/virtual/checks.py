@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from liftpy.core.wire.batch import split_batches
-from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subjects
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, SERVER_CONNECTIONS, InboxRule, Subjects
 from liftpy.errors import CorruptionError
 from sidecar.partition.worker import PartitionWorker
 from tests.sim.virtual.nats_server import Message
@@ -26,7 +26,7 @@ class MessageRules:
         self._scheduler = world.scheduler
         self._inboxes = InboxRule(DEFAULT_INBOX_PREFIXES)
         subjects = Subjects("liftpy")
-        self._own = (f"{subjects.namespace}.", subjects.groups(), subjects.events_stream())
+        self._own = (f"{subjects.namespace}.", subjects.groups(), subjects.events_stream(), SERVER_CONNECTIONS)
         self.of_clients: deque[Message] = deque(maxlen=200)
         """Requests of clients, for those who repeat them under other reply subjects."""
         world.nats.watchers.append(self._published)

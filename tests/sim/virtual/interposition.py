@@ -134,15 +134,14 @@ def adapt() -> None:
     """Adapt imported modules that block their event loop on a thread."""
     import pysyncobj.node
 
-    import sidecar.disk.descriptors
+    import sidecar.disk.files
     import sidecar.disk.flush_thread
     import sidecar.node.node
-    import sidecar.node.run
 
     sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
-    sidecar.disk.descriptors.open_count = lambda: 64
-    setattr(sidecar.node.run, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
-    setattr(sidecar.node.run, "look_seldom", lambda: None)  # noqa: B010
+    sidecar.disk.files.open_count = lambda: 64
+    setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
+    setattr(sidecar.node.node, "look_seldom", lambda: None)  # noqa: B010
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 

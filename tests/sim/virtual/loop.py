@@ -235,7 +235,7 @@ class VirtualLoop(_Base):  # type: ignore[misc]
         self.process.signals[sig] = lambda: cast(None, self.call_soon(callback, *args))
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Whether there was one."""
+        """Return whether there was one."""
         return self.process.signals.pop(sig, None) is not None
 
     # ---- the network -----------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Subscription:
 
 
 def matches(tokens: list[str], subject: list[str]) -> bool:
-    """Whether a pattern, split at its dots, matches a subject."""
+    """Return whether a pattern, split at its dots, matches a subject."""
     for number, token in enumerate(tokens):
         if token == ">":
             return len(subject) > number

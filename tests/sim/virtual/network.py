@@ -318,7 +318,7 @@ class Network:
         return self.scheduler.random.randrange(*_LATENCY_NS) + (self.scheduler.random.randrange(added_ns) if added_ns else 0)
 
     def reaches(self, source: str, target: str) -> bool:
-        """Whether bytes go that way."""
+        """Return whether bytes go that way."""
         return (source, target) not in self._cuts
 
     def partition(self, source: str, target: str) -> None:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sidecar.node import run as running
+from sidecar.node import node as running
 from sidecar.node.node import Node
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN
 from sidecar.runtime.settings import NodeSettings
@@ -69,7 +69,7 @@ class NodeProcess:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a process."""
+        """True if there is a process."""
         return self.process is not None and self.process.is_alive
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 from liftpy.core.groups.queue import WorkQueue
 from liftpy.core.wire import subjects
 from liftpy.nats.request_guard import RequestGuard
-from liftpy.service import query_server, snapshot_server
+from liftpy.service import query_server, snapshots
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.partition.flushing import Flusher
 
@@ -48,7 +48,7 @@ def _any_reply() -> None:
 
 def _any_query_reply() -> None:
     """Mutant: every query is answered on any reply subject."""
-    query_server.reply_to = snapshot_server.reply_to = _anywhere  # type: ignore[attr-defined]
+    query_server.reply_to = snapshots.reply_to = _anywhere  # type: ignore[attr-defined]
     query_server.publish_answer = _publish_anywhere  # type: ignore[attr-defined]
 
 

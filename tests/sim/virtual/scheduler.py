@@ -150,7 +150,7 @@ class Scheduler:
         self.violations: list[str] = []
         self.network: Any = None
         self.expects: Callable[[Process, BaseException | None], bool] = lambda process, error: False
-        """Whether an error that nobody handled is what a fault brings about."""
+        """True if an error that nobody handled is what a fault brings about."""
         self.lines: list[str] | None = None
         """The trace in words, if somebody wants it."""
         self.turns = 0

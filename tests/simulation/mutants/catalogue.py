@@ -14,10 +14,11 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.log.leader_epochs import EpochCache
 from liftpy.core.log.log import Log
 from liftpy.core.metadata import election
-from liftpy.core.metadata.controller import leadership, nodes
+from liftpy.core.metadata.controller import nodes
+from liftpy.core.metadata.controller import nodes as leadership
 from liftpy.core.metadata.controller import partitions as isr
-from liftpy.core.metadata.directory_identity import ProcessRelation
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
+from liftpy.core.metadata.node_identity import ProcessRelation
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted
 from liftpy.core.publish.acks import PendingAcks
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import follower, leader

@@ -18,7 +18,7 @@ Door = Callable[[Callable[[], None]], None]
 
 
 class Asking:
-    """``who`` asks, as ``sidecar.metadata.forwarding`` does; ``done(response)`` once. ``here``: the asker is this member."""
+    """``who`` asks, as ``sidecar.metadata.control`` does; ``done(response)`` once. ``here``: the asker is this member."""
 
     def __init__(
         self,

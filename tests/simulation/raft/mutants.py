@@ -15,14 +15,13 @@ from unittest.mock import patch
 import crc32c
 
 from liftpy.config import NS_PER_S
-from liftpy.core.metadata import controller_list, data_deletion, directory_identity
+from liftpy.core.metadata import controller_list, data_deletion, node_identity
 from liftpy.core.metadata.controller import quorum_member as member_module
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, Order, QuorumMember
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
 from liftpy.core.metadata.forwarding import Forwarding
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted
-from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member_log
 from sidecar.quorum import probation, transport
@@ -157,7 +156,7 @@ def new_operation_id_with_every_attempt() -> Patches:
 
 # ---- data and markers ------------------------------------------------------------------------------------------------
 def clean_stop_marker_after_an_unclean_stop() -> Patches:
-    return [patch.object(directory_identity, "stopped_cleanly", lambda **_: True)]
+    return [patch.object(node_identity, "stopped_cleanly", lambda **_: True)]
 
 
 def folders_of_unknown_streams_deleted() -> Patches:

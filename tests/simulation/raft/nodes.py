@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata import data_deletion, directory_identity
+from liftpy.core.metadata import data_deletion, node_identity
 from liftpy.core.metadata.data_deletion import Departures, question
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.node_session import AnsweredHeartbeats, Granted, Registered, registered
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, Registered, registered
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
@@ -215,7 +215,7 @@ class NodeProcess:
         self._ask(pb.ControlRequest(fenceNode=fence), _LEAVE_TIMEOUT_NS, lambda _: self._ended(logs_are_clean))
 
     def _ended(self, logs_are_clean: bool) -> None:
-        if directory_identity.stopped_cleanly(failed=self._failed, opened=True, logs_are_clean=logs_are_clean, repairs=False):
+        if node_identity.stopped_cleanly(failed=self._failed, opened=True, logs_are_clean=logs_are_clean, repairs=False):
             with suppress(StorageError):
                 self._identity.end_cleanly()
                 self._sim.seen["nodes: clean stops"] += 1

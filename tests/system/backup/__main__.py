@@ -31,8 +31,7 @@ from liftpy.spark.pipelines.replica_reads import ReplicaAddress, ReplicaReads
 from sidecar.backup.create import TakeOptions, take_backup
 from sidecar.backup.drill import drill
 from sidecar.backup.inspect import list_backups, prune_backups, verify_backup
-from sidecar.backup.restore import ClusterWide, Restore, RestoreOptions
-from sidecar.backup.restore_node import PREFIX
+from sidecar.backup.restore import PREFIX, ClusterWide, Restore, RestoreOptions
 from sidecar.backup.staging import LogDigest, Until
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevCluster

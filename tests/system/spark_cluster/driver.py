@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.spark.options import Selection, access_of
-from liftpy.spark.pipelines.archive import ArchivePlan, archive
-from liftpy.spark.pipelines.archive_reader import whole
+from liftpy.spark.pipelines.archive import ArchivePlan, archive, whole
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.session import local_session

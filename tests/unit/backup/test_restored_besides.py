@@ -16,9 +16,16 @@ from liftpy.core.backup.manifest import CursorCopy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from sidecar.backup import positions as cursors_module
-from sidecar.backup.positions import set_cursors
-from sidecar.backup.restore import NOTHING_WIDE, ClusterWide, Restored, RestoredSetting, cluster_wide_of, set_cluster_wide
+from sidecar.backup import restore as cursors_module
+from sidecar.backup.restore import (
+    NOTHING_WIDE,
+    ClusterWide,
+    Restored,
+    RestoredSetting,
+    cluster_wide_of,
+    set_cluster_wide,
+    set_cursors,
+)
 from sidecar.cli import backup as module
 from tests.unit.backup.stored import UID, two_backups
 

@@ -24,10 +24,9 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
-from sidecar.backup import positions as cursors_module
+from sidecar.backup import restore as cursors_module
 from sidecar.backup import restore as module
-from sidecar.backup.positions import set_cursors
-from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish
+from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.cluster.cluster_driver import Driver
 

@@ -12,7 +12,7 @@ import nats.errors
 import pytest
 from nats.errors import UnexpectedEOF
 
-from liftpy.core.metadata.duplicate_process_check import Sign
+from liftpy.core.metadata.node_identity import Sign
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.wire.subjects import Subjects

@@ -19,7 +19,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.parser import StrictConnection
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.group_role import GroupLink
 from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.connection import BusConnection, open_bus
 from sidecar.transport.connections import Links, StandbyLink

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from functools import cache
 
 import click
 import pytest
 
+from sidecar.cli.help import SHARED_OPTIONS
 from sidecar.cli.main import COMMANDS, SECTIONS, main
 from tests.docs.commands_said import wrong_with
 from tests.freeze.parts import commands
@@ -31,7 +33,7 @@ def test_help_of_each_command_has_an_example_that_can_be_run(name: str) -> None:
     lines = str(getattr(command, "example", "")).splitlines()
     assert lines
     for line in lines:
-        words = shlex.split(line.partition(" < ")[0], comments=True)
+        words = shlex.split(re.split(" [<>] ", line)[0], comments=True)
         assert words[:1] == ["liftpy"]
         assert wrong_with(words[1:], whole=True) == ""
         assert line.startswith(name) or isinstance(command, click.Group) or name == "liftpy"
@@ -44,7 +46,7 @@ def test_help_of_each_command_consists_of_sentences(name: str) -> None:
     assert first[:1].isupper()
     for param in command.params:
         if isinstance(param, click.Option):
-            text = (param.help or "").partition("  [default")[0].removesuffix(" (default)")
+            text = re.split(r"  \[(?:default|env)", param.help or "")[0].removesuffix(" (default)")
             assert text[:1].isupper(), f"{param.opts}: {text}"
             assert text.endswith((".", ".]")), f"{param.opts}: {text}"
 
@@ -73,4 +75,6 @@ def test_connection_options_are_in_a_section_behind_the_others(capsys: pytest.Ca
     own, _, connection = shown(["stream", "list", "--help"], capsys).partition("Connection options:")
     assert "--json" in own
     assert "--nats" not in own
-    assert "--nats" in connection
+    assert "'liftpy --help' describes them" in " ".join(connection.split())
+    described = shown(["--help"], capsys).partition("Connection options (before or after the command):")[2]
+    assert {f"LIFTPY_{name.upper()}" for name in SHARED_OPTIONS} <= set(re.findall(r"env:\s*(\w+)", described))

@@ -28,7 +28,7 @@ from liftpy.core.observe.node_summary import glance_of
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.cli.main import main
-from sidecar.status.node_summary import glance_at
+from sidecar.status.status_api import glance_at
 from tests.unit.cluster.cluster_driver import Driver
 from tests.unit.node.test_metrics import a_reporter, gathered
 

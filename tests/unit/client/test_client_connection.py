@@ -24,8 +24,7 @@ from liftpy.nats.parser import (
     make_strict,
     watch_denials,
 )
-from liftpy.nats.request_reply import Answers
-from liftpy.nats.transport import NoRespondersError, Transport
+from liftpy.nats.transport import Answers, NoRespondersError, Transport
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------

@@ -37,8 +37,7 @@ from liftpy.errors import (
 )
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import _REMEMBERED_SUBJECTS, LARGEST_MESSAGE_BYTES, Pattern, size_of
-from liftpy.nats.request_reply import Answers
-from liftpy.nats.transport import Transport, _not_swallowed
+from liftpy.nats.transport import Answers, Transport, _not_swallowed
 from liftpy.testing.memory import memory_cluster
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

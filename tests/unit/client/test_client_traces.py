@@ -26,8 +26,7 @@ from liftpy.client.publisher import Publisher
 from liftpy.client.traced import DROPPED
 from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
-from liftpy.core.observe.spans import SPANS_PER_S, SpanBudget
-from liftpy.core.observe.trace_context import TraceContext, created_in, parse_traceparent, traceparent
+from liftpy.core.observe.trace_context import SPANS_PER_S, SpanBudget, TraceContext, created_in, parse_traceparent, traceparent
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import Pairs
 from liftpy.errors import ConfigError, PublishRejectedError

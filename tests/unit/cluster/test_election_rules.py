@@ -10,12 +10,12 @@ import pytest
 from liftpy.config import CommitPolicy, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata import election
-from liftpy.core.metadata.batch_limits import SENT_TOGETHER
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.election import ElectionTimers
 from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, ProbeResult
 from liftpy.core.metadata.image import LeaderReport
 from liftpy.core.metadata.record_builder import RecordBuilder, Rules
+from liftpy.core.metadata.request_limits import SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
 

@@ -26,7 +26,7 @@ from liftpy.core.metadata.features import (
 )
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
-from liftpy.core.metadata.node_session import Registered, registered
+from liftpy.core.metadata.sessions import Registered, registered
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields

@@ -8,9 +8,9 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.data_deletion import Departures
-from liftpy.core.metadata.directory_identity import stopped_cleanly
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_session import MAX_WAITING, AnsweredHeartbeats, Registered, registered
+from liftpy.core.metadata.node_identity import stopped_cleanly
+from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registered
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse

@@ -9,7 +9,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.checks import check_image
 from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
 from liftpy.core.metadata.controller.nodes import MAX_NODES
-from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, DirectoryIdentity
+from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 

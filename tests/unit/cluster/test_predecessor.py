@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.core.metadata.duplicate_process_check import Predecessor, Sign, Verdict
+from liftpy.core.metadata.node_identity import Predecessor, Sign, Verdict
 
 S = 1_000_000_000
 

@@ -7,7 +7,7 @@ from election_driver import Cluster
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.preferred_leaders import PreferredLeaders, misplaced
+from liftpy.core.metadata.election import PreferredLeaders, misplaced
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 

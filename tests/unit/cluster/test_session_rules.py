@@ -8,9 +8,9 @@ import pytest
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.describe import MAX_PAGE_BYTES, page_bytes
-from liftpy.core.metadata.directory_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, descent
 from liftpy.core.metadata.idempotency_cache import MAX_STEP_NS, IdempotencyCache, Operation
 from liftpy.core.metadata.image import NodeImage
+from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, descent
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, an_image

@@ -11,11 +11,11 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.request_batcher import _one_count
 from liftpy.core.metadata.describe import cut_stream
+from liftpy.core.metadata.election import PreferredLeaders
 from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, LeaderQuestion, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import Counters, NodeImage
-from liftpy.core.metadata.preferred_leaders import PreferredLeaders
 from liftpy.core.metadata.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, NodeRemoved, OperationDone, Record
 from liftpy.core.wire._pb import cluster_pb2 as pb

@@ -13,7 +13,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.checks import check_image
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.preflight import without_log
-from liftpy.core.metadata.controller.unplaced_streams import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
+from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.core.metadata.placement import POLICIES
 from liftpy.core.metadata.placement.policies import HASHES_PER_STEP

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.core.metadata.checks import check_image
-from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.image import ClusterImage, SubjectIndex, begins_under
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from liftpy.core.metadata.subject_index import SubjectIndex, begins_under
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import data_subject
 

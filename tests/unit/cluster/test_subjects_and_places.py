@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.batch_limits import SENT_TOGETHER
 from liftpy.core.metadata.controller.request_batcher import RequestBatcher
-from liftpy.core.metadata.image import DirtyStreams
-from liftpy.core.metadata.preferred_leaders import misplaced
+from liftpy.core.metadata.election import misplaced
+from liftpy.core.metadata.image import DirtyStreams, SubjectIndex
 from liftpy.core.metadata.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
 from liftpy.core.metadata.replay import replay
-from liftpy.core.metadata.subject_index import SubjectIndex
+from liftpy.core.metadata.request_limits import SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.core.metadata.controller.request_batcher import RequestBatcher
+from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 OK = pb.ControlResponse()

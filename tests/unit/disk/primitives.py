@@ -15,11 +15,11 @@ from typing import Any
 from liftpy.config import StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.services.snapshot import Identity, Snapshot
 from liftpy.core.wire.batch import build_batch, parse_batch, split_batches
 from liftpy.errors import LiftError
-from liftpy.service.snapshot_store import SnapshotStore
+from liftpy.service.snapshots import SnapshotStore
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import FolderStorage, MadeFolders, make_folder, replace_file
 from sidecar.quorum.journal import GroupJournal

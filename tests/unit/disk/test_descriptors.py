@@ -14,9 +14,8 @@ from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import StorageError
-from sidecar.disk import descriptors
-from sidecar.disk.descriptors import RESERVE, budget_of, open_count, raise_limit
-from sidecar.disk.files import FolderStorage, OpenMaps
+from sidecar.disk import files
+from sidecar.disk.files import RESERVE, FolderStorage, OpenMaps, budget_of, open_count, raise_limit
 
 SEGMENTS = 60
 
@@ -87,7 +86,7 @@ import resource, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from tests.unit.disk.test_descriptors import filled, read_all
-from sidecar.disk.descriptors import open_count
+from sidecar.disk.files import open_count
 from sidecar.disk.files import OpenMaps
 log = filled(Path({str(tmp_path)!r}), OpenMaps(10_000), 40)
 limit = open_count() + 20
@@ -123,7 +122,7 @@ def test_descriptor_count_on_a_system_without_proc_is_minus_one(monkeypatch: pyt
             raise FileNotFoundError
         return told
 
-    monkeypatch.setattr(descriptors, "os", SimpleNamespace(listdir=listdir))
+    monkeypatch.setattr(files, "os", SimpleNamespace(listdir=listdir))
     told = ["0", "1", "2", "7"]
     assert open_count() == 3, "less the one that looks"
     told = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.log.flush import PROBES
-from sidecar.disk.flush_times import PROBE_NAME, probe_flushes
+from sidecar.disk.flush_thread import PROBE_NAME, probe_flushes
 
 
 class FakeDisk:
@@ -83,7 +83,7 @@ def test_probe_flushes_removes_the_file_of_a_killed_process(tmp_path: Path) -> N
     code = f"""
 import os, signal
 from pathlib import Path
-from sidecar.disk.flush_times import probe_flushes
+from sidecar.disk.flush_thread import probe_flushes
 os.fdatasync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
 probe_flushes(Path({str(tmp_path)!r}))
 """

@@ -13,7 +13,7 @@ from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
-from sidecar.disk.flush_times import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
+from sidecar.disk.flush_thread import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
 from sidecar.partition.flushing import Flusher
 from sidecar.runtime.timers import Timers
 

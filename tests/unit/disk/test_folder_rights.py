@@ -11,7 +11,7 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import StorageError
-from liftpy.service.snapshot_store import ServiceLock
+from liftpy.service.snapshots import ServiceLock
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file
 

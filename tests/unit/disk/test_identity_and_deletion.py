@@ -10,7 +10,7 @@ import crc32c
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataFolder, NodeIdentity

@@ -11,9 +11,8 @@ import nats.errors
 import pytest
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.batch_limits import MAX_BATCH_BYTES, MAX_REQUESTS
 from liftpy.core.metadata.controller.requests import REQUESTS, may_be_logged
-from liftpy.core.metadata.request_limits import fit
+from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUESTS, fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects

@@ -11,8 +11,8 @@ import pytest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata import forwarding
-from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata import control
+from sidecar.metadata.control import Forwarder
 
 
 class Bus:
@@ -38,7 +38,7 @@ def forwarder(bus: Bus) -> Forwarder:
 
 
 async def test_forwarder_leader_change_repeats_unanswered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "ATTEMPT_NS", 3600 * 1_000_000_000)
+    monkeypatch.setattr(control, "ATTEMPT_NS", 3600 * 1_000_000_000)
     bus = Bus(silent=1)
     made = forwarder(bus)
     made.leader_is("n1")

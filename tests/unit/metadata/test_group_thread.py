@@ -22,8 +22,8 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.group_role import GroupLink
 from sidecar.metadata.group_thread import GroupThread, _read
-from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import HeartbeatPace, Heartbeats, Membership
 from sidecar.runtime.settings import NodeSettings
 

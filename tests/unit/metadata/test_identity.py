@@ -11,8 +11,8 @@ from typing import Any
 import crc32c
 import pytest
 
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.metadata.identity import NodeFile, unknown_folders
 

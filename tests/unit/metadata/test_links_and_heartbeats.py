@@ -17,9 +17,9 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata import feed, joining, membership
+from sidecar.metadata import feed, group_role, membership
 from sidecar.metadata import membership as heartbeats
-from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.group_role import GroupLink
 from sidecar.runtime.settings import NodeSettings
 
 UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
@@ -53,8 +53,8 @@ class Strict:
 
 async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
-    monkeypatch.setattr(joining, "StrictConnection", Strict)
-    monkeypatch.setattr(joining, "_RECONNECT_WAIT_S", 0.0)
+    monkeypatch.setattr(group_role, "StrictConnection", Strict)
+    monkeypatch.setattr(group_role, "_RECONNECT_WAIT_S", 0.0)
     settings = NodeSettings("n1", tmp_path, nats=("nats://h:1", "nats://h:2"), controllers=("n1",))
     counters: Counter[str] = Counter()
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")

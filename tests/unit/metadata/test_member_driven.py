@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-import sidecar.metadata.proposal_executor
+import sidecar.metadata.member
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.quorum_member import CatchUp, EntryOutcome, LookFor, Order, PublishEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.member import RaftMember
+from sidecar.metadata.member import Orders, RaftMember
 from sidecar.metadata.member_log import MemberFolder
-from sidecar.metadata.proposal_executor import Orders
 from sidecar.quorum.library import FAIL_REASON
 
 OK = pb.ControlResponse.OK
@@ -89,7 +88,7 @@ class Shell:
 
 @pytest.fixture
 async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr(sidecar.metadata.proposal_executor, "who_steps_aside", lambda image, request: None)
+    monkeypatch.setattr(sidecar.metadata.member, "who_steps_aside", lambda image, request: None)
     return Shell()
 
 
@@ -97,7 +96,7 @@ async def test_proposal_executor_carries_out_each_decision(shell: Shell, monkeyp
     async def absent(connection: Any, subjects: Subjects, node_id: str) -> bool:
         return node_id == "gone"
 
-    monkeypatch.setattr(sidecar.metadata.proposal_executor, "is_absent", absent)
+    monkeypatch.setattr(sidecar.metadata.member, "is_absent", absent)
     entry = pb.FeedEntry(index=4)
     shell.rules.decisions = [PublishEntry(entry), LookFor("gone"), LookFor("there"), CatchUp()]
     shell.orders.look()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.directory_identity import DirectoryIdentity
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import DirectoryIdentity
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import LiftError
 from sidecar.metadata import membership

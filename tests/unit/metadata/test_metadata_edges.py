@@ -15,9 +15,10 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata import control, feed, forwarding, membership
+from sidecar.metadata import control, feed, membership
+from sidecar.metadata import control as forwarding
+from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
-from sidecar.metadata.forwarding import Forwarder
 from tests.unit.metadata.test_control_desk import DELETE, REQUEST, Controller, Message
 
 S = 1_000_000_000

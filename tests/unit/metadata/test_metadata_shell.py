@@ -23,13 +23,13 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, FencedError, LiftError
+from sidecar.metadata import member as orders_module
 from sidecar.metadata import membership as membership_module
-from sidecar.metadata import proposal_executor as orders_module
+from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
-from sidecar.metadata.forwarding import Forwarder
-from sidecar.metadata.joining import GroupLink
+from sidecar.metadata.group_role import GroupLink
+from sidecar.metadata.member import Orders
 from sidecar.metadata.membership import Membership
-from sidecar.metadata.proposal_executor import Orders
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.cluster.cluster_driver import Driver
 

@@ -7,11 +7,11 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.metadata.duplicate_process_check import Predecessor
+from liftpy.core.metadata.node_identity import Predecessor
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError
-from sidecar.metadata import duplicate_process_check
-from sidecar.metadata.duplicate_process_check import wait_for_predecessor
+from sidecar.metadata import membership
+from sidecar.metadata.membership import wait_for_predecessor
 
 
 class Bus:
@@ -37,8 +37,8 @@ async def wait(bus: Bus, wait_s: float = 60.0) -> None:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicate_process_check, "_ASK_EVERY_S", 0.0)
-    monkeypatch.setattr(duplicate_process_check.clock, "now_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr(membership, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(membership.clock, "now_ns", lambda: 1_000_000_000)
 
 
 async def test_node_predecessor_after_a_kill_needs_a_single_question() -> None:

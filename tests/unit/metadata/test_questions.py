@@ -13,7 +13,7 @@ from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
-from sidecar.metadata.proposal_executor import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
+from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S, ask_accused, ask_to_step_aside
 
 QUESTION = LeaderQuestion(PartitionKey("orders", "uid-1", 2), 7, "n2")
 

@@ -25,14 +25,14 @@ from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
 from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata import control, forwarding, joining, membership
-from sidecar.metadata.control import AdmissionTimeoutError, Turns
+from sidecar.metadata import control, group_role, membership
+from sidecar.metadata import control as forwarding
+from sidecar.metadata.control import AdmissionTimeoutError, Forwarder, Turns
 from sidecar.metadata.feed import FeedSubscriber
-from sidecar.metadata.forwarding import Forwarder
+from sidecar.metadata.group_role import GroupLink
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.metadata.identity import NodeFile
-from sidecar.metadata.joining import GroupLink
-from sidecar.metadata.proposal_executor import ask_accused, ask_to_step_aside
+from sidecar.metadata.member import ask_accused, ask_to_step_aside
 from sidecar.quorum.codec import seal
 from sidecar.quorum.library import Node
 from sidecar.runtime.settings import NodeSettings
@@ -407,10 +407,10 @@ async def test_group_link_starts_a_member_for_controllers_and_the_feed_for_other
     async def connect(link: GroupLink) -> None:
         joined.append("connected")
 
-    monkeypatch.setattr(joining, "RaftMember", Group)
-    monkeypatch.setattr(joining, "FeedSubscriber", Feed)
+    monkeypatch.setattr(group_role, "RaftMember", Group)
+    monkeypatch.setattr(group_role, "FeedSubscriber", Feed)
     monkeypatch.setattr(GroupLink, "_connect", connect)
-    monkeypatch.setattr(joining, "watch_denials", lambda *_: None)
+    monkeypatch.setattr(group_role, "watch_denials", lambda *_: None)
     folder: Any = SimpleNamespace(raft=tmp_path / "raft")
     inboxes: Any = SimpleNamespace(allows=lambda _: True)
     subjects = Subjects("ns")

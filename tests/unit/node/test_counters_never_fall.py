@@ -22,8 +22,7 @@ from sidecar.partition import figures
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.metric_names import COUNTER, TABLE
-from sidecar.workers.merged_status import add_figures
-from sidecar.workers.worker_status import figures_to_json
+from sidecar.workers.merged_status import add_figures, figures_to_json
 from tests.unit.node.test_metrics import a_reporter, a_worker
 
 _STEPS = 60

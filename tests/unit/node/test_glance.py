@@ -11,8 +11,7 @@ import pytest
 from liftpy.core.observe.node_summary import ASKED, LATENCY_S, glance_of
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
-from sidecar.status.node_summary import FRESH_S, MOST_WAITING, GlanceDesk, glance_at
-from sidecar.status.status_api import StatusDesk
+from sidecar.status.status_api import FRESH_S, MOST_WAITING, GlanceDesk, StatusDesk, glance_at
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.node.test_status_desk import Bus
 

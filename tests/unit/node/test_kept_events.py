@@ -13,8 +13,8 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
 from liftpy.core.wire.batch import build_batch
 from liftpy.core.wire.subjects import EVENTS_STREAM
-from sidecar.status import event_history as module
-from sidecar.status.event_history import kept_events
+from sidecar.status import answers as module
+from sidecar.status.answers import kept_events
 from tests.unit.log.small_logs import a_log
 
 S = 10**9

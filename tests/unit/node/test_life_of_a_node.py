@@ -14,8 +14,8 @@ import pytest
 
 import sidecar.node.node
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.metadata.duplicate_process_check import Predecessor
 from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import Predecessor
 from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous

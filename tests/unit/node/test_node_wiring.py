@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-import sidecar.disk.descriptors
+import sidecar.disk.files
 import sidecar.node.node
-import sidecar.node.run
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication.catchup_throttle import pace_of
 from liftpy.core.wire._pb import replication_pb2, service_pb2
 from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.files import OpenMaps
-from sidecar.node.node import Node
-from sidecar.node.run import run_node
+from sidecar.node.node import Node, run_node
 from sidecar.runtime.settings import NodeSettings
 
 KINDS = (
@@ -317,7 +315,7 @@ async def test_node_flush_probe_cancelled_by_a_stop_logs_nothing(built: Built, m
 
 async def test_node_status_shows_file_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     node = built.node
-    monkeypatch.setattr(sidecar.disk.descriptors, "open_count", lambda: 33)
+    monkeypatch.setattr(sidecar.disk.files, "open_count", lambda: 33)
     node._budget = SimpleNamespace(limit=1024, partitions=400, maps=17)  # type: ignore[assignment]
     bound = OpenMaps().bound
     shown = {"limit": 1024, "open": 33, "partition_budget": 400, "maps": 0, "maps_bound": bound, "maps_opened": 0}
@@ -344,7 +342,7 @@ class Life:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
-        module = sidecar.node.run
+        module = sidecar.node.node
         patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
         patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))

@@ -22,7 +22,7 @@ from sidecar.node import reload as module
 from sidecar.node.reload import LIVE, LiveParts, Reloaded, Reloading
 from sidecar.partition.figures import StreamLabels
 from sidecar.runtime.settings import GivenSettings, NodeSettings, flat, rows, with_values
-from sidecar.workers.sharing import shared_out
+from sidecar.workers.workers import shared_out
 
 SETTINGS = NodeSettings("n1", Path("/x"))
 COPIES = ("copy_bytes_per_s", "copy_min_bytes_per_s", "copy_duty_cycle", "copy_fetch_bytes")

@@ -24,8 +24,7 @@ from sidecar.status import cluster_poller, pages
 from sidecar.status import http as serving
 from sidecar.status.cluster_poller import FORGOTTEN_S, Viewing
 from sidecar.status.http import Live, Serving, http
-from sidecar.status.pages import NODE_COLUMNS, as_html, names, runbook
-from sidecar.status.site import Site, static
+from sidecar.status.pages import NODE_COLUMNS, Site, as_html, names, runbook, static
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = '<img src=x onerror="alert(1)">'

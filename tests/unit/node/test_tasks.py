@@ -21,8 +21,8 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
 from sidecar.dev.nats_server import NatsServer
 from sidecar.metadata.feed import FeedSubscriber
+from sidecar.metadata.member import Orders
 from sidecar.metadata.membership import Heartbeats
-from sidecar.metadata.proposal_executor import Orders
 from sidecar.node import node
 from sidecar.node.node import Node
 from sidecar.partition import housekeeping

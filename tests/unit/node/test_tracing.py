@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.spans import SPANS_PER_S, Span, SpanBudget, SpanTree
-from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.trace_context import SPANS_PER_S, Span, SpanBudget, SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import PartitionTraces
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError

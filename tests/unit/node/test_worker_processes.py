@@ -31,13 +31,11 @@ from sidecar.status.figures import Figures
 from sidecar.status.metric_names import TABLE
 from sidecar.workers import worker_process as handles
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
-from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, joined_page, joined_rows
+from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
 from sidecar.workers.quiescence import SharedQuiet, taken_apart
 from sidecar.workers.relayed_group import RelayedGroup
-from sidecar.workers.sharing import SHARED_OUT, settings_from_json, settings_to_json, shared_out
 from sidecar.workers.worker_process import WorkerError, WorkerHandle, failure_of
-from sidecar.workers.worker_status import figures_to_json
-from sidecar.workers.workers import Workers
+from sidecar.workers.workers import SHARED_OUT, Workers, settings_from_json, settings_to_json, shared_out
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from sidecar.partition.proposals import Proposals
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.worker import PartitionWorker
-from sidecar.runtime import gc_tuning as garbage_module
-from sidecar.runtime.gc_tuning import CLOSED, Garbage
+from sidecar.runtime import memory as garbage_module
+from sidecar.runtime.memory import CLOSED, Garbage
 from tests.unit.log.small_logs import a_log, add
 from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker

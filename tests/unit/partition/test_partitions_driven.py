@@ -23,7 +23,7 @@ from liftpy.core.replication.events import DataPathChanged, LogCompacted, LogOpe
 from liftpy.errors import StorageError
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import worker as worker_module
-from sidecar.partition.state_checkpoints import FoundState
+from sidecar.partition.flushing import FoundState
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.test_rounds_of_housekeeping import Clocks
 

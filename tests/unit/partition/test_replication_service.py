@@ -22,7 +22,7 @@ from liftpy.core.wire.frames import address
 from liftpy.core.wire.subjects import Subjects
 from sidecar.partition import replication
 from sidecar.partition.replication import AnswerRouter, FetchClient
-from sidecar.runtime.log_rate_limit import LogRateLimit
+from sidecar.runtime.logs import LogRateLimit
 from tests.scripts.desk import Desk
 
 KEY = PartitionKey("s", "u1", 0)

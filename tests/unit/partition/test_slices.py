@@ -10,9 +10,9 @@ import time
 import pytest
 
 from sidecar.runtime import clock
-from sidecar.runtime.cooperative_batches import Slices
-from sidecar.runtime.gc_tuning import CLOSED, OPENED, Garbage
-from sidecar.runtime.log_rate_limit import Chatter
+from sidecar.runtime.logs import Chatter
+from sidecar.runtime.memory import CLOSED, OPENED, Garbage
+from sidecar.runtime.tasks import Slices
 from sidecar.runtime.timers import Timer, Timers
 
 PIECE_S = 0.001

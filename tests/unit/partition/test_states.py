@@ -19,8 +19,7 @@ from liftpy.core.publish.dedup_window import Stored
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import Unwritten, state_names
 from liftpy.core.wire.batch import build_batch, parse_batch
-from sidecar.partition.flushing import Flusher
-from sidecar.partition.state_checkpoints import FoundState, StateCheckpoints, found_state, restored
+from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, restored
 from sidecar.runtime.timers import Timers
 
 KEY = PartitionKey("s", "u1", 0)

@@ -11,15 +11,14 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.spans import SpanTree
-from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.trace_context import SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.effects import Acts, acts_of
 from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
 from liftpy.core.replication.phases import Leading, RoleName
 from liftpy.core.wire.batch import build_batch
-from sidecar.partition.traced_executor import TracedReplica, trace
+from sidecar.partition.executor import TracedReplica, trace
 from sidecar.partition.worker import PartitionWorker
 
 SENDER = TraceContext(7, 8, 1)

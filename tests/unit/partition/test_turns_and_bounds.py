@@ -14,14 +14,14 @@ import pytest
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import events
-from sidecar.metadata.proposal_executor import STEP_ASIDE_TIMEOUT_S
+from sidecar.metadata.member import STEP_ASIDE_TIMEOUT_S
 from sidecar.partition import driver
 from sidecar.partition import replica_manager as partitions_module
 from sidecar.partition import scrub as scrub_module
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.housekeeping import Housekeeping
-from sidecar.runtime import log_rate_limit
-from sidecar.runtime.log_rate_limit import Chatter
+from sidecar.runtime import logs
+from sidecar.runtime.logs import Chatter
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
 from tests.unit.partition.test_partition_set import Fed, partitions
@@ -200,18 +200,18 @@ async def test_step_aside_waits_no_longer_than_its_requester(monkeypatch: pytest
 # ---- what is said --------------------------------------------------------------------------------------------------------------
 def test_chatter_log_lines_cost_less_than_a_hundredth_of_a_core() -> None:
     line_s = 20e-6
-    assert 0.001 <= log_rate_limit.LINES_PER_S * line_s <= 0.01
+    assert 0.001 <= logs.MAX_LINES_PER_S * line_s <= 0.01
 
 
 def test_chatter_limit_resets_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [7.0]
-    monkeypatch.setattr(log_rate_limit, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     said: list[str] = []
     logger: Any = SimpleNamespace(info=lambda text, *given: said.append(text % given))
     made = Chatter()
-    for number in range(log_rate_limit.LINES_PER_S + 2):
+    for number in range(logs.MAX_LINES_PER_S + 2):
         made.info(logger, "%d", number)
-    assert said == [str(number) for number in range(log_rate_limit.LINES_PER_S)]
+    assert said == [str(number) for number in range(logs.MAX_LINES_PER_S)]
     said.clear()
     now_s[0] = 7.999
     made.info(logger, "late")

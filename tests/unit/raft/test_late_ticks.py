@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.core.metadata.batch_limits import SENT_TOGETHER
+from liftpy.core.metadata.request_limits import SENT_TOGETHER
 from tests.unit.raft.ours import OurNet, our_net
 
 A_REQUEST_BYTES = 100

@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.core.metadata.controller.quorum_member import Order
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from sidecar.metadata import proposal_executor
+from sidecar.metadata import member as proposal_executor
 from tests.unit.raft.ours import bare_member, our_net
 from tests.unit.raft.shipped import Node, ShippedNet, in_process
 

@@ -20,8 +20,7 @@ from liftpy.errors import DataLossError, LogTruncatedError, OffsetOutOfRangeErro
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine, Snapshot, record_feeder
 from liftpy.service.record_feeder import Feeder
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_manager import SnapshotKeeper
-from liftpy.service.snapshot_store import SnapshotStore
+from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 
 WHO = Identity("sum", "in", "u1", 0)
 EVERY = 10

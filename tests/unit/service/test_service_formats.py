@@ -170,7 +170,7 @@ def test_parameters_digest_is_stable_across_versions() -> None:
 
 
 def test_snapshot_file_name_is_its_position(tmp_path: Path) -> None:
-    from liftpy.service.snapshot_store import SnapshotStore
+    from liftpy.service.snapshots import SnapshotStore
 
     found = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
     found.save(WHOLE, 0)

@@ -25,7 +25,7 @@ from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.host import ServiceHost
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_store import ServiceLock
+from liftpy.service.snapshots import ServiceLock
 from tests.unit.service.test_service_feeding import EVERY, FakeLog, Node, Sum
 from tests.unit.service.test_service_sessions import CANDIDATE, FOLLOWS, LEADS, acked, hello, joined, replays, sessions
 

@@ -12,8 +12,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import StorageError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine, Snapshot
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_manager import SnapshotKeeper
-from liftpy.service.snapshot_store import SnapshotStore
+from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 
 WHO = Identity("count", "in", "u1", 0)
 

@@ -17,12 +17,9 @@ from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError, DataLossError, UnavailableError, UnknownFormatError
 from liftpy.nats.transport import NoRespondersError
-from liftpy.service import Identity, Outbox, Snapshot, snapshot_download, snapshot_server
+from liftpy.service import Identity, Outbox, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_download import SnapshotFetcher
-from liftpy.service.snapshot_manager import SnapshotKeeper
-from liftpy.service.snapshot_server import SnapshotGiver
-from liftpy.service.snapshot_store import SnapshotStore
+from liftpy.service.snapshots import SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
 from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Node
 
@@ -279,7 +276,7 @@ async def test_snapshot_fetch_without_agreed_snapshot_says_what_was_tried(bus: B
 async def test_snapshot_fetch_retries_until_a_peer_has_a_snapshot(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_download, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(snapshots, "_FIRST_PAUSE_S", 0.001)
     new, old = Peer(bus, "n1", tmp_path, snapshot_fetch_timeout_s=60.0), Peer(bus, "n2", tmp_path)
     task = asyncio.create_task(new.fetcher.fetch(20, anything))
     while len(bus.asked) < 5:
@@ -422,7 +419,7 @@ async def test_snapshot_server_closes_idle_snapshots_and_keeps_read_ones_open(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
-    only_in(monkeypatch, snapshot_server, "time", monotonic=lambda: now_s[0])
+    only_in(monkeypatch, snapshots, "time", monotonic=lambda: now_s[0])
     old = Peer(bus, "n2", tmp_path, snapshot_chunk_bytes=4096)
     await old.keeper.save(snapshot(30, b"x" * 9000))
     (kept,) = old.keeper.offers()
@@ -452,7 +449,7 @@ async def test_snapshot_server_closes_idle_snapshots_and_keeps_read_ones_open(
         if len(slept) == 4:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(snapshot_server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    monkeypatch.setattr(snapshots, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     with pytest.raises(asyncio.CancelledError):
         await giver.run()
     assert slept == [(1050.0, 1), (1080.0, 1), (1110.0, 0), (1140.0, 0)], "after a minute without a question"
@@ -485,13 +482,13 @@ async def test_snapshot_fetch_leaves_a_peer_that_is_too_slow(
     (digest,) = await old.has(snapshot(30, b"x" * 9000))
     bus.agree((30, digest, 1))
     now_s = [1000.0]
-    only_in(monkeypatch, snapshot_download, "time", monotonic=lambda: now_s[0])
+    only_in(monkeypatch, snapshots, "time", monotonic=lambda: now_s[0])
 
     def late(node: str, question: Any, answer: Any) -> Any:
         now_s[0] += passed_s if question.digest else 0.0
         return answer
 
     bus.spoil = late
-    offer = snapshot_download.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
+    offer = snapshots.Offer("n2", 30, digest, old.store._path(30).stat().st_size, 0)
     assert await new.fetcher._take(offer) is taken
     assert new.store.positions() == ([30] if taken else [])

@@ -34,8 +34,7 @@ from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, 
 from liftpy.service.bad_record_writer import DecisionWriter
 from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshot_manager import SnapshotKeeper
-from liftpy.service.snapshot_store import SnapshotStore
+from liftpy.service.snapshots import SnapshotKeeper, SnapshotStore
 from liftpy.testing.memory import memory_cluster
 from tests.examples.bank import Bank
 

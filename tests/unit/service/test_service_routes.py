@@ -31,8 +31,7 @@ from liftpy.core.wire.partitioner import murmur2
 from liftpy.errors import ConfigError, LiftError
 from liftpy.nats.transport import RequestTimeoutError
 from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
-from liftpy.service.output_router import Router
-from liftpy.service.output_writer import OutputNotWrittenError
+from liftpy.service.output_writer import OutputNotWrittenError, Router
 from liftpy.service.settings import ServiceSettings
 
 ALERTS = Route("alerts", "warnings")
@@ -326,7 +325,7 @@ async def test_router_that_lost_leadership_stops_writing_and_reads_the_target_ag
 
 
 async def test_router_batches_are_bounded_and_consecutive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("liftpy.service.output_router._BATCH_RECORDS", 4)
+    monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 4)
     world = World()
     copier: Any = Copier(world)
     sizes: list[tuple[str, int, int]] = []

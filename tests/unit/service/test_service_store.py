@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.core.services.snapshot import Identity, Section, Snapshot
 from liftpy.errors import DataDirectoryLockedError, StorageError, UnknownFormatError
-from liftpy.service.snapshot_store import ServiceLock, SnapshotStore, _digest
+from liftpy.service.snapshots import ServiceLock, SnapshotStore, _digest
 
 WHO = Identity("bank", "orders", "u7", 0)
 
@@ -190,7 +190,7 @@ def test_snapshot_store_renames_a_snapshot_only_after_its_flush(
 def test_snapshot_store_flushes_all_new_directories_of_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
     monkeypatch.setattr(
-        "liftpy.service.snapshot_store._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path)))
+        "liftpy.service.snapshots._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path)))
     )
     data = tmp_path / "new" / "data"
     found = store(data)

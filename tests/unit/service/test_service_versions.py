@@ -14,9 +14,9 @@ from liftpy.core.services.versions import CodeVersions, VersionDecision, Version
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
-from liftpy.service import Identity, Outbox, Service, ServiceMachine, version_upgrade
+from liftpy.service import Identity, Outbox, Service, ServiceMachine, host
+from liftpy.service.host import Upgrader
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.version_upgrade import Upgrader
 from liftpy.testing import ServiceTest
 
 WHO = Identity("sum", "in", "u1", 0)
@@ -211,7 +211,7 @@ def test_upgrader_next_version_is_due_once_when_all_nodes_have_the_code(
     if due is not None:
         assert due[0] == VersionDecision("sum", expected[0], 5)
     assert upgrader.due(order, machine) is None, "it is looked for first"
-    monkeypatch.setattr(version_upgrade, "AGAIN_S", 0.0)
+    monkeypatch.setattr(host, "AGAIN_S", 0.0)
     assert (upgrader.due(order, machine) is None) is (expected is None)
 
 

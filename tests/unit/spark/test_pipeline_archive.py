@@ -24,24 +24,29 @@ from liftpy.errors import (
     UnavailableError,
 )  # fmt: skip
 from liftpy.spark.failures import SourceError, coded
-from liftpy.spark.pipelines import archive, orphan_files
+from liftpy.spark.pipelines import archive
+from liftpy.spark.pipelines import archive as orphan_files
 from liftpy.spark.pipelines import archive_writer as writing_module
-from liftpy.spark.pipelines.archive import Archived, ArchivePlan
+from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
 from liftpy.spark.pipelines.archive_writer import Writing, write_range
 from liftpy.spark.pipelines.delta import stats_of
 from liftpy.spark.pipelines.job_errors import WorkerStartError, error_of, plainly
-from liftpy.spark.pipelines.naming import FileName, check_archived, is_temporary, parse_file, tag_of, temporary
-from liftpy.spark.pipelines.orphan_files import DataFile, find_orphans, orphans_among, remove_orphans
-from liftpy.spark.pipelines.table_commit import (
+from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.tables import (
     ArchivedRange,
     Commit,
+    FileName,
     TableFile,
+    check_archived,
     check_table_columns,
     commit_of,
+    is_temporary,
     marks_of,
+    parse_file,
     starts_after,
+    tag_of,
+    temporary,
 )
-from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.planning import PlannedRange
 
 TAG = "0123456789ab"

@@ -16,12 +16,11 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
+from liftpy.spark.pipelines.archive import find_orphans
 from liftpy.spark.pipelines.archive_writer import Writing, write_file, write_range
 from liftpy.spark.pipelines.iceberg import CATALOG, IcebergFolder
-from liftpy.spark.pipelines.naming import DATA
-from liftpy.spark.pipelines.orphan_files import find_orphans
-from liftpy.spark.pipelines.table_commit import Commit, TableFile, commit_of, marks_of
 from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.tables import DATA, Commit, TableFile, commit_of, marks_of
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches

@@ -14,8 +14,8 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, steps_of, write_part
-from liftpy.spark.pipelines.naming import FileName
 from liftpy.spark.pipelines.replay import ReplayPlan, files_of, pause_s, placed, shares_of_files, views_of
+from liftpy.spark.pipelines.tables import FileName
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
 from liftpy.spark.sink_rows import places_of

@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.wire.batch import build_batch
 from liftpy.spark.options import Access
-from liftpy.spark.pipelines import stats_plot
+from liftpy.spark.pipelines import stats
 from sidecar.cli.main import main
 from tests.sim.fake_node import FakeNode, FakePartition
 
@@ -123,5 +123,5 @@ def test_stats_command_draws_a_plot(access: Access, orders: FakeNode, tmp_path: 
     pytest.importorskip("matplotlib")
     assert run(access, "stats", "orders", "--plot", str(tmp_path / "a.png")) == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(stats_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(stats.importlib.util, "find_spec", lambda name: None)
     assert run(access, "stats", "orders", "--plot", str(tmp_path / "b.png")) == 2

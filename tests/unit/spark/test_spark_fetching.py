@@ -19,10 +19,10 @@ from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, P
 from liftpy.nats.credentials import Credentials
 from liftpy.spark import process_connection as link_module
 from liftpy.spark import retrying_fetch
-from liftpy.spark.fast_fetch import read_range
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
+from liftpy.spark.range_reader import read_range
 from liftpy.spark.retrying_fetch import FetchRules, SpanGuess, fetch_range
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread

@@ -11,9 +11,9 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
 from liftpy.nats.blocking_connection import ConnectionClosedError
-from liftpy.spark import fast_fetch, retrying_fetch
-from liftpy.spark.fast_fetch import read_range
+from liftpy.spark import range_reader, retrying_fetch
 from liftpy.spark.process_connection import Link
+from liftpy.spark.range_reader import read_range
 from liftpy.spark.retrying_fetch import FetchRules
 from liftpy.spark.schema import left_out
 from tests.sim.fake_node import FakeNode
@@ -30,8 +30,8 @@ def surely(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         found.append((given[3], given[4]))
         return real(*given)
 
-    monkeypatch.setattr(fast_fetch, "fetch_part", seen)
-    fast_fetch._guesses.clear()
+    monkeypatch.setattr(range_reader, "fetch_part", seen)
+    range_reader._guesses.clear()
     return found
 
 
@@ -99,7 +99,7 @@ def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
 def test_fast_fetch_without_an_answer_continues_on_the_slow_path(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr(fast_fetch, "ANSWER_S", 0.05)
+    monkeypatch.setattr(range_reader, "ANSWER_S", 0.05)
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     node.silent = {"n1"}
     assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
@@ -112,7 +112,7 @@ def test_fast_fetch_size_guess_serves_the_next_task(link: Link, node: FakeNode) 
     for _ in range(2):
         node.asked.clear()
         assert offsets(link, planned(0, 30_000)) == list(range(30_000))
-    (guess,) = fast_fetch._guesses.values()
+    (guess,) = range_reader._guesses.values()
     assert guess.batch_records == 1000
     assert 300 < guess.bytes_per_record < 310
 

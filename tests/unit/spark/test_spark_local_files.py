@@ -19,10 +19,10 @@ from liftpy.core.log.range_reads import MAX_FILES, FileSpan, spans_of
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, LiftError
-from liftpy.spark import local_files
-from liftpy.spark.local_files import FILES, NATS, FileRange, counts, offered, read_nearest
+from liftpy.spark import range_reader
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import Link
+from liftpy.spark.range_reader import FILES, NATS, FileRange, counts, offered, read_nearest
 from liftpy.spark.retrying_fetch import FetchRules
 from sidecar.disk.files import FolderStorage
 from tests.sim.fake_node import FakeNode
@@ -84,7 +84,7 @@ def test_file_spans_over_too_many_files_are_empty(log: Log, monkeypatch: pytest.
 def test_local_file_read_returns_exactly_the_range(
     log: Log, folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_files, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(range_reader, "BLOCK_BYTES", block_bytes)
     for start, end in ((0, 100), (3, 57), (10, 20), (99, 100), (19, 21)):
         course = FileRange(planned(start, end), files(log, folder, start, end))
         assert offsets(course) == list(range(start, end))
@@ -224,7 +224,7 @@ def test_local_file_read_with_retention_before_opening_raises_data_loss(
         there.streams["orders"].partitions[0].log_start_offset = 40
         return told
 
-    monkeypatch.setattr(local_files, "offered", then_retention)
+    monkeypatch.setattr(range_reader, "offered", then_retention)
     with pytest.raises(DataLossError, match=r"offsets \[0, 40\) were deleted after planning"):
         read(link)
     assert "are read no further" in caplog.text, "its files were told and are gone"

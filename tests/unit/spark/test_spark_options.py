@@ -8,9 +8,8 @@ import pytest
 
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
-from liftpy.spark.options import OPTIONS, Access, Selection, SourceOptions
+from liftpy.spark.options import OPTIONS, Access, Selection, SinkOptions, SourceOptions
 from liftpy.spark.schema import arrow_schema
-from liftpy.spark.sink_options import SinkOptions
 
 
 def parse(**options: str) -> SourceOptions:

@@ -17,9 +17,9 @@ from liftpy.client.write_epoch import Round
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
-from liftpy.spark.sink_options import SinkOptions
+from liftpy.spark.options import SinkOptions
+from liftpy.spark.sink import Appending, Sent, gathered, send_round
 from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of, shares_of
-from liftpy.spark.sink_writer import Appending, Sent, gathered, send_round
 from liftpy.testing.memory import memory_cluster
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -26,8 +26,7 @@ from pyspark.sql.types import StructType
 from liftpy.client import Client
 from liftpy.spark import sink
 from liftpy.spark.failures import SourceError
-from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Written, summary
-from liftpy.spark.sink_writer import Range, Sent
+from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, Sent, Written, summary
 from liftpy.spark.source import LiftDataSource
 from liftpy.testing.memory import memory_cluster
 

@@ -20,13 +20,11 @@ from liftpy.core.wire.partitioner import hashes_of_column, murmur2
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
-from liftpy.spark.pipelines import range_figures as measures_module
+from liftpy.spark.pipelines import stats as measures_module
 from liftpy.spark.pipelines import stats as stats_module
-from liftpy.spark.pipelines import stats_plot
+from liftpy.spark.pipelines import stats as stats_plot
 from liftpy.spark.pipelines.parallel import spread
-from liftpy.spark.pipelines.range_figures import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch
-from liftpy.spark.pipelines.stats import stats
-from liftpy.spark.pipelines.stats_plot import save_plot
+from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch, save_plot, stats
 from tests.sim.fake_node import FakeNode, FakePartition
 
 S = 10**9

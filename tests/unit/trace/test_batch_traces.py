@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import NS_PER_S, AckPolicy
-from liftpy.core.observe.spans import SPANS_PER_S, SpanBudget, SpanTree
-from liftpy.core.observe.trace_context import TraceContext, traceparent
+from liftpy.core.observe.trace_context import SPANS_PER_S, SpanBudget, SpanTree, TraceContext, traceparent
 from liftpy.core.observe.tracing import ENDED, LINGER_NS, MOST_NS, MOST_OPEN, SLOW, NodeTraces, PartitionTraces
 from liftpy.core.wire.batch import build_batch
 

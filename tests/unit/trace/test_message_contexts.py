@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.client.partition_sender import BATCH_BYTES
-from liftpy.core.observe.spans import SpanBudget
 from liftpy.core.observe.trace_context import (
     MAX_STATE_BYTES,
+    SpanBudget,
     TraceContext,
     bears_one,
     created_in,

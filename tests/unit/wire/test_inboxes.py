@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.core.metadata.subject_index import begins_under
+from liftpy.core.metadata.image import begins_under
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subjects, check_inbox_prefixes
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials

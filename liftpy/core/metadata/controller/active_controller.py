@@ -14,20 +14,19 @@ from typing import assert_never
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import shown
-from liftpy.core.metadata.batch_limits import MAX_REQUESTS, SENT_TOGETHER
 from liftpy.core.metadata.controller.feature_negotiation import HeardLevels
 from liftpy.core.metadata.controller.nodes import unspoken
 from liftpy.core.metadata.controller.preflight import without_log
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
-from liftpy.core.metadata.controller.unplaced_streams import WaitingStreams
+from liftpy.core.metadata.controller.streams import WaitingStreams
 from liftpy.core.metadata.describe import describe, describe_stream
-from liftpy.core.metadata.directory_identity import ProcessRelation, descent
-from liftpy.core.metadata.election import ElectionTimers
+from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders
 from liftpy.core.metadata.failure_reports import Accusations, LeaderQuestion, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.preferred_leaders import PreferredLeaders
+from liftpy.core.metadata.node_identity import ProcessRelation, descent
 from liftpy.core.metadata.record_builder import Rules
+from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
 from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 

@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from liftpy.config import REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
+from liftpy.config import NS_PER_S, REFUSED_BY, AckPolicy, ReplicationConfig, StreamConfig
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stored_text, stream_to_pb
 from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
-from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
-from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES
-from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, Wanted
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
+from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for
+from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, PlacementError, Wanted
 from liftpy.core.metadata.placement.rebalance import Takers, resized
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
-from liftpy.core.metadata.subject_index import SubjectIndex
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM, RESERVED_NAMES, Subjects, data_subject
 from liftpy.errors import ConfigError
@@ -399,3 +398,93 @@ def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
         request.openGroups.CopyFrom(wanted)
+
+
+# Streams that wait for nodes (``insufficient-nodes``).
+#
+# A stream with too few nodes is created without partitions. When nodes change, the metadata leader checks the waiting
+# streams, the oldest first, and proposes PlaceStream.
+
+
+AT_ONCE = 8
+LOOK_EVERY_NS = NS_PER_S // 4
+AGAIN_AFTER_NS = 10 * NS_PER_S
+"""What was proposed and is not placed is proposed again: it may not have come into the log, or there is room now."""
+NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
+
+
+def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
+    """Return why ``stream`` waits."""
+    try:
+        candidates_for(facts_of(image), waiting_for(stream, 0))
+    except PlacementError as error:
+        return str(error)
+    return NO_ROOM
+
+
+class WaitingStreams:
+    """The metadata leader's look at them. ``now_ns`` is monotonic."""
+
+    def __init__(self) -> None:
+        self._image: ClusterImage | None = None
+        self._look_at_ns: int | None = None
+        """None: nothing has changed since the last look."""
+        self._earliest_ns = 0
+        self._proposed_ns: dict[str, int] = {}
+        """By uid."""
+
+    def lead(self, image: ClusterImage, now_ns: int) -> None:
+        """Begin: this node is the metadata leader."""
+        self._image = ClusterImage()
+        self._proposed_ns.clear()
+        self._earliest_ns = now_ns
+        self.image_changed(image, now_ns)
+
+    def resign(self) -> None:
+        """End: this node lost the metadata leadership."""
+        self._image = self._look_at_ns = None
+
+    def image_changed(self, image: ClusterImage, now_ns: int) -> None:
+        """An entry was applied."""
+        if self._image is None:
+            return
+        before, self._image = self._image, image
+        if not image.waiting:
+            self._look_at_ns = None
+        elif any(getattr(before, of) is not getattr(image, of) for of in ("nodes", "waiting", "replica_counts")):
+            self._look_at_ns = self._earliest_ns
+
+    def due(self, now_ns: int) -> list[pb.PlaceStream]:
+        """Return what to propose now."""
+        image = self._image
+        if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
+            return []
+        self._earliest_ns, self._look_at_ns = now_ns + LOOK_EVERY_NS, now_ns + AGAIN_AFTER_NS
+        streams = sorted((image.streams[name] for name in image.waiting), key=lambda stream: stream.uid)
+        uids = {stream.uid for stream in streams}
+        self._proposed_ns = {
+            uid: at_ns for uid, at_ns in self._proposed_ns.items() if uid in uids and now_ns - at_ns < AGAIN_AFTER_NS
+        }
+        nodes, found = facts_of(image), list[pb.PlaceStream]()
+        enough: dict[tuple[str, int], bool] = {}
+        for stream in streams:
+            if stream.uid in self._proposed_ns:
+                continue
+            kind = (stream.placement, stream.replica_count)
+            if kind not in enough:
+                try:
+                    enough[kind] = bool(candidates_for(nodes, waiting_for(stream, 0)))
+                except PlacementError:
+                    enough[kind] = False
+            if not enough[kind]:
+                continue
+            if len(found) == AT_ONCE:
+                self._look_at_ns = self._earliest_ns
+                break
+            self._proposed_ns[stream.uid] = now_ns
+            found.append(pb.PlaceStream(name=stream.name, uid=stream.uid))
+        return found
+
+    def next_deadline_ns(self) -> int | None:
+        """Return the time of the next call of ``due``."""
+        return self._look_at_ns if self._image is not None else None

@@ -1,0 +1,789 @@
+"""Snapshots of a service process: kept on disk, taken in time, served to other nodes and fetched from them.
+
+One directory per service and partition, one file per snapshot:
+
+<data>/<service>/<stream>-<partition>.lock                       one process at a time, taken before it registers
+<data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, checksummed; the position has 20 digits
+
+A damaged file is set aside as ``.damaged`` and the one before it is used: a snapshot only shortens the replay. A later version may be
+able to read a file that this one can't. Such a file gets its name back.
+
+Retention deletes the log below a snapshot, and the node then depends on the file. So a file is read back from the disk and decoded
+before it gets its name [S16]. A snapshot that can't be read back is not stored, and the log is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from liftpy.client import Client
+from liftpy.core.services.machine import ServiceMachine
+from liftpy.core.services.outbox import Outbox
+from liftpy.core.services.snapshot import DIGEST_SIZE_BYTES, Identity, Offer, PeerSearch, Snapshot, SnapshotRange, decode
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import service_pb2 as pb
+from liftpy.core.wire.subjects import InboxRule, Subjects, publish_answer, reply_to
+from liftpy.errors import (
+    CorruptionError,
+    DataDirectoryLockedError,
+    LiftError,
+    OutcomeUnknownError,
+    ProtocolError,
+    StorageError,
+    UnavailableError,
+    UnknownFormatError,
+)
+from liftpy.nats.request_guard import RequestGuard
+from liftpy.nats.transport import Transport
+from liftpy.service.settings import ServiceSettings
+
+logger = logging.getLogger("liftpy.service")
+
+_SUFFIX = ".snapshot"
+_DAMAGED = ".damaged"
+_INCOMING = ".incoming"
+
+
+class ServiceLock:
+    """Lock of one service and partition. Raise DataDirectoryLockedError if another process has it."""
+
+    def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
+        path = data / service / f"{stream}-{partition}.lock"
+        with _storage_errors("open", path):
+            _make_folder(path.parent, data)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise DataDirectoryLockedError(
+                f"Another process of this service uses the directory {path}. Stop it, or choose another directory (--data)."
+            ) from None
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self._lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A snapshot that is stored. ``digest``: BLAKE2b of its file's bytes."""
+
+    position: int
+    output_count: int
+    digest: bytes
+    size_bytes: int
+
+
+def _kept(snapshot: Snapshot, data: bytes) -> Kept:
+    return Kept(snapshot.position, snapshot.output_count, _digest(data).digest(), len(data))
+
+
+def _digest(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=DIGEST_SIZE_BYTES)
+
+
+class OpenSnapshot:
+    """Open file of a snapshot. It closes when its last user releases it. Any thread may read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        with _storage_errors("read", path):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def read(self, start: int, size_bytes: int) -> bytes:
+        """Return at most ``size_bytes`` from ``start``, b"" past the end. Raises StorageError."""
+        with _storage_errors("read", self._path):
+            return os.pread(self._descriptor, size_bytes, start)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class Incoming:
+    """A snapshot on its way into the store: nothing of it counts before ``finish``. ``close`` it in the end."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        self._path = path
+        self._identity = identity
+        self._temporary = path.with_suffix(_INCOMING)
+        self._digest = _digest()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        with _storage_errors("write", path):
+            self._file = os.fdopen(os.open(self._temporary, flags, 0o640), "w+b")
+
+    def write(self, piece: bytes) -> None:
+        """Write the next bytes."""
+        self._digest.update(piece)
+        with _storage_errors("write", self._path):
+            self._file.write(piece)
+
+    def finish(self, digest: bytes) -> Snapshot:
+        """Make the complete file durable.
+
+        Raise CorruptionError if the digest or content is wrong. Also raises UnknownFormatError, StorageError.
+        """
+        if self._digest.digest() != digest:
+            raise CorruptionError("The digest of the snapshot file does not match. The service uses an older snapshot.")
+        with _storage_errors("write", self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.seek(0)
+            data = self._file.read()
+        snapshot = decode(data, self._identity)
+        if snapshot.position != int(self._path.stem):
+            raise CorruptionError(
+                f"The content of the snapshot file belongs to offset {snapshot.position}. The service uses an older snapshot."
+            )
+        with _storage_errors("write", self._path):
+            self._temporary.rename(self._path)
+            _flush_names(self._path.parent)
+        return snapshot
+
+    def close(self) -> None:
+        """Leave nothing but a snapshot that was finished."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
+class SnapshotStore:
+    """Snapshots of one service and partition, for the holder of the ServiceLock."""
+
+    def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
+        self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
+        self._identity = identity
+        self._kept = kept
+        self._max_bytes = max_bytes
+        with _storage_errors("open", self.folder):
+            _make_folder(self.folder, data)
+
+    def positions(self) -> list[int]:
+        """Positions of the snapshots, ascending."""
+        names = (path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
+        """Return the newest valid ``wanted`` snapshot. Raise UnknownFormatError for a newer version."""
+        found = self.newest_kept(wanted)
+        return None if found is None else found[0]
+
+    def newest_kept(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
+        """Return the newest snapshot, as ``newest``, with its file."""
+        for path in reversed(self._files()):
+            with _storage_errors("read", path):
+                data = path.read_bytes()
+            try:
+                snapshot = decode(data, self._identity)
+            except CorruptionError as error:
+                if path.suffix == _SUFFIX:
+                    logger.warning("%s can't be used and is set aside: %s", path, error)
+                    with _storage_errors("quarantine", path):
+                        path.rename(path.with_suffix(_DAMAGED))
+                continue
+            if not wanted(snapshot):
+                continue
+            if path.suffix == _DAMAGED:
+                logger.warning("%s was set aside by a version that could not read it: it is used again", path)
+                with _storage_errors("rename", path):
+                    path.rename(path.with_suffix(_SUFFIX))
+                    _flush_names(self.folder)
+            return snapshot, _kept(snapshot, data)
+        return None
+
+    def _files(self) -> list[Path]:
+        """Return the snapshot files in ascending order, and quarantined ones at positions without another."""
+        found: dict[int, Path] = {}
+        for suffix in (_DAMAGED, _SUFFIX):
+            for path in self.folder.glob(f"*{suffix}"):
+                if path.stem.isascii() and path.stem.isdigit():
+                    found[int(path.stem)] = path
+        return [found[position] for position in sorted(found)]
+
+    def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
+        """Store a snapshot durably and read it back, then drop old ones.
+
+        Return its file, whose digest is the same on all nodes.
+
+        Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
+        light; what a LEADER replays from when outputs have to be produced again.
+
+        Raises:
+            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older ones are as they were.
+        """
+        snapshot = snapshot.whole()
+        data = snapshot.encode()
+        if len(data) > self._max_bytes:
+            raise StorageError(
+                f"The snapshot has {len(data)} bytes, more than max_snapshot_bytes = {self._max_bytes}. Increase this "
+                "setting, or keep less state."
+            )
+        path = self._path(snapshot.position)
+        with _storage_errors("write", path):
+            self._replace(path, data, snapshot)
+            self._drop_old(snapshot, compared_end)
+        return _kept(snapshot, data)
+
+    # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
+    def open(self, position: int) -> OpenSnapshot:
+        """The snapshot's file, to be read as it is now although it may be dropped."""
+        return OpenSnapshot(self._path(position))
+
+    def incoming(self, position: int) -> Incoming:
+        """Takes in a snapshot that was made elsewhere, piece by piece; what an earlier process left of one goes."""
+        for path in self.folder.glob(f"*{_INCOMING}"):
+            with _storage_errors("remove", path):
+                path.unlink(missing_ok=True)
+        return Incoming(self._path(position), self._identity)
+
+    def _replace(self, path: Path, data: bytes, snapshot: Snapshot) -> None:
+        temporary = path.with_suffix(".tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            if decode(temporary.read_bytes(), self._identity) != snapshot:
+                raise CorruptionError("The snapshot file differs from what was written. Check the disk.")
+        except (CorruptionError, UnknownFormatError) as error:
+            temporary.unlink()
+            raise StorageError(
+                f"The snapshot at offset {snapshot.position} is damaged after the write, so it is not stored: "
+                f"{error}. Check the disk."
+            ) from None
+        temporary.rename(path)
+        _flush_names(self.folder)
+
+    def _drop_old(self, stored: Snapshot, compared_end: int) -> None:
+        old = self.positions()[: -self._kept]
+        if not old:
+            return
+        needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
+        for position in old:
+            if needed is None or position != needed.position:
+                self._path(position).unlink(missing_ok=True)  # it was set aside a moment ago, perhaps
+
+    def drop_above(self, position: int) -> None:
+        """Drop snapshots past ``position``, because an unclean election truncated the log."""
+        for path in self._files():
+            if int(path.stem) > position:
+                logger.warning("snapshot %s is past the log, which ends at %d: dropped", path.name, position)
+                with _storage_errors("remove", path):
+                    path.unlink(missing_ok=True)
+
+    def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
+        """Quarantine snapshots as ``.diverged``."""
+        for path in self._files():
+            with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
+                if diverged(decode(path.read_bytes(), self._identity)):
+                    logger.error("%s holds a state that has diverged: set aside", path)
+                    path.rename(path.with_suffix(".diverged"))
+                    _flush_names(self.folder)
+
+    def _path(self, position: int) -> Path:
+        return self.folder / f"{position:020d}{_SUFFIX}"
+
+
+def _make_folder(folder: Path, data: Path) -> None:
+    """Create the directory with its parents, writable only by this user, and make the names from ``data`` on durable."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True, mode=0o750)
+    within = [path for path in (folder, *folder.parents) if path.is_relative_to(data)]
+    for made in dict.fromkeys((*within, *missing)):
+        _flush_names(made.parent)
+
+
+def _flush_names(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error
+
+
+# SnapshotKeeper: when a service's state is stored, and how far back the log is needed because of it.
+#
+# At every multiple of ``snapshot_interval_records`` the machine brings a snapshot about, on all nodes alike. On one node alone
+# it is also stored after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, when the process is told to stop, when an
+# operator asks, and right below a record that can't be applied.
+#
+# All nodes come to a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
+# long. They take it there, so that the bytes can be compared, but in turn: the leader's node at once, the others after one,
+# two, ... times what the last one took.
+
+
+_KNOWN = 64
+_TOLD = 4
+_NOTICED_S = 0.01
+_TURN = 1.5
+"""Time between the turns of two nodes, as a share of the last snapshot's duration."""
+_LONGEST_TURN_S = 5.0
+
+
+class SnapshotKeeper:
+    """Stores the snapshots of one service in threads."""
+
+    def __init__(
+        self, store: SnapshotStore, settings: ServiceSettings, outbox: Outbox | None, fetcher: SnapshotFetcher | None = None
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._outbox = outbox
+        self._fetcher = fetcher
+        self._stored: list[Kept] = []
+        """The newest snapshots, ascending."""
+        self._stored_s = time.monotonic()
+        self._fresh_bytes = 0
+        """Number of bytes of the log since the newest snapshot."""
+        self._soon = False
+        self._blocked_s = 0.0
+        """Time for which the last snapshot blocked the service, in seconds."""
+        self.given_bytes = 0
+        """Number of bytes sent to services beside other nodes."""
+        self.turn = 0
+        """Turn of this node, from the sidecar. 0 is the first."""
+        self.life = secrets.randbits(62)
+        """Number that changes when the state is rebuilt."""
+        self._began: Kept | None = None
+        """Snapshot from which the state began, until the log has confirmed it."""
+        self.digests: list[tuple[int, bytes]] = []
+        """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
+        self.stored_count = 0
+        """Snapshots that this process has stored."""
+        self.saved_s: float | None = None
+        """When the newest of them was stored, monotonic."""
+        self.state_bytes = 0
+        """Size of the newest snapshot, in bytes."""
+        self.problem = ""
+        """Why the last snapshot was not stored; shown in status where nothing worse is."""
+
+    async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
+        """Return the newest ``wanted`` snapshot to start from."""
+        found = await asyncio.to_thread(self._store.newest_kept, wanted)
+        self._began = found[1] if found is not None else None
+        self._stored = [found[1]] if found is not None else []
+        self._stored_s, self._fresh_bytes = time.monotonic(), 0
+        self.life, self.digests = self.life + 1, []
+        return found[0] if found is not None else None
+
+    def agrees_with_the_log(self) -> None:
+        """Note that the initial state belongs to this log, as far as known: other nodes may use it."""
+        if self._began is not None:
+            self.digests = [(self._began.position, self._began.digest), *self.digests]
+            self._began = None
+
+    async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
+        """Return a snapshot at ``lowest`` or above, own or downloaded, and what was tried in vain."""
+        if self._fetcher is None:
+            return None, "nobody was asked"
+        await self._fetcher.fetch(lowest, wanted)
+        return await self.newest(wanted), self._fetcher.tried
+
+    async def drop_above(self, position: int) -> None:
+        """Drop snapshots past ``position``."""
+        await asyncio.to_thread(self._store.drop_above, position)
+
+    async def set_aside(self, first_wrong: int) -> None:
+        """States at or past ``first_wrong`` have diverged."""
+        await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
+
+    def set_aside_diverged(self, position: int | None = None) -> None:
+        """Quarantine snapshots after a divergence: those with uncompared outputs, and those at or past ``position``."""
+        outbox = self._outbox
+        if position is not None:
+            self._store.set_aside(lambda snapshot: snapshot.position >= position)
+        if outbox is not None:
+            self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Store a snapshot. A failure is only logged, because it only makes the next replay longer."""
+        compared_end = self._outbox.compared_end if self._outbox is not None else 0
+        try:
+            whole = await asyncio.to_thread(snapshot.whole)
+            kept = await asyncio.to_thread(self._store.save, whole, compared_end)
+        except StorageError as error:
+            logger.warning("%s goes on without the snapshot at %d: %s", snapshot.identity, snapshot.position, error)
+            self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
+        else:
+            self.problem = ""
+            self._stored = [*self._stored[-_KNOWN:], kept]
+            self._stored_s, self._fresh_bytes = time.monotonic(), 0
+            self.stored_count, self.state_bytes, self.saved_s = self.stored_count + 1, len(whole.state), time.monotonic()
+            self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
+
+    def held_from(self) -> int:
+        """Return the position of the newest snapshot with compared outputs, 0 for none."""
+        good = self._compared()
+        return good[-1].position if good else 0
+
+    def _compared(self) -> list[Kept]:
+        compared_end = self._outbox.compared_end if self._outbox is not None else None
+        return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
+
+    def offers(self) -> list[Kept]:
+        """Return the newest snapshots for other nodes: with compared outputs, and part of this log."""
+        return [kept for kept in self._compared() if kept != self._began][-self._settings.snapshots_kept :]
+
+    # ---- not on all nodes at once --------------------------------------------------------------------------------------------
+    def blocked(self, took_s: float) -> None:
+        """Note how long a snapshot has blocked the service."""
+        self._blocked_s = took_s
+
+    def turn_s(self) -> float:
+        """Return how long this node waits before it takes a snapshot, so that nodes take turns. 0: no wait."""
+        return min(self.turn * self._blocked_s * _TURN, _LONGEST_TURN_S) if self._blocked_s >= _NOTICED_S else 0.0
+
+    # ---- beside the multiples of snapshot_interval_records -----------------------------------------------------------------
+    def came(self, size_bytes: int) -> None:
+        """Count bytes that were read."""
+        self._fresh_bytes += size_bytes
+
+    def ask(self) -> None:
+        """Request a snapshot at the current position."""
+        self._soon = True
+
+    @property
+    def is_due(self) -> bool:
+        """True if ``keep`` is to be called."""
+        settings = self._settings
+        late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
+        return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
+
+    async def keep(self, machine: ServiceMachine) -> None:
+        """Store the current state, if it is not stored."""
+        self._soon, self._stored_s, self._fresh_bytes = False, time.monotonic(), 0
+        if machine.position and not machine.failed and (not self._stored or self._stored[-1].position < machine.position):
+            await self.save(machine.snapshot())
+
+
+# Serves own snapshots in pieces to services on other nodes [``<ns>.service.<name>.snapshot.<node>``].
+#
+# A snapshot that was offered stays readable for ``_HELD_S`` although the store drops its file.
+
+
+_MAX_HELD = 8
+"""Snapshots that are open at once: those that were asked for last."""
+_HELD_S = 60.0
+_LOOK_S = 5.0
+_MAX_WAITING = 64
+"""Questions; NATS drops those beyond, and who asked asks again."""
+
+
+@dataclass(slots=True)
+class _Held:
+    kept: Kept
+    file: OpenSnapshot
+    used_s: float
+
+
+class SnapshotGiver:
+    """Snapshot server of one service process."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        subjects: Subjects,
+        settings: ServiceSettings,
+        identity: Identity,
+        store: SnapshotStore,
+        keeper: SnapshotKeeper,
+    ) -> None:
+        self._transport = transport
+        self._subject = subjects.service_snapshot(identity.service, settings.node)
+        self._settings = settings
+        self._identity = identity
+        self._store = store
+        self._keeper = keeper
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self.counters: Counter[str] = Counter()
+        """Questions that were not answered, by reason."""
+        self._guard = RequestGuard("snapshot", self.counters, self._reject)
+        self._held: dict[bytes, _Held] = {}
+        """Open snapshots by digest, the last used one at the end."""
+
+    async def run(self) -> None:
+        """Answer requests until it is canceled."""
+        subscription = await self._transport.connection.subscribe(
+            self._subject, cb=self._guard.callback(self._arrived), pending_msgs_limit=_MAX_WAITING
+        )
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                now_s = time.monotonic()
+                self._let_go([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
+        finally:
+            with contextlib.suppress(Exception):
+                await subscription.unsubscribe()
+            self._let_go(list(self._held))
+
+    async def _arrived(self, message: Any) -> None:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is None:
+            return
+        try:
+            question = frames.decode(message.data, pb.PeerSnapshotRequest)
+        except ProtocolError as error:
+            logger.debug("a question for a snapshot can't be read: %s", error)
+            return
+        who = self._identity
+        asked = (question.service, question.stream, question.partition)
+        if asked != (who.service, who.stream, who.partition):
+            return  # another process of this node may be meant
+        answer = pb.PeerSnapshotAnswer(node=self._settings.node)
+        try:
+            if question.streamUid != who.uid:
+                answer.problem = f"the stream is {who.uid} here, not {question.streamUid}"
+            elif question.digest:
+                answer.data = await asyncio.to_thread(self._read, question)
+            else:
+                await asyncio.to_thread(self._offer, answer)
+        except LiftError as error:
+            answer.problem = f"{error.code}: {error}"
+        with contextlib.suppress(LiftError):  # who asked asks again
+            await self._publish(message.reply, answer)
+            self._keeper.given_bytes += len(answer.data)
+
+    async def _publish(self, reply: str | bytes, answer: pb.PeerSnapshotAnswer) -> None:
+        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, frames.sealed(answer))
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        problem = f"the service failed at this question: {type(error).__name__}"
+        with contextlib.suppress(LiftError):
+            await self._publish(reply, pb.PeerSnapshotAnswer(node=self._settings.node, problem=problem))
+
+    def _offer(self, answer: pb.PeerSnapshotAnswer) -> None:
+        for kept in self._keeper.offers():
+            if self._hold(kept) is not None:
+                answer.offers.add(
+                    position=kept.position, digest=kept.digest, sizeBytes=kept.size_bytes, outputCount=kept.output_count
+                )
+
+    def _read(self, question: pb.PeerSnapshotRequest) -> bytes:
+        held = self._held.get(question.digest)
+        if held is None:
+            kept = [kept for kept in self._keeper.offers() if kept.digest == question.digest]
+            held = self._hold(kept[0]) if kept else None
+        if held is None:
+            raise UnavailableError(f"The snapshot at offset {question.position} no longer exists. Request a newer one.")
+        room = min(question.maxBytes, self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
+        if not question.start < held.kept.size_bytes:
+            raise UnavailableError(
+                f"The snapshot at offset {question.position} has {held.kept.size_bytes} bytes, the request is outside "
+                "of it. Start the download again."
+            )
+        held.used_s = time.monotonic()
+        return held.file.read(question.start, room)
+
+    def _hold(self, kept: Kept) -> _Held | None:
+        """Keep an offered snapshot readable, if it still exists. Beyond ``_MAX_HELD`` the oldest is released."""
+        held = self._held.pop(kept.digest, None)
+        if held is None:
+            try:
+                held = _Held(kept, self._store.open(kept.position), 0.0)
+            except LiftError:
+                return None
+        held.used_s = time.monotonic()
+        self._held[kept.digest] = held
+        self._let_go(list(self._held)[:-_MAX_HELD])
+        return held
+
+    def _let_go(self, digests: list[bytes]) -> None:
+        for digest in digests:
+            self._held.pop(digest, None)
+
+
+# SnapshotFetcher: brings a snapshot of another node's service into the own store. What is chosen: ``peers.py``.
+
+
+_ANSWER_S = 2.0
+_TRIES = 3
+"""Maximum number of attempts for each piece."""
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 5.0
+_SLOWEST_BYTES_PER_S = 64 * 1024
+_BEGINS_SLOWLY_S = 10.0
+"""Time after which a peer must deliver a minimum rate on average, in seconds."""
+_BARRED_S = 60.0
+"""Time for which a downloaded snapshot is not downloaded again, in seconds."""
+_MAX_PEERS = 16
+
+
+class SnapshotFetcher:
+    """Snapshot downloads of one service process. ``order``: the newest one, None before the first."""
+
+    def __init__(
+        self,
+        client: Client,
+        transport: Transport,
+        subjects: Subjects,
+        settings: ServiceSettings,
+        identity: Identity,
+        store: SnapshotStore,
+        order: Callable[[], pb.JoinLog | None],
+    ) -> None:
+        self._client = client
+        self._transport = transport
+        self._subjects = subjects
+        self._settings = settings
+        self._identity = identity
+        self._store = store
+        self._order = order
+        self._search = PeerSearch()
+        self._took_s: dict[bytes, float] = {}
+        """Digest of what was taken, and when, monotonic."""
+        self.problem = ""
+        """Problem of the current download, as text. '': none."""
+        self.fetched_bytes = 0
+        self.tried = ""
+        """Snapshots that the last ``fetch`` without a result has tried."""
+
+    async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
+        """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_timeout_s``."""
+        give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
+        logger.warning("%s: the log begins at %d, above the snapshots here: other nodes' are asked for", self._identity, lowest)
+        now_s = time.monotonic()
+        self._took_s = {digest: took_s for digest, took_s in self._took_s.items() if now_s - took_s < _BARRED_S}
+        self._search = PeerSearch(frozenset(self._took_s))
+        try:
+            while True:
+                self.problem = f"looks for a snapshot beside another node, from {lowest} on"
+                await self._ask_all()
+                while (offer := self._next(lowest, wanted)) is not None:
+                    if await self._take(offer):
+                        return True
+                if time.monotonic() >= give_up_s:
+                    self.tried = self._search.explain(self._reach(lowest))
+                    return False
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        finally:
+            self.problem = ""
+
+    def _next(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> Offer | None:
+        order = self._order()
+        if order is not None:
+            self._search.agreed({told.position: (told.digest, told.nodes) for told in order.agreed})
+        while (offer := self._search.best(self._reach(lowest))) is not None:
+            if wanted(Snapshot(self._identity, offer.position, 0, 0, offer.output_count, (), b"")):
+                return offer
+            self._search.failed(offer, "is not of use")
+        return None
+
+    def _reach(self, lowest: int) -> SnapshotRange:
+        order = self._order()
+        if order is None:
+            return SnapshotRange(lowest, lowest - 1, 0)
+        return SnapshotRange(max(lowest, order.startOffset), order.highWatermark + 1, self._settings.max_snapshot_bytes)
+
+    # ---- what there is ----------------------------------------------------------------------------------------------------
+    async def _ask_all(self) -> None:
+        who = self._identity
+        try:
+            stream = await self._client.stream(who.stream)
+        except LiftError as error:
+            self._search.said(who.stream, f"{error.code}: {error}")
+            return
+        if stream.uid != who.uid or who.partition >= len(stream.partitions):
+            return
+        nodes = [node for node in stream.partitions[who.partition].replicas if node != self._settings.node]
+        await asyncio.gather(*map(self._ask, nodes[:_MAX_PEERS]))
+
+    async def _ask(self, node: str) -> None:
+        try:
+            answer = await self._request(node, self._question())
+        except LiftError as error:
+            self._search.said(node, f"{error.code}: {error}")
+            return
+        told = (Offer(node, one.position, one.digest, one.sizeBytes, one.outputCount) for one in answer.offers)
+        self._search.offered(node, told)
+
+    def _question(self, **more: object) -> pb.PeerSnapshotRequest:
+        who = self._identity
+        return pb.PeerSnapshotRequest(
+            service=who.service,
+            stream=who.stream,
+            partition=who.partition,
+            streamUid=who.uid,
+            **more,  # type: ignore[arg-type]
+        )
+
+    async def _request(self, node: str, question: pb.PeerSnapshotRequest) -> pb.PeerSnapshotAnswer:
+        subject = self._subjects.service_snapshot(self._identity.service, node)
+        answer = frames.decode(
+            await self._transport.request(subject, frames.sealed(question), _ANSWER_S), pb.PeerSnapshotAnswer
+        )
+        if answer.problem:
+            raise UnavailableError(answer.problem)
+        return answer
+
+    # ---- one of them ------------------------------------------------------------------------------------------------------
+    async def _take(self, offer: Offer) -> bool:
+        try:
+            incoming = await asyncio.to_thread(self._store.incoming, offer.position)
+            try:
+                began_s, size_bytes = time.monotonic(), 0
+                while size_bytes < offer.size_bytes:
+                    self.problem = (
+                        f"fetches the snapshot at {offer.position} from {offer.node}: {size_bytes} of {offer.size_bytes} bytes"
+                    )
+                    piece = await self._piece(offer, size_bytes)
+                    await asyncio.to_thread(incoming.write, piece)
+                    size_bytes += len(piece)
+                    self.fetched_bytes += len(piece)
+                    took_s = time.monotonic() - began_s
+                    if took_s > _BEGINS_SLOWLY_S and size_bytes < took_s * _SLOWEST_BYTES_PER_S:
+                        raise UnavailableError(
+                            f"The snapshot download is too slow: {size_bytes} bytes in {took_s:.0f} s. The service tries another "
+                            "node."
+                        )
+                await asyncio.to_thread(incoming.finish, offer.digest)
+            finally:
+                await asyncio.to_thread(incoming.close)
+        except LiftError as error:
+            logger.warning("%s: the snapshot at %d from %s: %s", self._identity, offer.position, offer.node, error)
+            self._search.failed(offer, f"{error.code}: {error}", lies=isinstance(error, CorruptionError))
+            return False
+        logger.warning("%s: has the snapshot at %d from %s", self._identity, offer.position, offer.node)
+        self._took_s[offer.digest] = time.monotonic()
+        return True
+
+    async def _piece(self, offer: Offer, start: int) -> bytes:
+        room = min(self._settings.snapshot_chunk_bytes, self._transport.max_payload_bytes // 2)
+        question = self._question(position=offer.position, digest=offer.digest, start=start, maxBytes=room)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                data = (await self._request(offer.node, question)).data
+                break
+            except (UnavailableError, OutcomeUnknownError):
+                if not tries_left:
+                    raise
+        if not 0 < len(data) <= min(room, offer.size_bytes - start):
+            raise ProtocolError(
+                f"The node sent {len(data)} bytes of the snapshot, but at most {min(room, offer.size_bytes - start)} "
+                "were requested. The service tries another node."
+            )
+        return data

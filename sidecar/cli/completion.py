@@ -1,0 +1,139 @@
+"""``liftpy completion``: scripts that let a shell complete commands, options and names, and the man page."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from liftpy import __version__
+from liftpy.client import Client, connect
+from liftpy.client.group_admin import list_cursors, list_groups
+from liftpy.core.base.ids import is_utf8
+from sidecar.cli.help import SHARED_OPTIONS, HelpCommand, options_before
+from sidecar.cli.options import target_of
+
+SHELLS = ("bash", "zsh", "fish")
+WAIT_S = 1.0
+"""A shell waits this long for names of a cluster, in seconds."""
+MAX_NAMES = 1000
+"""A shell is given this many names at most."""
+
+
+@click.command(
+    cls=HelpCommand,
+    example="""
+    liftpy completion bash > ~/.local/share/bash-completion/completions/liftpy
+    liftpy completion zsh > ~/.zfunc/_liftpy
+    liftpy completion fish > ~/.config/fish/completions/liftpy.fish
+    liftpy completion man > liftpy.1
+    """,
+)
+@click.argument("shell", type=click.Choice((*SHELLS, "man")))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL, or the man page.
+
+    The script completes commands, options, and the names of streams, groups, cursors, services and nodes. For names it asks
+    the cluster that the options, the environment or the context names, for at most a second.
+    """
+    root = click.get_current_context().find_root().command
+    if shell == "man":
+        click.echo("\n".join(man_page(root)))
+        return
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(root, {}, "liftpy", "_LIFTPY_COMPLETE").source())
+
+
+async def _names(client: Client, kind: str) -> list[str]:
+    if kind == "stream":
+        return [one.name for one in await client.list_streams(internal=True)]
+    if kind == "group":
+        return [one.name for one in await list_groups(client)]
+    if kind == "cursor":
+        return await list_cursors(client)
+    return sorted((await client.describe_cluster()).image.nodes)
+
+
+def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[CompletionItem]:
+    """Return the names of a cluster's streams, groups, cursors or nodes that begin with ``incomplete``.
+
+    A cluster that cannot be asked has none: an error has no place in the line that a user types.
+    """
+    given: dict[str, Any] = {**options_before(ctx), **{key: ctx.params[key] for key in SHARED_OPTIONS if ctx.params.get(key)}}
+
+    async def ask() -> list[str]:
+        target = target_of(given)
+        async with asyncio.timeout(WAIT_S):
+            async with await connect(
+                target.nats, target.namespace, credentials=target.credentials, name="liftpy-completion", timeout_s=WAIT_S
+            ) as client:
+                return await _names(client, kind)
+
+    try:
+        found = asyncio.run(ask())
+    except Exception:
+        return []
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)][:MAX_NAMES]
+
+
+class ClusterName(click.types.StringParamType):
+    """Name of something in a cluster. A shell completes it.
+
+    Args:
+        kind: "stream", "group", "cursor" or "node".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        if isinstance(text, str) and not is_utf8(text):
+            self.fail(f"{text!r} is not UTF-8 text. Use UTF-8 characters.", param, ctx)
+        return text
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Ask the cluster for names."""
+        return names_of_cluster(ctx, self._kind, incomplete)
+
+
+STREAM, GROUP, CURSOR, NODE = ClusterName("stream"), ClusterName("group"), ClusterName("cursor"), ClusterName("node")
+
+
+def man_page(root: click.Command) -> Iterator[str]:
+    """Yield the lines of the man page of ``root`` and all its commands (troff, macros ``man``)."""
+    yield f'.TH LIFTPY 1 "{datetime.date.today():%Y-%m-%d}" "liftpy {__version__}" "User Commands"'
+    yield ".SH NAME"
+    yield f"liftpy \\- {_escaped(_first_line(root))}"
+    yield ".SH COMMANDS"
+    for path, command in _walk((str(root.name),), root):
+        yield f".SS {_escaped(' '.join(path))}"
+        yield ".nf"
+        with click.Context(command, info_name=" ".join(path), terminal_width=78, max_content_width=78) as ctx:
+            yield from (_escaped(line) for line in command.get_help(ctx).splitlines())
+        yield ".fi"
+
+
+def _walk(path: tuple[str, ...], command: click.Command) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            below = command.get_command(ctx, name)
+            if below is not None:
+                yield from _walk((*path, name), below)
+
+
+def _first_line(command: click.Command) -> str:
+    return (command.help or "").strip().splitlines()[0]
+
+
+def _escaped(line: str) -> str:
+    """Return a line for troff: no escape, and no request where it begins with a dot or an apostrophe."""
+    text = line.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{text}" if text.startswith((".", "'")) else text

@@ -1,0 +1,166 @@
+"""Contexts: named ways to reach a cluster, in a file of the user that only the user can read.
+
+A context holds values of connection options: ``nats``, ``namespace`` and the fields of ``Credentials``. The file is JSON::
+
+    {"selected": "prod", "contexts": {"prod": {"nats": "tls://nats.example:4222", "creds_file": "/home/ann/prod.creds"}}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from liftpy.core.base.ids import check_name
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.nats.credentials import Credentials
+
+FIELDS = ("nats", "namespace", *(each.name for each in fields(Credentials)))
+"""Names of the values that a context may have."""
+SECRETS = ("password", "token")
+"""Values that are never shown."""
+MAX_CONTEXTS = 1000
+MAX_FILE_BYTES = 1 << 20
+
+_OF_NATS = {
+    "url": "nats", "creds": "creds_file", "nkey": "nkey_seed_file", "user": "user", "password": "password", "token": "token",
+    "ca": "tls_ca_file", "cert": "tls_cert_file", "key": "tls_key_file", "inbox_prefix": "inbox_prefix",
+}  # fmt: skip
+"""Value of a context of the NATS CLI -> value of ours."""
+_OF_NATS_IGNORED = ("description", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix", "color_scheme")
+
+
+@dataclass(slots=True)
+class Contexts:
+    """All contexts of a user.
+
+    Args:
+        path: Path of the file.
+        selected: Name of the context that commands use by default. '': none.
+        values: Name of a context -> its values.
+    """
+
+    path: Path = Path("contexts.json")
+    selected: str = ""
+    values: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Contexts:
+        """Return the contexts in a file. A file that does not exist has none.
+
+        Raises:
+            ConfigError: The file cannot be read, is damaged, or other users can read it although it has a secret.
+        """
+        try:
+            with path.open("rb") as file:
+                mode, content = os.fstat(file.fileno()).st_mode, file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return cls(path)
+        except OSError as error:
+            raise ConfigError(f"Cannot read the contexts in {path}: {error.strerror}. Check its permissions.") from None
+        found = _parsed(path, content)
+        has_secret = any(name in SECRETS for one in found.values.values() for name in one)
+        if has_secret and stat.S_IMODE(mode) & 0o077:
+            raise ConfigError(f"Other users can read {path}, and it has a password or a token. Run: chmod 600 {path}")
+        return found
+
+    def save(self) -> None:
+        """Replace the file. Only the user can read it (mode 0600).
+
+        Raises:
+            ConfigError: The file cannot be written. The old one is unchanged.
+        """
+        content = json.dumps({"selected": self.selected, "contexts": self.values}, indent=2, ensure_ascii=False) + "\n"
+        if len(content.encode()) > MAX_FILE_BYTES or len(self.values) > MAX_CONTEXTS:
+            raise ConfigError(f"The contexts exceed {MAX_CONTEXTS} or {MAX_FILE_BYTES} bytes. Remove some of them.")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            number, new = tempfile.mkstemp(prefix=".contexts-", dir=self.path.parent)  # its mode is 0600
+            try:
+                with open(number, "w", encoding="utf-8") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(new, self.path)
+            except BaseException:
+                os.unlink(new)
+                raise
+        except OSError as error:
+            raise ConfigError(f"Cannot write the contexts to {self.path}: {error.strerror}. Nothing was changed.") from None
+
+    def named(self, name: str) -> dict[str, str]:
+        """Return the values of a context.
+
+        Raises:
+            NotFoundError: There is no such context.
+        """
+        if name not in self.values:
+            known = ", ".join(sorted(self.values)[:20])
+            hint = f"Contexts: {known}." if known else "Add one with `liftpy context add NAME --nats URL`."
+            raise NotFoundError(f"There is no context {name!r}. {hint}")
+        return self.values[name]
+
+
+def check_values(name: str, values: Mapping[str, str]) -> None:
+    """Check a context before it is stored.
+
+    Raises:
+        ConfigError: The name or a value is not valid.
+    """
+    check_name(name, "context")
+    Credentials(**{key: value for key, value in values.items() if key not in ("nats", "namespace")})
+
+
+def from_nats_cli(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the values of a context file of the NATS CLI, and the names of its settings that liftpy cannot use.
+
+    Raises:
+        ConfigError: The file cannot be read or is no such context.
+    """
+    try:
+        with path.open("rb") as file:
+            table = json.loads(file.read(MAX_FILE_BYTES))
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot read the NATS context {path}: {error.strerror}. `nats context ls` lists the contexts."
+        ) from None
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path} is not a context of the NATS CLI: it is no JSON object.")
+    given = {key: value for key, value in table.items() if value and key not in _OF_NATS_IGNORED}
+    values = {
+        _OF_NATS[key]: os.path.expanduser(value) for key, value in given.items() if key in _OF_NATS and type(value) is str
+    }
+    return values, sorted(key for key, value in given.items() if key not in _OF_NATS or type(value) is not str)
+
+
+def nats_cli_file(name: str, home: Path) -> Path:
+    """Return the file of a context of the NATS CLI in the configuration directory ``home``.
+
+    Raises:
+        ConfigError: The name is not valid.
+    """
+    if not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise ConfigError(f"{name!r} is no name of a NATS context. `nats context ls` lists the contexts.")
+    return home / "nats" / "context" / f"{name}.json"
+
+
+def _parsed(path: Path, content: bytes) -> Contexts:
+    damaged = ConfigError(f"The file of contexts {path} is damaged. Repair it, or remove it and add the contexts again.")
+    try:
+        table: Any = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
+    except (ValueError, RecursionError):
+        raise damaged from None
+    if not isinstance(table, dict) or not isinstance(table.get("contexts"), dict):
+        raise damaged
+    for one in table["contexts"].values():
+        if not isinstance(one, dict) or not all(key in FIELDS and isinstance(value, str) for key, value in one.items()):
+            raise damaged
+    selected = table.get("selected", "")
+    return Contexts(path, selected if selected in table["contexts"] else "", table["contexts"])

@@ -1,0 +1,195 @@
+"""``liftpy context``, connection options before the command, and what a shell completes."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.nats.credentials import Credentials
+from liftpy.testing.memory import MemoryCluster, memory_cluster
+from sidecar.cli.main import liftpy, main
+from sidecar.runtime.settings import Target, target_from
+
+Run = Callable[..., tuple[int, str, str]]
+NOWHERE = "nats://127.0.0.1:1"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("LIFTPY_NATS", "LIFTPY_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run(home: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return command
+
+
+def target(home: Path, nats: str | None = None, context: str | None = None, **environment: str) -> Target:
+    return target_from(nats, None, {}, {"XDG_CONFIG_HOME": str(home), **environment}, context=context)
+
+
+def test_context_selected_gives_commands_its_servers_and_credentials(run: Run, home: Path) -> None:
+    assert run("context", "add", "prod", "--nats", NOWHERE, "--namespace", "shop", "--creds", "prod.creds", "--select")[0] == 0
+    assert target(home) == Target((NOWHERE,), "shop", Credentials(creds_file=str(Path("prod.creds").absolute())))
+    assert run("context", "select", "--none")[0] == 0
+    assert target(home) == Target()
+
+
+@pytest.mark.parametrize("way", ["flag", "environment"])
+def test_context_selected_keeps_its_credentials_from_servers_that_a_user_names(run: Run, home: Path, way: str) -> None:
+    run("context", "add", "prod", "--nats", NOWHERE, "--creds", "prod.creds", "--select")
+    other = "nats://other:4222"
+    found = target(home, nats=other) if way == "flag" else target(home, LIFTPY_NATS=other)
+    assert found == Target((other,))
+
+
+def test_context_that_a_command_names_wins_over_the_environment_and_the_selected_one(run: Run, home: Path) -> None:
+    run("context", "add", "prod", "--nats", "nats://prod:4222", "--select")
+    run("context", "add", "test", "--nats", "nats://test:4222")
+    assert target(home, context="test", LIFTPY_NATS="nats://other:4222").nats == ("nats://test:4222",)
+    assert target(home, LIFTPY_CONTEXT="test").nats == ("nats://test:4222",)
+    with pytest.raises(NotFoundError, match=r"There is no context 'tset'. Contexts: prod, test\."):
+        target(home, context="tset")
+
+
+def test_context_with_a_password_is_in_a_file_that_only_the_user_can_read(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    (home / "nats" / "context").mkdir(parents=True)
+    theirs = {"url": "nats://a:4222", "user": "ann", "password": "pass-1", "token": "", "nsc": "nsc://x", "description": "old"}
+    (home / "nats" / "context" / "old.one.json").write_text(json.dumps(theirs))
+    code, _, error = run("context", "add", "mine", "--from-nats", "old.one", "--select")
+    assert (code, error) == (0, "Not taken over from the NATS context: nsc.\n")
+    path = home / "liftpy" / "contexts.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert target(home).credentials == Credentials(user="ann", password="pass-1")
+    for words in (["context", "list"], ["context", "list", "--json"]):
+        code, out, _ = run(*words)
+        assert code == 0
+        assert "nats://a:4222" in out
+        assert "pass-1" not in out
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        target(home)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"contexts": 3}', b'{"contexts": {"a": {"nast": "x"}}}', b"\xff", b"[" * 100_000]
+)
+def test_context_file_that_is_damaged_is_named_and_kept(run: Run, home: Path, content: bytes) -> None:
+    (home / "liftpy").mkdir()
+    path = home / "liftpy" / "contexts.json"
+    path.write_bytes(content)
+    for words in (["stream", "list"], ["context", "add", "x", "--nats", NOWHERE]):
+        code, _, error = run(*words)
+        assert code == 2
+        assert f"{path} is damaged" in error
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["add", "a b", "--nats", NOWHERE], "context 'a b' is not allowed"),
+        (["add", "a"], "A context needs at least one value"),
+        (["add", "a", "--nats", "localhost"], "Invalid NATS URL"),
+        (["add", "a", "--user", "ann"], "user and password belong together"),
+        (["add", "a", "--from-nats", "../x"], "is no name of a NATS context"),
+        (["add", "a", "--from-nats", "none"], "Cannot read the NATS context"),
+        (["add", "kept", "--nats", "nats://b:1"], "There is a context 'kept' already"),
+        (["select", "none"], "There is no context 'none'"),
+        (["remove", "none"], "There is no context 'none'"),
+        (["select"], "Give the name of a context"),
+    ],
+)  # fmt: skip
+def test_context_commands_reject_what_they_cannot_do_and_change_nothing(
+    run: Run, home: Path, words: list[str], said: str
+) -> None:
+    assert run("context", "add", "kept", "--nats", NOWHERE)[0] == 0
+    before = (home / "liftpy" / "contexts.json").read_bytes()
+    code, _, error = run("context", *words)
+    assert code in (1, 2)
+    assert said in error
+    assert (home / "liftpy" / "contexts.json").read_bytes() == before
+
+
+def test_connection_option_before_the_command_counts_unless_one_follows_it(run: Run) -> None:
+    assert NOWHERE in run("--nats", NOWHERE, "stream", "list")[2]
+    assert "127.0.0.1:2" in run("--nats", NOWHERE, "stream", "list", "--nats", "nats://127.0.0.1:2")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["log", "verify", "x"], "'liftpy log verify' has no option --nats."),
+        (["sidecar"], "Put --nats after 'liftpy sidecar'."),
+    ],
+)
+def test_connection_option_before_a_command_that_does_not_take_it_is_an_error(run: Run, words: list[str], said: str) -> None:
+    code, _, error = run("--nats", NOWHERE, *words)
+    assert code == 2
+    assert said in error
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MemoryCluster]:
+    with memory_cluster() as made:
+        with made.sync_client() as client:
+            client.create_stream("orders", "shop.orders")
+            client.create_stream("owners", "shop.owners")
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "found"),
+    [
+        (["stream", "delete"], "or", {"orders"}),
+        (["--namespace", "liftpy", "consume"], "o", {"orders", "owners"}),
+        (["stream"], "del", {"delete", "delete-records"}),
+        (["node", "drain"], "", {"n1", "n2", "n3"}),
+        (["consume", "orders"], "--part", {"--partition"}),
+    ],
+)
+def test_completion_offers_names_of_the_cluster(
+    cluster: MemoryCluster, home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], begun: str, found: set[str]
+) -> None:
+    monkeypatch.setattr("sidecar.cli.completion.connect", lambda *_, **__: cluster.client())
+    items = ShellComplete(liftpy, {}, "liftpy", "_LIFTPY_COMPLETE").get_completions(words, begun)
+    names = {item.value for item in items}
+    assert names
+    assert names <= found
+
+
+def test_completion_without_a_cluster_offers_nothing(home: Path) -> None:
+    complete = ShellComplete(liftpy, {}, "liftpy", "_LIFTPY_COMPLETE")
+    assert complete.get_completions(["--nats", NOWHERE, "stream", "delete"], "o") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(run: Run, shell: str) -> None:
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    assert f"_LIFTPY_COMPLETE={shell}_complete" in out
+
+
+def test_man_page_describes_each_command(run: Run) -> None:
+    code, out, _ = run("completion", "man")
+    assert code == 0
+    assert ".SS liftpy stream delete\\-records\n" in out
+    assert not [line for line in out.splitlines() if line.startswith(("'", "..."))]
