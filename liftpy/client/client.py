@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsIndex, cast, overload
 
@@ -47,7 +48,6 @@ from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Queue, QueueHome, QueueOptions
 from liftpy.client.retrying import retrying
-from liftpy.client.stream_diff import differences
 from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.base.ids import check_name, check_published, is_internal, is_utf8, shown
@@ -1640,3 +1640,26 @@ def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Addre
             f"subject that matches {own} (--subject, subject=)."
         )
     return _address(subject or own, stream.uid, stream.answers, stream.config.dedup_window_s)
+
+
+# Compares an existing stream with a wanted one.
+
+
+def differences(stream: StreamImage, subject: str, partitions: int, replicas: int, config: StreamConfig | None) -> list[str]:
+    """Return the differences from the wanted stream for people, [] for none.
+
+    ``replicas`` 0 and ``config`` None accept anything.
+    """
+    pairs: list[tuple[str, object, object]] = [
+        ("subject", stream.subject, subject),
+        ("partitions", stream.partition_count, partitions),
+    ]
+    if replicas:
+        pairs.append(("replicas", stream.replica_count, replicas))
+    if config is not None:
+        pairs += [(f.name, getattr(stream.config, f.name), getattr(config, f.name)) for f in fields(config)]
+    return [f"its {name} is {_shown(there)}, not {_shown(wanted)}" for name, there, wanted in pairs if there != wanted]
+
+
+def _shown(value: object) -> str:
+    return str(getattr(value, "value", value))

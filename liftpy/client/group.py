@@ -44,6 +44,8 @@ _AGAIN_S = 0.25
 """Between two tries of what could not be committed or read."""
 _ANSWER_S = 2.0
 _COMMIT_S = 10.0
+_MIN_COMMIT_S = 0.1
+"""Shortest time between two automatic commits."""
 _STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions. It lists them at once if one of them is gone."""
 _NS_PER_S = 1_000_000_000
@@ -68,8 +70,8 @@ class GroupOptions:
             10.
         start: Where to start in a partition without committed position: ``earliest`` (default) or ``new``. Partitions
             and streams that are added later start at their first record.
-        auto_commit_s: Commit interval for finished parts, in seconds (0 to 3600). Default 5. 0: only ``commit``
-            commits.
+        auto_commit_s: Commit interval for finished parts, in seconds (0 to 3600, at least 0.1 is used). Default 5. 0:
+            only ``commit`` commits.
         read: Options for reading. Memory limits apply per owned partition. Default: ``ReadOptions()``.
         subjects: Only records of these subjects. Positions advance over the others. Default: all.
         keys: Only records with these keys. Positions advance over the others. Default: all.
@@ -440,17 +442,19 @@ class Group:
 
     async def _live(self, machine: MemberMachine) -> None:
         try:
-            commit_s = time.monotonic()
+            every_s = max(_MIN_COMMIT_S, self._options.auto_commit_s) if self._options.auto_commit_s else math.inf
+            commit_at_s = time.monotonic() + every_s
             while True:
                 self._wake.clear()
                 await self._give_up(machine)
-                if self._options.auto_commit_s and time.monotonic() - commit_s >= self._options.auto_commit_s:
-                    commit_s = time.monotonic()
+                if time.monotonic() >= commit_at_s:
+                    commit_at_s = time.monotonic() + every_s
                     self._pass_over()
                     await self._try_commit(machine, self._done)
                 if time.monotonic() - self._looked_s >= _STREAMS_S:
                     await self._look_at_streams(machine)
-                await _wait(self._wake, _AGAIN_S if self._leaving and not self._in_hand else 1.0)
+                longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
+                await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
         except Exception as error:  # hooks, or a defect: whoever iterates is told
             self._fail(error)
 

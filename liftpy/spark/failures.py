@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from liftpy.errors import LiftError
+from liftpy.errors import (
+    ConfigError,
+    DataLossError,
+    FencedError,
+    LiftError,
+    NoSpaceError,
+    NotAllowedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    StorageError,
+    UnavailableError,
+)
 
 
 class SourceError(LiftError):
@@ -25,3 +38,63 @@ def coded() -> Iterator[None]:
         raise
     except LiftError as error:
         raise SourceError(f"[{error.code}] {error}", error.code) from error
+
+
+# Converts errors of Spark jobs back into liftpy errors: Spark passes on only a text, which names the code.
+
+
+_KINDS: dict[str, type[LiftError]] = {
+    kind.code: kind
+    for kind in (
+        ConfigError,
+        DataLossError,
+        FencedError,
+        NoSpaceError,
+        NotAllowedError,
+        NotFoundError,
+        OffsetOutOfRangeError,
+        ProtocolError,
+        StorageError,
+        UnavailableError,
+    )
+}
+_OTHERS = {"NO_RESPONDERS": UnavailableError}
+_CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
+_SHOWN_LINES = 3
+_NOT_STARTED = "Python worker failed to connect back"
+"""Spark gives a Python worker of its driver ten seconds to start, and no setting changes that."""
+
+
+class WorkerStartError(UnavailableError):
+    """The machine was too busy to start Spark's Python worker: the same again may do."""
+
+
+def error_of(text: str) -> LiftError:
+    """Return the error that a text of a Spark exception describes."""
+    found = _CODED.search(text)
+    if found is None and _NOT_STARTED in text:
+        return WorkerStartError(
+            "The Python worker of Spark did not start within ten seconds. Run the command again. If this "
+            "repeats, the machine is overloaded."
+        )
+    if found is None:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return LiftError("The Spark job failed: " + " / ".join(lines[:_SHOWN_LINES]))
+    code, said = found[1], found[2].strip()
+    kind = _KINDS.get(code) or _OTHERS.get(code)
+    return SourceError(f"[{code}] {said}", code) if kind is None else kind(said)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Convert Spark errors in this block into the original errors."""
+    try:
+        yield
+    except LiftError as error:
+        if isinstance(error, SourceError):
+            raise error_of(f"SourceError: {error}") from error
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise error_of(str(error)) from error

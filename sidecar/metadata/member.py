@@ -51,9 +51,8 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.cluster_events import EventsDesk
+from sidecar.metadata.cluster_events import EventsDesk, EventWriter
 from sidecar.metadata.control import ControlDesk, Forwarder
-from sidecar.metadata.event_writer import EventWriter
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog

@@ -11,6 +11,8 @@ import builtins
 import importlib
 import inspect
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -38,6 +40,7 @@ from liftpy.client import (
     ReadOptions,
     Source,
 )
+from liftpy.client.group_admin import describe_group
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.runtime.settings import GivenSettings
 from tests.docs.commands_said import said, wrong_with
@@ -287,6 +290,26 @@ async def test_docs_blocks_about_groups_and_queues_run(monkeypatch: pytest.Monke
         assert page.printed[-1] == "0 b'one'"
         queue = asyncio.create_task(run(block_of("docs/queues.md", "client.queue"), page))
         await page.until(lambda: page.printed[-1] == "b'one' 1", queue)
+
+
+async def test_docs_program_of_a_group_member_commits_and_leaves_on_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_page(monkeypatch, "orders") as page:
+        await asyncio.to_thread(page.cluster.serve_groups)
+        block = block_of("docs/groups.md", "add_signal_handler")
+        program = asyncio.create_task((await run(replace(block, text=block.text.partition("\n\nwith ")[0]), page))["main"]())
+        try:
+            for value in ("one", "two"):
+                await page.client.publish("orders", value.encode())
+                while value not in "".join(page.printed):
+                    assert not program.done()
+                    await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait([program])
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().remove_signal_handler(number)
+        left = await describe_group(page.client, "audit")
+        assert (program.cancelled(), left.members, list(left.positions.values())) == (True, (), [2])
 
 
 async def test_docs_block_about_a_group_that_writes_a_stream_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,9 @@ from liftpy.core.publish import dedup_window, jetstream_headers, last_per_subjec
 from liftpy.core.replication import effects as replication_effects
 from liftpy.core.replication import reads
 from liftpy.core.services import effects, machine, outbox, queries, replies, sessions
-from liftpy.core.services import machine as log_timers
-from liftpy.core.services import outbox as routing
 from liftpy.core.wire import chunking, filters, producer_note, subjects
 from liftpy.service.settings import ServiceSettings
 from liftpy.spark import options, range_reader
-from liftpy.spark import options as sink_options
 from sidecar.disk import files
 from sidecar.node import jetstream_api as jetstream_node
 from sidecar.partition import figures, housekeeping
@@ -157,12 +154,12 @@ LIMITS: dict[str, Iterable[str]] = {
     "services at a partition, on a node": [f"{sessions.MAX_SERVICES}"],
     "size of an output": [size(outbox.MAX_OUTPUT_BYTES)],
     "outputs of one callback": [f"{machine.MAX_OUTPUTS_PER_CALLBACK:,}"],
-    "timers": [f"{log_timers.MAX_TIMERS:,}"],
+    "timers": [f"{machine.MAX_TIMERS:,}"],
     "effects that are not done": [f"{effects.MAX_PENDING:,}", size(effects.MAX_PENDING_BYTES)],
     "queries at a time": [f"{queries.MAX_QUERIES:,}", size(queries.MAX_WAITING_BYTES)],
     "size of a snapshot": [size(ServiceSettings.__dataclass_fields__["max_snapshot_bytes"].default)],
     "log that retention keeps for services": [size(R.service_log_retention_bytes)],
-    "routes to further streams": [f"{routing.MAX_ROUTES}"],
+    "routes to further streams": [f"{outbox.MAX_ROUTES}"],
     "message ids whose answers are kept": [f"{replies.MAX_ANSWERS:,}", size(replies.MAX_ANSWERS_BYTES)],
     "size of a segment": [size(S.segment_bytes), "2 GiB"],
     "retention": ["none"] if not S.has_retention else ["?"],
@@ -171,7 +168,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "rate of the scrub": [size(int(str(defaults()["scrub_bytes_per_s"])))],
     "damaged segments that a partition keeps as evidence": [f"{recovery.DAMAGED_KEPT}"],
     "tasks of `minPartitions`": [f"{options.MAX_PARTITIONS:,}"],
-    "rows of one task of an exactly-once write": [size(sink_options.DEFAULT_TASK_BYTES)],
+    "rows of one task of an exactly-once write": [size(options.DEFAULT_TASK_BYTES)],
     "rows of an Arrow batch": [f"{range_reader.MAX_ROWS:,} rows", size(range_reader.MAX_BYTES)],
     "size of a `writeId`": [],
     "Prometheus series of a node": ["500"],

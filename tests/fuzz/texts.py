@@ -30,7 +30,6 @@ from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptio
 from sidecar.metadata import cluster_events as events_desk
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
 from sidecar.status import answers
-from sidecar.status import answers as page_answers
 from sidecar.status import pages as page_site
 from sidecar.status import status_api as status_desk
 from sidecar.transport import ingest_connection
@@ -41,7 +40,7 @@ from tests.fuzz.mutate import bytes_of
 
 def asked_for_a_page(payload: bytes) -> object:
     """The question, and of a history what it asks for: that is made where the message arrives."""
-    question = page_answers.question_of(payload)
+    question = answers.question_of(payload)
     return asked_rows(History(), question[1]) if question is not None and question[0] == "history" else question
 
 

@@ -545,7 +545,9 @@ class MessageDecoder:
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
         """Return why an envelope cannot be stored. None if it can. ``beside``: NATS headers of the message."""
-        if self._policy is not AckPolicy.NONE and not self._is_ours(published):
+        if not self._takes_plain and not published.stream:
+            return self._no_plain()
+        if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_ours(published):
             return self._misaddressed(published)
         if published.tombstone and published.value:
             return _NO_TOMBSTONE

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.errors import ConfigError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import coded
+from liftpy.spark.failures import WorkerStartError, coded, plainly
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.job_errors import WorkerStartError, plainly
 from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from liftpy.errors import ConfigError, DataLossError, NotFoundError
 from liftpy.spark.catalog import Catalog
+from liftpy.spark.failures import plainly
 from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
-from liftpy.spark.pipelines.job_errors import plainly
 from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,

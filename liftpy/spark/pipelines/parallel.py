@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from liftpy.errors import ConfigError
-from liftpy.spark.failures import coded
-from liftpy.spark.pipelines.job_errors import plainly
+from liftpy.spark.failures import coded, plainly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,10 +30,9 @@ from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.failures import SourceError, coded, plainly
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.job_errors import plainly
 from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file
 from liftpy.spark.planning import (

@@ -18,8 +18,7 @@ from liftpy.core.observe import tracing as steps_module
 from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import CorruptionError
 from sidecar.backup.create import TakenBackup
-from sidecar.cli import backup as create_module
-from sidecar.cli import backup as restore_module
+from sidecar.cli import backup
 from sidecar.cli.backup import said_of, traced
 from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
@@ -101,7 +100,6 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
     _, _, manifest = two_backups(tmp_path)
     kept = Kept()
     monkeypatch.setattr("sidecar.tracing.exporting.otlp_exporter", lambda endpoint: kept if endpoint == "http://c" else None)
-    module = create_module if what == "create" else restore_module
 
     async def take(client: Any, store: Any, options: Any, *, step: Any) -> TakenBackup:
         step("pieces")
@@ -122,12 +120,12 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
     def with_client(target: Target, work: Any, **_: Any) -> Any:
         return asyncio.run(work(None))
 
-    monkeypatch.setattr(create_module, "take_backup", take)
-    monkeypatch.setattr(restore_module, "Restore", Restore)
-    monkeypatch.setattr(restore_module, "drill", drill)
-    monkeypatch.setattr(module, "with_client", with_client)
+    monkeypatch.setattr(backup, "take_backup", take)
+    monkeypatch.setattr(backup, "Restore", Restore)
+    monkeypatch.setattr(backup, "drill", drill)
+    monkeypatch.setattr(backup, "with_client", with_client)
     words = [what, str(tmp_path), "--trace", "otlp", "--trace-endpoint", "http://c", *(["--all"] if what == "restore" else [])]
-    ended = CliRunner().invoke(create_module.backup, words)
+    ended = CliRunner().invoke(backup.backup, words)
     step, root = sorted(kept.spans, key=lambda span: span.parent is None)
     names = {"create": ("backup", "pieces"), "restore": ("restore", "serve"), "drill": ("drill", "compare")}
     assert (root.name, step.name) == names[what], ended.output

@@ -16,7 +16,7 @@ from liftpy.core.backup.manifest import CursorCopy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from sidecar.backup import restore as cursors_module
+from sidecar.backup import restore as restore_module
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     ClusterWide,
@@ -51,7 +51,7 @@ async def test_restore_sets_group_positions_despite_a_partition_without_bounds(
             raise UnavailableError("nobody serves it")
         return SimpleNamespace(uid=NOW, log_start_offset=0, end_offset=90)
 
-    monkeypatch.setattr(cursors_module, "reset_group", reset)
+    monkeypatch.setattr(restore_module, "reset_group", reset)
     manifest = two_backups(tmp_path)[2]
 
     def group(name: str, *partitions: int) -> CursorCopy:

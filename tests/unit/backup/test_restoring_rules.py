@@ -24,8 +24,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
-from sidecar.backup import restore as cursors_module
-from sidecar.backup import restore as module
+from sidecar.backup import restore as restore_module
 from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.cluster.cluster_driver import Driver
@@ -165,14 +164,14 @@ async def test_restore_opens_streams_after_all_replicas_are_in_sync_and_removes_
     monkeypatch.setattr(restore, "_stage", lambda scratch: done.append(("stage",)))
     monkeypatch.setattr(restore, "_give", lambda scratch, one: done.append(("give", one.wish.into)))
     monkeypatch.setattr(restore, "undo", noted("undo"))
-    monkeypatch.setattr(module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
+    monkeypatch.setattr(restore_module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
     said: list[dict[str, str]] = []
 
     async def cursors(client: Any, manifest: Manifest, uids: dict[str, str]) -> dict[str, str]:
         said.append(uids)
         return {}
 
-    monkeypatch.setattr(module, "set_cursors", cursors)
+    monkeypatch.setattr(restore_module, "set_cursors", cursors)
     if fails_at:
         with pytest.raises(UnavailableError):
             await restore.run()
@@ -320,7 +319,7 @@ async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Mani
     monkeypatch.setattr(restore, "_stage", lambda scratch: None)
     monkeypatch.setattr(restore, "_give", lambda scratch, one: None)
     monkeypatch.setattr(restore, "_create", world.__getattr__("create"))
-    monkeypatch.setattr(module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
+    monkeypatch.setattr(restore_module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
     with pytest.raises(OutcomeUnknownError):
         await restore.run()
     assert restore._open == {"orders"}
@@ -329,9 +328,9 @@ async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Mani
 async def test_restore_waits_while_anything_changes_and_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.001)
+    monkeypatch.setattr(restore_module, "_LOOK_S", 0.001)
     now = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     world, looks = World(), 0
     restore = a_restore(world, manifest)
     world.fails = [UnavailableError("nobody leads")]
@@ -339,7 +338,7 @@ async def test_restore_waits_while_anything_changes_and_across_a_metadata_leader
     async def is_so() -> bool:
         nonlocal looks
         looks += 1
-        now[0] += module.STALLED_S * 0.9
+        now[0] += restore_module.STALLED_S * 0.9
         world.has(f"n{looks if looks < 5 else 5}")
         return False
 
@@ -353,8 +352,8 @@ async def test_restore_limits_group_positions_to_the_restored_log_and_retries(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, asked = [0.0], []
-    monkeypatch.setattr(cursors_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(cursors_module, "_AGAIN_S", 0)
+    monkeypatch.setattr(restore_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(restore_module, "_AGAIN_S", 0)
     answers: list[Exception | None] = [UnavailableError("begins"), OutcomeUnknownError("lost"), None]
 
     async def reset(client: Any, name: str, positions: dict[PartitionKey, int]) -> None:
@@ -363,7 +362,7 @@ async def test_restore_limits_group_positions_to_the_restored_log_and_retries(
         if (answer := answers.pop(0) if answers else UnavailableError("nobody")) is not None:
             raise answer
 
-    monkeypatch.setattr(cursors_module, "reset_group", reset)
+    monkeypatch.setattr(restore_module, "reset_group", reset)
     uid = [NEW_UID]
 
     async def bounds(name: str, partition: int) -> Any:

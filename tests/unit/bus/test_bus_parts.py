@@ -19,7 +19,6 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.connection import Receiver, receive
 from liftpy.nats.credentials import Credentials
 from sidecar.transport import connections, ingest_connection, liveness
-from sidecar.transport import ingest_connection as cuts_module
 from sidecar.transport.connections import Links, open_links
 from sidecar.transport.credentials import Keys
 from sidecar.transport.ingest_connection import ConnectionStats, Cuts, SocketThread
@@ -195,7 +194,7 @@ async def test_absence_probe_started_during_an_answer_is_not_completed_by_that_a
 # ---- what cuts cost ----------------------------------------------------------------------------------------------------------
 async def test_lost_connection_is_judged_by_its_own_received_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[Any] = []
-    monkeypatch.setattr(cuts_module, "spawn", lambda work, name: (judged.append(work), work.close()))
+    monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: (judged.append(work), work.close()))
     made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
     made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
     made.lost("s1", 7)
@@ -241,7 +240,7 @@ async def test_lost_connection_statistics_are_requested_until_the_server_reports
         if answer is not None:
             heard(answer)
 
-    monkeypatch.setattr(cuts_module, "asyncio", SimpleNamespace(Queue=Queue, sleep=sleep, wait_for=wait_for))
+    monkeypatch.setattr(ingest_connection, "asyncio", SimpleNamespace(Queue=Queue, sleep=sleep, wait_for=wait_for))
     made: Any = Cuts(SimpleNamespace(ask=ask), SimpleNamespace())  # type: ignore[arg-type]
     told = await made._ask(SimpleNamespace(server_id="s1", client_id=7))
     assert told.delivered == 4

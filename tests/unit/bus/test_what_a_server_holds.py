@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.wire.subjects import SERVER_CONNECTIONS
-from sidecar.transport import connections
-from sidecar.transport import ingest_connection as cuts_module
-from sidecar.transport import ingest_connection as module
+from sidecar.transport import connections, ingest_connection
 from sidecar.transport.connection import BusConnection
 from sidecar.transport.ingest_connection import Backlog, ConnectionStats, Cuts
 from sidecar.transport.parser import InflowParser
@@ -52,7 +50,7 @@ class Bus:
 class Asker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000 * MS
-        monkeypatch.setattr(module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
+        monkeypatch.setattr(ingest_connection, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
         self.bus = Bus()
         self.backlog = Backlog(self.bus)  # type: ignore[arg-type]
         self.heard: list[ConnectionStats] = []
@@ -179,11 +177,11 @@ CLOSED = ConnectionStats(0, "s1", 7, 4096, 30, "Slow Consumer (Pending Bytes)")
 async def judged(
     server: Server | None, last: ConnectionStats | None, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Cuts, list[int]]:
-    monkeypatch.setattr(cuts_module, "_TRY_S", 0.001)
+    monkeypatch.setattr(ingest_connection, "_TRY_S", 0.001)
     learned: list[int] = []
     overflow: Any = SimpleNamespace(cut_at=learned.append)
     tasks: list[Any] = []
-    monkeypatch.setattr(cuts_module, "spawn", lambda work, name: tasks.append(asyncio.ensure_future(work)))
+    monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: tasks.append(asyncio.ensure_future(work)))
     made = Cuts(server, overflow)  # type: ignore[arg-type]
     made._seen = 10
     if last is not None:
@@ -222,7 +220,7 @@ async def test_disconnect_counts_messages_delivered_but_not_received(
     made, cut_at = await judged(server, last, 35, monkeypatch)
     assert (made.lost_messages, made.unknown, cut_at) == (lost, unknown, learned)
     assert set(server.asked) == {("s1", 7, True)}
-    assert len(server.asked) == (len(answers) or cuts_module._TRIES)
+    assert len(server.asked) == (len(answers) or ingest_connection._TRIES)
     text = caplog.messages[0] if caplog.messages else ""
     if unknown:
         assert text.endswith(f"{lost} at least" if lost else "an unknown number")

@@ -25,7 +25,6 @@ from liftpy.errors import PublishRejectedError
 from sidecar.cli import main, publish
 from sidecar.cli.consume import record_json
 from sidecar.dev import demo_steps
-from sidecar.dev import demo_steps as demo_processes
 from sidecar.dev.demo_flights import FLIGHT_COUNT, mean_delays, read_flights
 from sidecar.dev.demo_steps import Failover
 
@@ -276,4 +275,4 @@ def test_demo_processes_find_the_spark_data_source(monkeypatch: pytest.MonkeyPat
     folder = str(Path(pyspark_liftpy.__file__).parent)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".", folder)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: pyspark_liftpy.__spec__)
-    assert folder in demo_processes._import_path().split(os.pathsep)
+    assert folder in demo_steps._import_path().split(os.pathsep)

@@ -28,8 +28,6 @@ from liftpy.errors import (
 )
 from liftpy.nats.credentials import Credentials
 from sidecar.cli import service
-from sidecar.cli import service as service_orders
-from sidecar.cli import service as service_query
 from sidecar.cli.main import main
 from sidecar.cli.output import table
 from sidecar.dev.demo_steps import MAX_RECORDS, Failover, Positions, Step
@@ -390,7 +388,7 @@ class Asked:
 
 async def test_service_snapshot_is_requested_from_each_node_with_the_service() -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
-    stored = await service_orders.store_now(client, "counter", "s", 0, (), 30.0, "ns")
+    stored = await service.store_now(client, "counter", "s", 0, (), 30.0, "ns")
     assert stored == {"n1": 7, "n3": 5}
     assert [subject for subject, _ in client.published] == [
         "ns.service.n1.session.s.counter",
@@ -400,24 +398,24 @@ async def test_service_snapshot_is_requested_from_each_node_with_the_service() -
         service="counter", stream="s", partition=0
     )
     only: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
-    assert await service_orders.store_now(only, "counter", "s", 0, ("n3",), 30.0, "ns") == {"n3": 5}
+    assert await service.store_now(only, "counter", "s", 0, ("n3",), 30.0, "ns") == {"n3": 5}
     for nodes, text in (
         ((), "Service nobody does not run for s/0 on any node. Check the name, --stream and --partition."),
         (("n2",), "Service nobody does not run next to node n2. Check --node."),
     ):
         with pytest.raises(NotFoundError, match=text):
-            await service_orders.store_now(only, "nobody", "s", 0, nodes, 30.0, "ns")
+            await service.store_now(only, "nobody", "s", 0, nodes, 30.0, "ns")
     with pytest.raises(NotFoundError, match="has 1 partitions"):
-        await service_orders.store_now(only, "counter", "s", 1, (), 30.0, "ns")
+        await service.store_now(only, "counter", "s", 1, (), 30.0, "ns")
 
 
 async def test_service_command_without_a_partition_of_several_is_rejected() -> None:
     client: Any = Asked(n1={"position": 7, "snapshot": 3})
     client.partitions = 2
     with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):
-        await service_orders.store_now(client, "counter", "s", None, (), 30.0, "ns")
+        await service.store_now(client, "counter", "s", None, (), 30.0, "ns")
     with pytest.raises(ConfigError, match=r"2 partitions.*--partition"):
-        await service_orders.pass_over(client, "counter", "s", None, Unit(5, ""))
+        await service.pass_over(client, "counter", "s", None, Unit(5, ""))
     assert client.published == []
 
 
@@ -429,16 +427,16 @@ async def test_service_snapshot_that_does_not_arrive_times_out(monkeypatch: pyte
 
     client.publish = publish
     with pytest.raises(UnavailableError, match="snapshot next to n1 after"):
-        await service_orders.store_now(client, "counter", "s", 0, (), 0.0, "ns")
+        await service.store_now(client, "counter", "s", 0, (), 0.0, "ns")
 
 
 @pytest.mark.parametrize("error", [UnavailableError("x"), OutcomeUnknownError("x"), ProtocolError("x")])
 async def test_service_position_is_none_without_an_answer(error: Exception) -> None:
     client: Any = Asked(n1=error, n2={"position": 0})
-    assert await service_orders._position(client, "n1", "u1", 0, "counter") is None
-    assert await service_orders._position(client, "n2", "u1", 0, "counter") == 0
-    assert await service_orders._position(client, "n2", "u1", 0, "nobody") is None
-    assert await service_orders._position(client, "n2", "u1", 1, "counter") is None
+    assert await service._position(client, "n1", "u1", 0, "counter") is None
+    assert await service._position(client, "n2", "u1", 0, "counter") == 0
+    assert await service._position(client, "n2", "u1", 0, "nobody") is None
+    assert await service._position(client, "n2", "u1", 1, "counter") is None
 
 
 async def test_service_skip_writes_a_decision_only_if_no_node_has_applied_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,11 +450,11 @@ async def test_service_skip_writes_a_decision_only_if_no_node_has_applied_the_re
             written.append((identity.service, identity.uid, decision.unit, record, why))
             return 42
 
-    monkeypatch.setattr(service_orders, "DecisionWriter", Writer)
+    monkeypatch.setattr(service, "DecisionWriter", Writer)
     client: Any = Asked(n1={"position": 5}, n2={"position": 4})
 
     async def skip(offset: int, **how: Any) -> int:
-        return await service_orders.pass_over(client, "counter", "s", 0, Unit(offset, ""), **how)
+        return await service.pass_over(client, "counter", "s", 0, Unit(offset, ""), **how)
 
     assert await skip(5, dead_letter="dead") == 42, "it stands at the record"
     assert client.ranges == [("s", 0, 5, 6, "u1")]
@@ -474,7 +472,7 @@ async def test_service_skip_writes_a_decision_only_if_no_node_has_applied_the_re
     with pytest.raises(LiftError, match="s/0 has no record at offset 9"):
         await skip(9)
     with pytest.raises(NotFoundError, match="Stream s has no partition 1"):
-        await service_orders.pass_over(client, "counter", "s", 1, Unit(5, ""))
+        await service.pass_over(client, "counter", "s", 1, Unit(5, ""))
 
 
 # ---- publish, node, service query --------------------------------------------------------------------------------------------
@@ -565,7 +563,7 @@ def test_service_query_prints_the_answer_and_its_source_on_request(
             asked.append((name, body, how["partition"], how["at_least"]))
             return SimpleNamespace(value=value, position=9, node="n2")
 
-    monkeypatch.setattr(service_query, "with_client", lambda _, work, **__: asyncio.run(work(Client())))
+    monkeypatch.setattr(service, "with_client", lambda _, work, **__: asyncio.run(work(Client())))
     for words in (["--partition", "1", "--at-least", "5"], ["--position"]):
         with pytest.raises(SystemExit) as left:
             main(["service", "query", "counter", "how many", *words])

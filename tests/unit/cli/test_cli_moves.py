@@ -18,9 +18,6 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
 from sidecar.cli import node, reassignment, rebalance, status, stream
-from sidecar.cli import node as drain
-from sidecar.cli import reassignment as movement
-from sidecar.cli import stream as alter
 from sidecar.cli.main import main
 from sidecar.cli.reassignment import Estimate, MoveProgress, sentence
 from tests.unit.cluster.moving_driver import Moved
@@ -78,8 +75,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     made = Cli(moved, capsys)
     client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
     monkeypatch.setattr(client, "node_status", made.node_status)
-    monkeypatch.setattr(movement, "POLL_S", 0.0)
-    for module in (alter, drain, reassignment, node, rebalance, status, stream):
+    monkeypatch.setattr(reassignment, "POLL_S", 0.0)
+    for module in (node, reassignment, rebalance, status, stream):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return made

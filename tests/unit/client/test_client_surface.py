@@ -13,7 +13,7 @@ import liftpy
 from liftpy.client import client as client_module
 from liftpy.client import sync
 from liftpy.client.awaitable_context import Opening
-from liftpy.client.stream_diff import differences
+from liftpy.client.client import differences
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError

@@ -415,6 +415,25 @@ async def test_consumer_passed_offset_is_known_only_without_buffered_records() -
     await items.aclose()
 
 
+async def test_consumer_passed_offset_never_passes_a_buffered_record() -> None:
+    node = Node()
+    reading, got = consumer(node), list[int]()
+
+    async def read() -> None:
+        async for record in reading.records():
+            got.append(record.offset)
+
+    async with asyncio.timeout(20):
+        task = asyncio.create_task(read())
+        for number in range(20):
+            node.append(b"a")
+            while len(got) <= number:
+                assert (reading.passed_offset or 0) <= len(got)
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def test_consumer_seek_forgets_the_old_leader_epoch() -> None:
     """The node refuses an epoch that is not that of the record before."""
     node = Node()

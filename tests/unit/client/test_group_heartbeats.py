@@ -160,6 +160,22 @@ async def test_group_heartbeat_without_answer_is_repeated() -> None:
         assert group.counters["unanswered"] == 2
 
 
+async def test_group_commits_several_times_a_second_if_auto_commit_says_so() -> None:
+    home = Coordinated()
+    options = GroupOptions(auto_commit_s=0.1)
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
+        home.node.append(b"0")
+        await anext(group)
+        began, took = time.monotonic(), []
+        for number in range(1, 6):
+            home.node.append(b"%d" % number)
+            await anext(group)
+            while committed(home) != {0: number}:
+                await asyncio.sleep(0.01)
+            took.append(time.monotonic() - began)
+        assert took[-1] < 2.5, f"five commits, at most one each second: {took}"
+
+
 async def test_group_does_not_commit_past_records_in_hand() -> None:
     home = Coordinated()
     home.node.append(b"a")

@@ -15,7 +15,8 @@ from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import open_producer
 from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.wire import envelope
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import ByteArray, RecordColumns
 from liftpy.core.wire.subjects import GROUPS_STREAM, Subjects, data_subject
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
@@ -85,6 +86,25 @@ async def test_plain_message_on_the_subject_of_groups_is_rejected(value: bytes) 
         for headers in (None, {"Nats-Msg-Id": "a"}):
             answer = json.loads((await nc.request(subject, value, timeout=30, headers=headers)).data)
             assert "stream _groups is internal" in answer["error"]["description"]
+        assert (await client.bounds(GROUPS_STREAM, 0)).high_watermark == -1
+
+
+@pytest.mark.parametrize("with_uid", [False, True])
+@pytest.mark.parametrize("headers", [None, {"Nats-Msg-Id": "a"}])
+async def test_envelope_without_stream_on_the_subject_of_groups_is_rejected(
+    with_uid: bool, headers: dict[str, str] | None
+) -> None:
+    """[A22]."""
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
+        made = await client.groups_stream()
+        subject = data_subject(made.subject, 0)
+        message = client_pb2.Message(
+            offset=-1, value=b"command", streamUid=made.uid if with_uid else "", ackPolicy=client_pb2.ALL
+        )
+        await nc.publish(subject, frames.encode(message), headers=headers)
+        answer = await nc.request(subject, frames.encode(message), timeout=30, headers=headers)
+        ack = frames.decode(answer.data, client_pb2.Ack)
+        assert (ack.ackError, "stream _groups is internal" in ack.detail) == (client_pb2.Ack.UNSUPPORTED, True)
         assert (await client.bounds(GROUPS_STREAM, 0)).high_watermark == -1
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from liftpy.client import Client, Job, QueueOptions
 from liftpy.client import queue as module
-from liftpy.client import queue as next_keys
 from liftpy.client.group import GroupRejectedError
 from liftpy.testing.memory import memory_cluster
 
@@ -70,7 +69,7 @@ async def test_ordered_queue_with_many_workers_keeps_the_order_and_completes(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iterating, with windows of keys that are smaller than what is held."""
-    monkeypatch.setattr(next_keys, "_AHEAD", 3)
+    monkeypatch.setattr(module, "_AHEAD", 3)
     keys = "aaaaaaaaaaaaaaab-cbca" * 12
     await fill(client, keys)
     done: dict[str, list[int]] = defaultdict(list)

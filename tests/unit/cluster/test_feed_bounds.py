@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.metadata import feed as feed_module
-from liftpy.core.metadata import feed as subscription_module
+from liftpy.core.metadata import feed
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.records import StreamCreated
@@ -23,7 +22,7 @@ def created(number: int, partitions: int = 1) -> StreamCreated:
 
 
 def test_feed_producer_bounds_held_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "MAX_HELD_RECORDS", 10)
+    monkeypatch.setattr(feed, "MAX_HELD_RECORDS", 10)
     producer = FeedProducer()
     for index in range(1, 30):
         producer.applied(index, (created(index), created(index + 100)))
@@ -69,7 +68,7 @@ def test_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeyp
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             for name, value in bounds.items():
-                patch.setattr(subscription_module, name, value)
+                patch.setattr(feed, name, value)
             made = subscribed()
             for entry in found[2:]:
                 made.entry_received(entry)

@@ -14,7 +14,7 @@ from liftpy.core.publish.dedup_window import RecentIds, Stored
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.wire.batch import build_batch
 from liftpy.errors import CorruptionError
-from tests.unit.ingest.test_recent_ids import ROOM, WINDOW, filled_log, ids, long_ago, take
+from tests.unit.ingest.test_dedup_window import ROOM, WINDOW, filled_log, ids, long_ago, take
 
 
 def test_truncation_restores_no_message_id_that_was_forgotten_meanwhile() -> None:

@@ -13,8 +13,8 @@ from liftpy.core.metadata.controller.cluster_events import EventLog
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects
 from liftpy.errors import UnavailableError
-from sidecar.metadata import event_writer as module
-from sidecar.metadata.event_writer import FAILED, WRITTEN, EventWriter
+from sidecar.metadata import cluster_events as module
+from sidecar.metadata.cluster_events import FAILED, WRITTEN, EventWriter
 from tests.unit.cluster.test_event_log import Stream, a_trail, events
 
 
@@ -213,7 +213,7 @@ async def test_event_writer_that_loses_leadership_stops_between_events(monkeypat
     world.stream.publish = one  # type: ignore[method-assign]
     world.writer.start()
     await world.until(lambda: world.trail.written is None and len(world.stream.records) > 0)
-    assert len(world.stream.records) == module.MOST_AT_ONCE, "what was on its way"
+    assert len(world.stream.records) == module.MOST_WRITTEN_AT_ONCE, "what was on its way"
     await world.writer.close()
 
 

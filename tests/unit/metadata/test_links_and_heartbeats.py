@@ -18,7 +18,6 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import feed, group_role, membership
-from sidecar.metadata import membership as heartbeats
 from sidecar.metadata.group_role import GroupLink
 from sidecar.runtime.settings import NodeSettings
 
@@ -98,12 +97,12 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
 ) -> None:
     now = [100.0]
     slept: list[float] = []
-    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(heartbeats, "clock", SimpleNamespace(now_ns=lambda: round(now[0] * NS)))
+    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(membership, "clock", SimpleNamespace(now_ns=lambda: round(now[0] * NS)))
     group: Any = Beaten()
     answered: list[Any] = []
     beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-    running = heartbeats.Heartbeats(group, beat, heartbeats.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
+    running = membership.Heartbeats(group, beat, membership.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
     home: list[Any] = []
     loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
     running._home = loop
@@ -117,7 +116,7 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
         if len(slept) == 8:
             raise Over
 
-    monkeypatch.setattr(heartbeats, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()
     assert [seen for seen, _ in group.asked] == [beat] * 6, "for as long as a session"

@@ -16,7 +16,6 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control, feed, membership
-from sidecar.metadata import control as forwarding
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
 from tests.unit.metadata.test_control_desk import DELETE, REQUEST, Controller, Message
@@ -124,7 +123,7 @@ async def test_forwarder_request_that_was_sent_may_have_unknown_outcome(
     answers: list[Any], error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = Asked(*answers)
-    monkeypatch.setattr(forwarding, "clock", SimpleNamespace(now_ns=lambda: len(bus.asked) * S // 10))
+    monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: len(bus.asked) * S // 10))
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"this very one...")
     response = await made.until_decided(request, 0.3)  # three requests of 0.1 s each, however long they took
@@ -138,7 +137,7 @@ async def test_forwarder_request_sent_before_a_leader_change_may_have_unknown_ou
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1")
     now = [0]
-    monkeypatch.setattr(forwarding, "clock", SimpleNamespace(now_ns=lambda: now[0]))
+    monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: now[0]))
     deciding = asyncio.create_task(made.until_decided(BARRIER, 1000.0))
     await turns(lambda: bus.asked)
     waits_for = made._changed

@@ -26,7 +26,6 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata import control, group_role, membership
-from sidecar.metadata import control as forwarding
 from sidecar.metadata.control import AdmissionTimeoutError, Forwarder, Turns
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.group_role import GroupLink
@@ -71,7 +70,7 @@ async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_requ
     made.leader_is("n2")
     response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
     assert (response.error, len(bus.asked), bus.subject) == (pb.ControlResponse.OK, 1, "space.control.node.n1")
-    assert 0 < bus.timeout <= forwarding.ATTEMPT_NS / NS
+    assert 0 < bus.timeout <= control.ATTEMPT_NS / NS
     assert len(bus.asked[0].operationId) == 16
 
 

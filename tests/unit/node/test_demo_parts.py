@@ -16,8 +16,6 @@ import pytest
 
 from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
 from sidecar.dev import demo_flights, demo_publisher, demo_steps
-from sidecar.dev import demo_steps as demo_failover
-from sidecar.dev import demo_steps as demo_processes
 from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
 from sidecar.dev.demo_steps import LineProcess, Positions, Step, first_difference
 
@@ -139,7 +137,7 @@ class Cluster:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_failover, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(demo_steps, "_PAUSE_S", 0.0)
 
 
 async def test_demo_failover_kills_the_leader_half_way_and_gets_all_acks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,10 +151,10 @@ async def test_demo_failover_kills_the_leader_half_way_and_gets_all_acks(quick: 
         return wire
 
     clock = iter(range(0, 1000, 5))
-    monkeypatch.setattr(demo_failover, "nats", SimpleNamespace(connect=connect, errors=nats.errors))
-    monkeypatch.setattr(demo_failover, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(demo_steps, "nats", SimpleNamespace(connect=connect, errors=nats.errors))
+    monkeypatch.setattr(demo_steps, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     lines = [b"%d" % number for number in range(100)]
-    found = await demo_failover.lose_the_leader(cluster, cluster, "flights", "demo", lines, 7)
+    found = await demo_steps.lose_the_leader(cluster, cluster, "flights", "demo", lines, 7)
     assert cluster.calls == ["kill n2 at 57", "start n2 at 107", "wait_ready n2 at 107"]
     assert (found.killed, found.leader, found.acknowledged) == ("n2", "n3", 100)
     assert 0 < found.next_ack_s < found.seconds < 1000
@@ -169,13 +167,11 @@ async def publish(wire: Wire, start: int, end: int, first: int = 0) -> int:
     cluster: Any = Cluster(wire)
     cluster.leaders = []
     connection: Any = wire
-    return await demo_failover._publish(
-        connection, cluster, "flights", "demo", [b"%d" % n for n in range(200)], first, start, end
-    )
+    return await demo_steps._publish(connection, cluster, "flights", "demo", [b"%d" % n for n in range(200)], first, start, end)
 
 
 async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_failover, "_WINDOW", 4)
+    monkeypatch.setattr(demo_steps, "_WINDOW", 4)
     wire = Wire()
     wire.silent = {2: 1, 5: 1}
     wire.kept = {5}
@@ -188,7 +184,7 @@ async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: 
 
 
 async def test_demo_failover_publisher_without_progress_gives_up(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_failover, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
     wire = Wire()
     wire.silent = {3: 1 << 30}
     with pytest.raises(UnavailableError, match="flights was not acknowledged within"):
@@ -197,28 +193,28 @@ async def test_demo_failover_publisher_without_progress_gives_up(quick: None, mo
 
 async def test_demo_failover_ack_counts_only_for_its_offset() -> None:
     wire: Any = Wire()
-    assert await demo_failover._ask(wire, "demo", b"x", 0)
-    assert not await demo_failover._ask(wire, "demo", b"x", 0), "it is there already"
+    assert await demo_steps._ask(wire, "demo", b"x", 0)
+    assert not await demo_steps._ask(wire, "demo", b"x", 0), "it is there already"
     wire.silent = {1: 1}
-    assert not await demo_failover._ask(wire, "demo", b"x", 1)
+    assert not await demo_steps._ask(wire, "demo", b"x", 1)
 
 
 async def test_demo_committed_count_is_zero_without_leader() -> None:
     cluster: Any = Cluster(Wire())
     cluster.unsaid = 1
-    assert await demo_failover._committed(cluster, "flights") == 0
+    assert await demo_steps._committed(cluster, "flights") == 0
     cluster.wire.stored = {0, 1, 2}
-    assert await demo_failover._committed(cluster, "flights") == 3
+    assert await demo_steps._committed(cluster, "flights") == 3
 
 
 async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster: Any = Cluster(Wire())
     cluster.leaders = []
-    await demo_failover._until_in_sync(cluster, "flights")
-    monkeypatch.setattr(demo_failover, "_PATIENCE_S", 0.01)
+    await demo_steps._until_in_sync(cluster, "flights")
+    monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
     cluster.isr = [["n1", "n3"]]
     with pytest.raises(UnavailableError, match=r"is n1, n3 after 0\.01"):
-        await demo_failover._until_in_sync(cluster, "flights")
+        await demo_steps._until_in_sync(cluster, "flights")
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------------
@@ -459,8 +455,8 @@ async def test_demo_helper_process_is_ended_with_its_process_group(
         if not hangs:
             raise ProcessLookupError
 
-    monkeypatch.setattr(demo_processes.os, "killpg", killpg)
-    monkeypatch.setattr(demo_processes, "_ABANDON_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(demo_steps.os, "killpg", killpg)
+    monkeypatch.setattr(demo_steps, "_ABANDON_TIMEOUT_S", 0.02)
     with pytest.raises(ZeroDivisionError):
         async with helper(tmp_path, process):
             raise ZeroDivisionError

@@ -19,7 +19,7 @@ from sidecar.partition.services import PartitionServices
 from tests.unit.log.small_logs import add
 from tests.unit.partition.shell_parts import KEY, Clocked, until
 from tests.unit.partition.test_ends_and_failures import Journal, Pool, a_promises
-from tests.unit.partition.test_partition_set import partitions
+from tests.unit.partition.test_replica_manager import partitions
 
 
 async def test_flusher_truncation_waits_for_the_flush_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ from tests.unit.log.small_logs import a_log, add
 from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker
 from tests.unit.partition.test_effects_carried_out import executor
-from tests.unit.partition.test_partition_set import Fed, partitions
-from tests.unit.partition.test_quiet_talk import Side
+from tests.unit.partition.test_partition_quiescence import Side
+from tests.unit.partition.test_replica_manager import Fed, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 
 

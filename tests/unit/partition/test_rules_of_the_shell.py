@@ -28,7 +28,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
 from tests.scripts.desk import FakeBus
 from tests.unit.partition.shell_parts import KEY, Clocked, worker
-from tests.unit.partition.test_partition_set import Fed, partitions
+from tests.unit.partition.test_replica_manager import Fed, partitions
 from tests.unit.partition.test_rounds_of_housekeeping import Keeping, Kept
 from tests.unit.partition.test_scrub import partition, scrub_of
 from tests.unit.replica.test_reads import Source

@@ -24,7 +24,7 @@ from sidecar.runtime import logs
 from sidecar.runtime.logs import Chatter
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
-from tests.unit.partition.test_partition_set import Fed, partitions
+from tests.unit.partition.test_replica_manager import Fed, partitions
 from tests.unit.partition.test_rounds_of_housekeeping import Keeping, Kept
 from tests.unit.partition.test_scrub import FAST, partition, scrub_of
 

@@ -8,7 +8,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
-from liftpy.core.replication.events import Deadline
+from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import Stepped, idle, state
 
 
@@ -101,6 +101,19 @@ def test_follower_does_not_report_a_leader_that_answers() -> None:
     follower.answered([], 2)
     follower.fire(Deadline.LEADER)
     assert not follower.has(do.ReportLeader)
+
+
+@pytest.mark.parametrize(("leader_epoch", "reported"), [(1, False), (2, True)])
+def test_follower_does_not_report_a_leader_that_rejects_its_fetch(leader_epoch: int, reported: bool) -> None:
+    follower = idle()
+    follower.fire(Deadline.FETCH)
+    rejected = ev.FetchRefused(
+        request_id=follower.only(do.SendFetch).request_id, reason=RefusalReason.NOT_A_REPLICA, leader_epoch=leader_epoch,
+        log_start_offset=0,
+    )  # fmt: skip
+    follower.step(rejected)
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader) is reported
 
 
 def test_follower_that_stood_still_does_not_report_its_leader() -> None:

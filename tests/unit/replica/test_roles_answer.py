@@ -10,7 +10,7 @@ from liftpy.core.replication import events as ev
 from liftpy.core.replication.quiescence import MISSES, QuietFetches
 from tests.unit.replica.stepping import KEY, S, Stepped, idle, state
 from tests.unit.replica.test_candidate import proposed
-from tests.unit.replica.test_quiet import CONFIG, fetch
+from tests.unit.replica.test_quiescence import CONFIG, fetch
 
 LIVE = {"a": 1, "b": 1, "c": 1}
 

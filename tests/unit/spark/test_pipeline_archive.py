@@ -23,14 +23,12 @@ from liftpy.errors import (
     StorageError,
     UnavailableError,
 )  # fmt: skip
-from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.failures import SourceError, WorkerStartError, coded, error_of, plainly
 from liftpy.spark.pipelines import archive
-from liftpy.spark.pipelines import archive as orphan_files
 from liftpy.spark.pipelines import archive_writer as writing_module
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
 from liftpy.spark.pipelines.archive_writer import Writing, write_range
 from liftpy.spark.pipelines.delta import stats_of
-from liftpy.spark.pipelines.job_errors import WorkerStartError, error_of, plainly
 from liftpy.spark.pipelines.table_kind import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
@@ -338,10 +336,10 @@ def test_archive_file_age_ignores_a_clock_years_ahead(tmp_path: Path, monkeypatc
         file.touch()
         os.utime(file, (at_s, at_s))
     for ahead_s, older_s in ((0.0, 0.0), (1e9, 0.0), (-100.0, 100.0)):
-        monkeypatch.setattr(orphan_files.time, "time", lambda clock_s=now_s + ahead_s: clock_s)
-        ages = {Path(one.path).name: one.age_s for one in orphan_files._listed(tmp_path)}
+        monkeypatch.setattr(archive.time, "time", lambda clock_s=now_s + ahead_s: clock_s)
+        ages = {Path(one.path).name: one.age_s for one in archive._listed(tmp_path)}
         assert ages == {"dead": 4000.0 - older_s, "being-written": -older_s}
-    assert list(orphan_files._listed(tmp_path / "none")) == []
+    assert list(archive._listed(tmp_path / "none")) == []
 
 
 def test_archive_statistics_cover_every_record() -> None:

@@ -16,7 +16,6 @@ from liftpy.core.wire.filters import kept
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
-from liftpy.spark.pipelines import audit as dropping
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.audit_findings import AuditFinding, AuditReport, HeldRecords, deviants, reference_of
 from tests.sim.fake_node import FakeNode, FakePartition, FakeStream
@@ -344,7 +343,7 @@ def test_audit_only_counts_dropped_records_beyond_its_key_limit(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o == 195))
-    monkeypatch.setattr(dropping, "MAX_KEYS_DROPPED", 0)
+    monkeypatch.setattr(audit_module, "MAX_KEYS_DROPPED", 0)
     report = look(access)
     assert (report.findings, report.partitions[0].dropped, report.partitions[0].dropped_checked) == ([], 1, False)
 

@@ -20,9 +20,7 @@ from liftpy.core.wire.partitioner import hashes_of_column, murmur2
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
-from liftpy.spark.pipelines import stats as measures_module
 from liftpy.spark.pipelines import stats as stats_module
-from liftpy.spark.pipelines import stats as stats_plot
 from liftpy.spark.pipelines.parallel import spread
 from liftpy.spark.pipelines.stats import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch, save_plot, stats
 from tests.sim.fake_node import FakeNode, FakePartition
@@ -139,7 +137,7 @@ def test_stats_column_hashes_equal_the_hashes_of_the_entries() -> None:
 
 
 def test_stats_subjects_beyond_the_bound_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures_module, "MAX_SUBJECTS", 2)
+    monkeypatch.setattr(stats_module, "MAX_SUBJECTS", 2)
     found = Measures(start_offset=0, end_offset=0)
     found.count_subjects({"a": 1, "b": 2, "c": 3, "d": 4})
     assert found.subjects == {"a": 1, "b": 2, "(others)": 7}
@@ -251,7 +249,7 @@ def test_stats_plot_shows_each_partition(access: Access, node: FakeNode, tmp_pat
 def test_stats_plot_without_matplotlib_names_the_package_to_install(
     access: Access, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(stats_module.importlib.util, "find_spec", lambda name: None)
     node.add_stream("orders")
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
         save_plot(stats(access, ORDERS), tmp_path / "stats.png")

@@ -12,7 +12,6 @@ from liftpy.config import Codec
 from liftpy.core.base.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.wire import batch as batches
-from liftpy.core.wire import batch as codecs
 from liftpy.core.wire import batch_columns, envelope, frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import (
@@ -221,10 +220,10 @@ def test_batch_column_of_two_gibibytes_is_rejected(count: int) -> None:
 @pytest.mark.parametrize("off_by", [-1, 1, 1 << 30])
 def test_batch_body_must_have_the_declared_size(codec: Codec, off_by: int) -> None:
     body = b"many of the same " * 40
-    stored = memoryview(codecs.compress(body, codec))
-    assert codecs.decompress(stored, codec, len(body)) == body
+    stored = memoryview(batches.compress(body, codec))
+    assert batches.decompress(stored, codec, len(body)) == body
     with pytest.raises(CorruptionError):
-        codecs.decompress(stored, codec, len(body) + off_by)
+        batches.decompress(stored, codec, len(body) + off_by)
 
 
 def test_zstd_frame_without_a_size_is_decompressed_completely() -> None:
@@ -232,21 +231,21 @@ def test_zstd_frame_without_a_size_is_decompressed_completely() -> None:
 
     body = b"abcdefgh" * 100
     stored = memoryview(zstandard.ZstdCompressor(write_content_size=False).compress(body))
-    assert codecs.decompress(stored, Codec.ZSTD, len(body)) == body
+    assert batches.decompress(stored, Codec.ZSTD, len(body)) == body
     for size in (len(body) - 1, len(body) + 1):
         with pytest.raises(CorruptionError):
-            codecs.decompress(stored, Codec.ZSTD, size)
+            batches.decompress(stored, Codec.ZSTD, size)
 
 
 def test_lz4_size_above_its_maximum_ratio_is_rejected_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        codecs.lz4.block, "decompress", lambda stored, uncompressed_size: asked.append(uncompressed_size) or b""
+        batches.lz4.block, "decompress", lambda stored, uncompressed_size: asked.append(uncompressed_size) or b""
     )
     for size, looked_at in ((255 * 8 + 64, 1), (255 * 8 + 65, 0), (1 << 30, 0)):
         asked.clear()
         with pytest.raises(CorruptionError):
-            codecs.decompress(memoryview(bytes(8)), Codec.LZ4, size)
+            batches.decompress(memoryview(bytes(8)), Codec.LZ4, size)
         assert len(asked) == looked_at
 
 

@@ -270,7 +270,7 @@ def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeIm
     return node
 
 
-def change(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
+def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
     """Apply the controller list that the metadata leader has put into the request."""
     after = replace(list_from_pb(request.list), index=draft.image.index)
     if not well_formed(after) or request.after != draft.image.controllers.index:

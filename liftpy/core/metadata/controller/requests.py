@@ -19,13 +19,6 @@ from typing import Any
 
 from liftpy.core.base.cooperative_apply import Steps, finished
 from liftpy.core.metadata.controller import elections, nodes, partitions, reassign, settings, streams
-from liftpy.core.metadata.controller import nodes as controllers
-from liftpy.core.metadata.controller import partitions as pausing
-from liftpy.core.metadata.controller import partitions as purging
-from liftpy.core.metadata.controller import settings as levels
-from liftpy.core.metadata.controller import settings as times
-from liftpy.core.metadata.controller import streams as altering
-from liftpy.core.metadata.controller import streams as groups
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
@@ -86,21 +79,21 @@ _BY = AskedBy
 REQUESTS: dict[str, RequestKind] = {
     "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
     "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
-    "openGroups": RequestKind(decide=groups.open_groups, asked_by=_BY.READERS),
+    "openGroups": RequestKind(decide=streams.open_groups, asked_by=_BY.READERS),
     "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),
     "addPartitions": RequestKind(decide=streams.add_partitions, asked_by=_BY.OPERATORS),
     "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
-    "alterStream": RequestKind(decide=altering.alter_stream, asked_by=_BY.OPERATORS),
-    "truncateBefore": RequestKind(decide=altering.truncate_before, asked_by=_BY.OPERATORS, batched=True),
-    "purgeRecords": RequestKind(decide=purging.purge_records, asked_by=_BY.OPERATORS, batched=True),
-    "pausePartitions": RequestKind(decide=pausing.pause_partitions, asked_by=_BY.OPERATORS),
+    "alterStream": RequestKind(decide=streams.alter_stream, asked_by=_BY.OPERATORS),
+    "truncateBefore": RequestKind(decide=streams.truncate_before, asked_by=_BY.OPERATORS, batched=True),
+    "purgeRecords": RequestKind(decide=partitions.purge_records, asked_by=_BY.OPERATORS, batched=True),
+    "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS),
     "reassign": RequestKind(decide=reassign.reassign, asked_by=_BY.OPERATORS, batched=True),
-    "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "changeControllers": RequestKind(decide=nodes.change_controllers, asked_by=_BY.OPERATORS, looked_at_first=True),
     "setDefaultQuota": RequestKind(decide=settings.set_default_quota, asked_by=_BY.OPERATORS),
-    "setSessionTimes": RequestKind(decide=times.set_session_times, asked_by=_BY.OPERATORS),
-    "setFeatureLevel": RequestKind(decide=levels.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "setSessionTimes": RequestKind(decide=settings.set_session_times, asked_by=_BY.OPERATORS),
+    "setFeatureLevel": RequestKind(decide=settings.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
@@ -114,15 +107,15 @@ REQUESTS: dict[str, RequestKind] = {
         decide=elections.report_leader, asked_by=_BY.NODES, asker="witness", batched=True, looked_at_first=True
     ),
     "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
-    "reportPurged": RequestKind(decide=purging.report_purged, asked_by=_BY.NODES, asker="node", batched=True),
+    "reportPurged": RequestKind(decide=partitions.report_purged, asked_by=_BY.NODES, asker="node", batched=True),
     "reportService": RequestKind(decide=nodes.report_service, asked_by=_BY.NODES, asker="node", batched=True),
     "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
-    "wakePartition": RequestKind(decide=pausing.wake_partition, asked_by=_BY.NODES, asker="leader", batched=True),
+    "wakePartition": RequestKind(decide=partitions.wake_partition, asked_by=_BY.NODES, asker="leader", batched=True),
     "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
     "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
     "beginCopy": RequestKind(decide=reassign.begin_copy, asked_by=_BY.NOBODY, batched=True),
     "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
-    "settleSessionTimes": RequestKind(decide=times.settle_session_times, asked_by=_BY.NOBODY),
+    "settleSessionTimes": RequestKind(decide=settings.settle_session_times, asked_by=_BY.NOBODY),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }
 """Name in ``ControlRequest.request`` -> what it is."""

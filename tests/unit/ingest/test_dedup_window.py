@@ -173,6 +173,21 @@ def test_dedup_window_beyond_its_bound_drops_and_counts_the_oldest() -> None:
     assert tail.find(b"%030d" % 99, 0) == Stored(99, 99)
 
 
+def test_dedup_window_state_file_is_readable_if_ids_are_dropped_before_it_is_written() -> None:
+    made = ids(room=4096)
+    for offset in range(10):
+        take(made, offset, offset, 5, {offset: b"%030d" % offset})
+    made.committed(9)
+    write = made.snapshot()
+    for offset in range(10, 15):
+        take(made, offset, offset, 5, {offset: b"%030d" % offset})
+    assert made.find(b"%030d" % 0, 0) is None
+    restored = ids(room=4096)
+    restored.restore(b"".join(write()), 10)
+    assert restored.find(b"%030d" % 0, 0) is None
+    assert restored.find(b"%030d" % 9, 0) == Stored(9, 9)
+
+
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 22), (1, 36), (100, 22), (4096, 36)])
 def test_dedup_window_counted_bytes_cover_the_used_bytes(per_batch: int, size: int) -> None:
     made, count = ids(room=1 << 30), 8192 * 2
