@@ -241,7 +241,7 @@ class SnapshotStore:
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
     def open(self, position: int) -> OpenSnapshot:
-        """The snapshot's file, to be read as it is now although it may be dropped."""
+        """Return the snapshot's file, to be read as it is now although it may be dropped."""
         return OpenSnapshot(self._path(position))
 
     def incoming(self, position: int) -> Incoming:

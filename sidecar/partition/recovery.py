@@ -32,7 +32,7 @@ _AT_ONCE = 32
 
 
 def _logs_in(streams: Path) -> list[Path]:
-    """The folders of all logs, sorted."""
+    """Return the folders of all logs, sorted."""
     if not streams.exists():
         return []
     with os.scandir(streams) as found:

@@ -116,7 +116,7 @@ class MemoryFile:
             self.data += piece
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """A copy, as ``pread`` gives one."""
+        """Return a copy, as ``pread`` gives one."""
         return memoryview(bytes(self.data[position : position + size_bytes]))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:

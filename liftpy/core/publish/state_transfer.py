@@ -132,7 +132,7 @@ class StateTaker:
         self._end_offset, self._total_bytes = 0, 0
         self._pieces = bytearray()
         self.taken = 0
-        """States that were copied, ever."""
+        """Number of copied states."""
         self.missed = 0
         """Times that it went on without one, ever: its leader does not know the question."""
 

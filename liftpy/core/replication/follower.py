@@ -621,7 +621,7 @@ class FollowerRole(ReplicaRole):
 
 
 def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportLeader:
-    """A report with the position of this replica's log, for the leadership of the current state [C9]."""
+    """Return a report with the position of this replica's log, for the leadership of the current state [C9]."""
     state, log = shared.state, shared.log
     return ReportLeader(
         leader=state.leader,
