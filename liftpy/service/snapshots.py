@@ -356,7 +356,7 @@ class SnapshotKeeper:
         self._outbox = outbox
         self._fetcher = fetcher
         self._stored: list[Kept] = []
-        """The newest snapshots, ascending."""
+        """Newest snapshots, ascending."""
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
         """Number of bytes of the log since the newest snapshot."""

@@ -162,7 +162,7 @@ class StateTaker:
         self._silent = 0
 
     def fetched(self) -> bool:
-        """A fetch was answered; whether the follower does without the state from now on."""
+        """Process the answer to a fetch. Return whether the follower continues without the state."""
         if not self.is_wanted or self._silent <= ASKS:
             return False
         self._probes += 1

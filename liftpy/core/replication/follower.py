@@ -126,7 +126,7 @@ _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BAC
 _REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
-"""Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
+"""Rejections that only the leader of the epoch sends. They prove that it can be reached."""
 
 
 class FollowerRole(ReplicaRole):
