@@ -233,7 +233,7 @@ class Outbox:
         self.written(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
-        """Return the offset of the one written output that proves the outputs that the state began with; None: there is none to be read.
+        """Return the offset of the written output that proves the initial outputs. None: none can be read.
 
         Where retention has dropped it, the first output after it proves as much, once the state has produced it.
         """
