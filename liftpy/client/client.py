@@ -207,7 +207,7 @@ async def _batch_start(home: _Home, stream: StreamImage, partition: int, offset:
 
 
 async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsIndex | datetime | None) -> tuple[int, Bounds]:
-    """The offset that ``before`` means, exclusive, at most HW + 1, and the partition's bounds."""
+    """Return the offset that ``before`` means, exclusive, at most HW + 1, and the partition's bounds."""
     at_ns = timestamp_ns(before, "before") if isinstance(before, datetime) else None
     bounds, found = await reader.bounds(stream.uid, at_ns)
     if before is None:

@@ -394,7 +394,7 @@ class PartitionReader:
         return files_of(await self._told(request, uid))
 
     async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
-        """The leader's answer to a question with ``boundsOnly``."""
+        """Return the leader's answer to a question with ``boundsOnly``."""
         last = (request.lastOffset, request.lastEpoch)
         request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):

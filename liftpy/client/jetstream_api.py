@@ -128,7 +128,7 @@ def kind_of(rest: str) -> tuple[Kind, str]:
 
 
 def parse_question(rest: str, body: bytes) -> JsQuestion:
-    """The request on ``$JS.<domain>.API.<rest>``. Raises JsRefusal."""
+    """Return the request on ``$JS.<domain>.API.<rest>``. Raises JsRefusal."""
     kind, tail = kind_of(rest)
     if kind is Kind.OTHER:
         raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
@@ -312,7 +312,7 @@ def refused(kind: Kind, refusal: JsRefusal) -> JsAnswer:
 
 
 def status(code: int, text: str, *more: tuple[str, int]) -> JsAnswer:
-    """A status line without a payload. ``more``: headers."""
+    """Return a status line without a payload. ``more``: headers."""
     lines = "".join(f"{name}: {number}\r\n" for name, number in more)
     return JsAnswer(b"", f"NATS/1.0 {code} {text}\r\n{lines}\r\n".encode())
 
@@ -419,7 +419,7 @@ def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[
 
 
 def header_block(record: Record) -> bytes:
-    """The headers of a record as lines, and its key as ``Lift-Key`` where it fits a line."""
+    """Return the headers of a record as lines, and its key as ``Lift-Key`` where it fits a line."""
     pairs = [(name.encode("utf-8", "surrogateescape"), value) for name, value in record.headers]
     if record.key and all(name != _KEY.encode() for name, _ in pairs):
         pairs.append((_KEY.encode(), record.key))
@@ -594,7 +594,7 @@ class StatelessReads:
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
     async def _start(self, question: JsQuestion) -> int:
-        """Offset of the first record that may be given."""
+        """Return the offset of the first record that may be given."""
         if question.start_ns is None:
             return question.sequence - 1
         return await self.client.offset_at(question.stream, question.partition, question.start_ns, options=_OPTIONS)
@@ -655,7 +655,7 @@ class StatelessReads:
         yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
 
     async def _up_to(self, question: JsQuestion, bounds: Bounds) -> int:
-        """Offset of the newest record that may be given, inclusive."""
+        """Return the offset of the newest record that may be given, inclusive."""
         newest = bounds.high_watermark
         if question.up_to_ns is not None:
             after = await self.client.offset_at(question.stream, question.partition, question.up_to_ns, options=_OPTIONS)

@@ -286,7 +286,7 @@ class PartitionQueue:
         return start if self._open.values else bisect_right(positions, positions[start])
 
     def _gathering(self, size_bytes: int) -> _Open:
-        """The batch that takes ``size_bytes`` more."""
+        """Return the batch that takes ``size_bytes`` more."""
         gathered = self._open
         full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
         if gathered.values and full:

@@ -750,7 +750,7 @@ class Producer:
 
 
 def _number_of(name: str) -> int:
-    """The 64 bits by which leaders know a producer: of its name."""
+    """Return the 64 bits by which leaders know a producer: of its name."""
     if not name or not is_utf8(name) or len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(f"Invalid id of a producer: {shown(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1

@@ -378,7 +378,7 @@ def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: 
 
 
 def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
-    """The bounds that an answer's header gives."""
+    """Return the bounds that an answer's header gives."""
     return Bounds(
         uid=head.streamUid,
         node=head.node,

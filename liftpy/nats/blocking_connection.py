@@ -173,7 +173,7 @@ class BlockingConnection:
             answer.set_result(content[header_bytes:])
 
     def _payload(self, size_bytes: int) -> memoryview:
-        """The next ``size_bytes``, and the line's end behind them, which is left out."""
+        """Return the next ``size_bytes``, and the line's end behind them, which is left out."""
         view: memoryview = np.empty(size_bytes + 2, dtype=np.uint8).data  # not filled with zeros first
         had = min(len(self._rest), len(view))
         view[:had] = self._rest[:had]
@@ -190,7 +190,7 @@ class BlockingConnection:
 
 
 async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
-    """A line, or None where the servers are reached in a way that has none. ``options`` and errors as of ``open_connection``."""
+    """Return a line, or None where the servers are reached in a way that has none. ``options`` and errors as of ``open_connection``."""
     connection = await open_connection(servers, allow_reconnect=False, **options)
     inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
     taken = await taken_over(connection)

@@ -203,7 +203,7 @@ class StrictParser(Parser):
             self._held_bytes = len(rest)
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """A faster way for messages, from ``position`` on; return the position of the first thing that it left."""
+        """Return a faster way for messages, from ``position`` on; return the position of the first thing that it left."""
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:

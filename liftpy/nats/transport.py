@@ -69,7 +69,7 @@ async def open_connection(
     carrier: CarriedBy | None = None,
     **nats_options: Any,
 ) -> ClientConnection:
-    """A connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
+    """Return a connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
 
     ``servers``: one URL or several, also comma separated. ``carrier``: goes in the place of TCP, as in ``liftpy.testing.memory``.
     ``nats_options`` go to ``nats.connect`` and win over the defaults.
@@ -285,11 +285,11 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """The answer's bytes; raises as ``exchange``."""
+        """Return the answer's bytes; raises as ``exchange``."""
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """The answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether),
+        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether),
         ClientClosedError,
         NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
         self.must_be_usable()

@@ -60,7 +60,7 @@ class Destination(NamedTuple):
 
 
 def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> bytes:
-    """The message that appends ``rows`` at ``expected_offset``, or nothing."""
+    """Return the message that appends ``rows`` at ``expected_offset``, or nothing."""
     head = client_pb2.BatchPublish(
         stream=to.stream,
         streamUid=to.uid,

@@ -241,7 +241,7 @@ class SnapshotStore:
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
     def open(self, position: int) -> OpenSnapshot:
-        """The snapshot's file, to be read as it is now although it may be dropped."""
+        """Return the snapshot's file, to be read as it is now although it may be dropped."""
         return OpenSnapshot(self._path(position))
 
     def incoming(self, position: int) -> Incoming:
@@ -356,7 +356,7 @@ class SnapshotKeeper:
         self._outbox = outbox
         self._fetcher = fetcher
         self._stored: list[Kept] = []
-        """The newest snapshots, ascending."""
+        """Newest snapshots, ascending."""
         self._stored_s = time.monotonic()
         self._fresh_bytes = 0
         """Number of bytes of the log since the newest snapshot."""

@@ -99,7 +99,7 @@ class StreamOffsets:
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 
     def to_json(self) -> dict[str, Any]:
-        """The dict that Spark writes down; equal offsets give equal text."""
+        """Return the dict that Spark writes down; equal offsets give equal text."""
         found: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
         for (stream, partition), offset in self.next_offsets.items():
             found[stream][str(partition)] = offset
@@ -123,7 +123,7 @@ class StreamOffsets:
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
-    """An OffsetSpec from an option's text; ConfigError naming the option and what is allowed here."""
+    """Return an OffsetSpec from an option's text; ConfigError naming the option and what is allowed here."""
     if text.lower() in words:
         return OffsetSpec(word=text.lower())
     if text.strip() in (name for name, special in (("-2", EARLIEST), ("-1", LATEST)) if special in specials):
@@ -165,7 +165,7 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """A time for each partition, JSON as of offsets with ms since 1970; ConfigError naming the option."""
+    """Return a time for each partition, JSON as of offsets with ms since 1970; ConfigError naming the option."""
     problem = f'{option} = {shown(text)}: use JSON such as {{"orders": {{"0": 1767225600000}}}}, ms since 1970'
     try:
         document = load_json(text)
@@ -238,7 +238,7 @@ def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 
 
 def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds:
-    """``offsets`` of all other streams."""
+    """Return ``offsets`` without those of the given stream."""
     return {key: offset for key, offset in offsets.items() if key[0] not in streams}
 
 

@@ -170,7 +170,7 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
-    """The tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
+    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
 
     With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
     not name are read from the oldest record that is kept. Empty ranges make no task.

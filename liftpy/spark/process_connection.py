@@ -71,7 +71,7 @@ class Link:
         return result_of(self.submit(work), timeout_s)
 
     async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
-        """The connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
+        """Return the connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
 
         Raises UnavailableError when no server lets us in for ``patience_s``.
         """
@@ -137,7 +137,7 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
 
 
 def credentials_of(access: Access) -> Credentials:
-    """The credentials that ``access`` names, secrets read from their files now; ConfigError if one can't be read."""
+    """Return the credentials that ``access`` names, secrets read from their files now; ConfigError if one can't be read."""
     return Credentials(
         creds_file=access.creds_file,
         nkey_seed_file=access.nkey_seed_file,

@@ -250,7 +250,7 @@ def read_nearest(link: Link, planned: PlannedRange, rules: FetchRules) -> Genera
 
 
 def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
-    """The files of a replica on this host that has the range; None: none says so now."""
+    """Return the files of a replica on this host that has the range; None: none says so now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
     if not asked or not this_host():
@@ -522,7 +522,7 @@ class _LinedRange:
 
 
 def _first_base(answer: memoryview) -> int | None:
-    """Base offset of an answer's first batch; None where it has none, or is no answer."""
+    """Return the base offset of an answer's first batch; None where it has none, or is no answer."""
     try:
         head, body = frames.decode_read_response(answer)
         return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset

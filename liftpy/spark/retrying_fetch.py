@@ -60,7 +60,7 @@ class SpanGuess:
             self.batch_records = max(piece.batch.record_count for piece in pieces)
 
     def span_records(self, size_bytes: float = SPAN_BYTES) -> int:
-        """Records of the next span, of about ``size_bytes``; at least one batch's worth."""
+        """Return records of the next span, of about ``size_bytes``; at least one batch's worth."""
         if not self.bytes_per_record:
             return _SPREAD_RECORDS
         wanted = int(size_bytes / self.bytes_per_record)
@@ -264,7 +264,7 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
 
 
 def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
-    """The last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
+    """Return the last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
 
     That the batches follow each other was checked before; here, that none has a hole inside.
     """

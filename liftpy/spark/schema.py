@@ -75,5 +75,5 @@ def left_out(columns: Iterable[str]) -> int:
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """The schema as Spark compares it."""
+    """Return the schema as Spark compares it."""
     return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])

@@ -90,7 +90,7 @@ class Written(WriterCommitMessage):
 
 
 def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
-    """The options of a writer of rows of ``schema``; raises ConfigError."""
+    """Return the options of a writer of rows of ``schema``; raises ConfigError."""
     options = SinkOptions.parse(given)
     if overwrite:
         raise ConfigError('A stream cannot be overwritten. Use mode("append") or outputMode("append").')
@@ -217,7 +217,7 @@ def write_round(
 
 
 def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], part: int, attempt: int) -> Written:
-    """A task's rows, each once at least."""
+    """Return a task's rows, each once at least."""
 
     async def begin() -> Appending:
         transport = await link.transport(options.patience_s)
@@ -367,7 +367,7 @@ class Sent:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
-    """All rows of a task, checked; None: there are none. Raises ConfigError beyond maxTaskBytes."""
+    """Return all rows of a task, checked; None: there are none. Raises ConfigError beyond maxTaskBytes."""
     tables, size_bytes = [], 0
     for batch in batches:
         if not batch.num_rows:

@@ -67,7 +67,7 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
 
 
 def as_binary(batch: pa.RecordBatch) -> pa.Table:
-    """The same rows with keys and values as bytes, the columns in one order, ``topic`` as ``stream``."""
+    """Return the same rows with keys and values as bytes, the columns in one order, ``topic`` as ``stream``."""
     columns = {("stream" if name == "topic" else name): batch.column(name) for name in sorted(batch.schema.names)}
     for name in ("key", "value"):
         if name in columns:
@@ -103,7 +103,7 @@ def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """The rows by key, value and headers, nulls last."""
+    """Return the rows by key, value and headers, nulls last."""
     names = [name for name in ("key", "value") if name in rows.column_names]
     rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])).combine_chunks()
     if "headers" not in rows.column_names or rows.num_rows < 2:
@@ -165,7 +165,7 @@ def _records(rows: pa.Table) -> RecordColumns:
 
 
 def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
-    """A column of bytes or text, as it lies in Arrow's buffers."""
+    """Return a column of bytes or text, as it lies in Arrow's buffers."""
     array = _one(column).cast(pa.large_binary())
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
     if array.null_count:

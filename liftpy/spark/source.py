@@ -144,19 +144,19 @@ class LiftDataSource(DataSource):
             return LiftReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The streaming reader."""
+        """Return the streaming reader."""
         with coded():
             options = _with_schema(self._parsed(), schema)
             options.check_streaming()
             return LiftStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """The batch writer."""
+        """Return the batch writer."""
         with coded():
             return LiftWriter(sink_options(dict(self.options.items()), schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """The streaming writer."""
+        """Return the streaming writer."""
         with coded():
             options = sink_options(dict(self.options.items()), schema, overwrite)
             options.check_streaming()
@@ -190,7 +190,7 @@ class LiftReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """The ranges between startingOffsets and endingOffsets, as of now."""
+        """Return the ranges between startingOffsets and endingOffsets, as of now."""
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
@@ -259,7 +259,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadMaxBytes(size_bytes) if size_bytes else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
+        """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with coded():
             begun = StreamOffsets.from_json(start)
             end = self._target or _ends(self._views_from(begun))
@@ -324,7 +324,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-        """The streams that were deleted and made again; NotFoundError unless the query is to take them as they are now."""
+        """Return the streams that were deleted and made again; NotFoundError unless the query is to take them as they are now."""
         if not self.options.take_recreated:
             check_uids(known, now)
         return made_again(known, now)
@@ -348,7 +348,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _ends(self._asked().views(max_age_s=BOUNDS_AGE_S)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The ranges of one micro-batch; for the same two offsets the same records, also after a restart."""
+        """Return the ranges of one micro-batch; for the same two offsets the same records, also after a restart."""
         with coded():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now

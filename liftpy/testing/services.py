@@ -281,7 +281,7 @@ class _Run:
         self._outbox.written(self._outbox.output_count)
 
     def restarted(self) -> _Run:
-        """A new one from a snapshot of this one's state; it has put out the same."""
+        """Return a new one from a snapshot of this one's state; it has put out the same."""
         snapshot = decode(self.machine.snapshot().encode(), _IDENTITY)
         again = _Run(self._factory, self._role, snapshot)
         again.outputs = list(self.outputs)
@@ -465,7 +465,7 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """The module of that name, or what is in the file: a script's name is ``__main__``."""
+    """Return the module of that name, or what is in the file: a script's name is ``__main__``."""
     if name != "__main__":
         try:
             return importlib.import_module(name)

@@ -181,7 +181,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
 
 def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
-    """The time by which a mark has died: ``now``, but no later than the newest of all backups and marks allows."""
+    """Return the time by which a mark has died: ``now``, but no later than the newest of all backups and marks allows."""
     newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
     return min(now, newest + (RUNNING_AGE - NEWER_AGE))
 

@@ -50,7 +50,7 @@ class Store:
 
     @classmethod
     def at(cls, url: str) -> Store:
-        """A store by URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError."""
+        """Return a store by URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError."""
         if "://" not in url:
             return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
         try:

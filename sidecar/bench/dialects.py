@@ -36,17 +36,17 @@ class Dialect(NamedTuple):
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A field of a protobuf message: bytes, a text, or a message."""
+    """Return a field of a protobuf message: bytes, a text, or a message."""
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A field that is a number from 0 on."""
+    """Return a field that is a number from 0 on."""
     return varint(number << 3) + varint(value)
 
 
 def varint(value: int) -> bytes:
-    """A number from 0 on, seven bits a byte."""
+    """Return a number from 0 on, seven bits a byte."""
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)

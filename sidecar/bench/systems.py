@@ -430,7 +430,7 @@ class System(AbstractContextManager["System"], Protocol):
         """Make the stream; returns when it takes messages."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """The command of the ``number``-th publisher of several (``publisher.py``)."""
+        """Return the command of the ``number``-th publisher of several (``publisher.py``)."""
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
         """Commands that read from the first record on, by name of the case."""
@@ -516,7 +516,7 @@ class Liftpy(_OverNats):
         asyncio.run(ask())
 
     def kill_leader(self) -> int:
-        """The node that leads; the nats-servers live on."""
+        """Return the node that leads; the nats-servers live on."""
 
         async def leader() -> str:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
@@ -572,7 +572,7 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
         return await self.acked(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
-        """The server that leads the stream; the nats-servers live on."""
+        """Return the server that leads the stream; the nats-servers live on."""
         self.kill(asyncio.run(self.leader(STREAM)))
         return self.ports[0]
 

@@ -113,7 +113,7 @@ def trace_options(command: F) -> F:
 
 
 def said_of(manifest: Manifest) -> Attributes:
-    """A backup, as attributes."""
+    """Return a backup, as attributes."""
     return {
         "liftpy.backup": manifest.backup,
         "liftpy.streams": len(manifest.streams),

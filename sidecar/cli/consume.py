@@ -173,7 +173,7 @@ class Bar:
 
 
 def record_json(record: Record) -> dict[str, Any]:
-    """A record as JSON: text where the bytes are UTF-8, else base64 under a name with ``_base64``."""
+    """Return a record as JSON: text where the bytes are UTF-8, else base64 under a name with ``_base64``."""
     found: dict[str, Any] = {"offset": record.offset, "timestamp_ns": record.timestamp_ns}
     found.update(_text_or_base64("value", record.value))
     if record.key is not None:

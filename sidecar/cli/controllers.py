@@ -212,7 +212,7 @@ def _under_way(state: ClusterState) -> str:
 
 
 async def gather(client: Client) -> dict[str, Any]:
-    """The group as one JSON object."""
+    """Return the group as one JSON object."""
     state = await client.describe_cluster()
     members = [asdict(controller) for controller in state.controllers]
     head = {"metadata_leader": state.metadata_leader, "index": state.image.index, "changed_at": state.image.controllers.index}

@@ -154,7 +154,7 @@ class _Screen:
         self._console.print(text, highlight=False)
 
     def watching(self, total: int, nodes: list[str]) -> Progress:
-        """The bars, as a context manager."""
+        """Return the bars, as a context manager."""
         columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console)
         self._bars = {name: self._progress.add_task(name, total=total) for name in ("published", "committed (HW)", *nodes)}

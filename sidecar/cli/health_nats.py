@@ -160,7 +160,7 @@ async def _published(target: Target, value: bytes) -> int:
 
 
 async def _probed(target: Target) -> list[str]:
-    """A record there and back, with the time of each step."""
+    """Return a record there and back, with the time of each step."""
     from liftpy.client import connect
 
     async with await connect(

@@ -285,7 +285,7 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
 
 
 async def _read(file: BinaryIO) -> bytes:
-    """The next bytes; b"": the end. While a terminal or a pipe is quiet this can be cancelled, and no thread is left behind."""
+    """Return the next bytes; b"": the end. While a terminal or a pipe is quiet this can be cancelled, and no thread is left behind."""
     if not _may_be_quiet(file):
         return await asyncio.to_thread(file.read, _CHUNK_BYTES)
     loop, readable = asyncio.get_running_loop(), asyncio.Event()

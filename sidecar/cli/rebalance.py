@@ -143,7 +143,7 @@ def plan_of(image: ClusterImage, by: str, leaving: Sequence[str], reports: NodeR
 
 
 def facts_ids(image: ClusterImage) -> list[str]:
-    """Nodes, in the order in which plans name them."""
+    """Return nodes, in the order in which plans name them."""
     return [node.node_id for node in facts_of(image)]
 
 

@@ -189,7 +189,7 @@ TABLE = (
 
 
 def exit_code(error: LiftError) -> int:
-    """The exit code of a service that ends with ``error``."""
+    """Return the exit code of a service that ends with ``error``."""
     for kinds, code in _CODES:
         if isinstance(error, kinds):
             return code

@@ -730,7 +730,7 @@ async def _records_of(client: Client, image: StreamImage) -> int | None:
 
 
 def stream_json(image: StreamImage) -> dict[str, Any]:
-    """A stream as the commands print it."""
+    """Return a stream as the commands print it."""
     return {
         "name": image.name,
         "uid": image.uid,

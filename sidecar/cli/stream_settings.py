@@ -344,7 +344,7 @@ def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
 
 
 def plan_json(plan: PlacementPlan, stream: str) -> dict[str, Any]:
-    """A plan as ``--json`` prints it; ``partitions`` has the form of an assignment."""
+    """Return a plan as ``--json`` prints it; ``partitions`` has the form of an assignment."""
     return {
         "stream": stream,
         "dry_run": True,

@@ -100,7 +100,7 @@ def rows_of(model: Model, view: View) -> list[NodeRow]:
 
 
 def render(model: Model, width: int, height: int, view: View) -> Group:
-    """A frame of exactly ``height`` lines, none wider than ``width`` cells."""
+    """Return a frame of exactly ``height`` lines, none wider than ``width`` cells."""
     lines = [_head(model), *_reasons(model), *_totals(model, width), Text("")]
     foot = _foot(view)
     room = max(0, height - len(lines) - 1)
@@ -120,7 +120,7 @@ def render(model: Model, width: int, height: int, view: View) -> Group:
 
 
 def spark(values: Sequence[float | None], width: int = HISTORY) -> str:
-    """The newest ``width`` values, newest on the right; a gap is a space, and nothing at all a low bar."""
+    """Return the newest ``width`` values, newest on the right; a gap is a space, and nothing at all a low bar."""
     newest = list(values)[-width:]
     top = max((value for value in newest if value is not None), default=0.0)
     bars = "".join(" " if value is None else _BARS[round(value / top * (len(_BARS) - 1)) if top else 0] for value in newest)

@@ -42,7 +42,7 @@ class DiskFormat:
     """True if the file can be rebuilt from the others."""
 
     def written_at(self, level: int) -> int:
-        """The version that is written at a feature level."""
+        """Return the version that is written at a feature level."""
         return self.writes[max(since for since in self.writes if since <= level)]
 
 

@@ -127,7 +127,7 @@ async def _look(client: Client, nodes: list[str], at: Positions) -> None:
 
 
 def newest_offset_of(status: dict[str, Any], stream: str, partition: int) -> int:
-    """Offset of the last record of a partition on a node, inclusive, from the node's status; -1 when it has none."""
+    """Return the offset of the last record of a partition on a node, inclusive, from the node's status; -1 when it has none."""
     for found in status.get("partitions", []):
         if (found["stream"], found["partition"]) == (stream, partition):
             return int(found["newest_offset"])
@@ -162,7 +162,7 @@ async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -
 
 
 def _values_by_offset(file: Path) -> list[bytes]:
-    """The values in the order of their offsets, which must be 0, 1, 2... without a gap."""
+    """Return the values in the order of their offsets, which must be 0, 1, 2... without a gap."""
     import pyarrow as pa
 
     with pa.memory_map(str(file)) as source:

@@ -47,7 +47,7 @@ def find_nats_server() -> Path:
 
 
 def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
-    """The command line of a child of this process that gets ``with_signal`` when its parent ends, however it ends.
+    """Return the command line of a child of this process that gets ``with_signal`` when its parent ends, however it ends.
 
     Linux sends it when the THREAD that started the child ends: ``spawn`` takes care of that.
     """
@@ -175,7 +175,7 @@ class NatsServer:
 
 
 def _port_in(folder: Path) -> int:
-    """The port that nats-server wrote into its ports file, 0 while it has not."""
+    """Return the port that nats-server wrote into its ports file, 0 while it has not."""
     for path in folder.glob("*.ports"):
         with contextlib.suppress(ValueError, OSError, KeyError, IndexError):
             return int(json.loads(path.read_text())["nats"][0].rsplit(":", 1)[1])

@@ -60,7 +60,7 @@ class NodeIdentity:
 
 
 def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
-    """The format version and the identity in the bytes of a ``node`` file, None in another format. Raises what ``load_identity``
+    """Return the format version and the identity in the bytes of a ``node`` file, None in another format. Raises what ``load_identity``
     catches."""
     crc, _, body = data.partition(b"\n")
     if int(crc, 16) != crc32c.crc32c(body):
@@ -264,12 +264,12 @@ class DataFolder:
         return own
 
     def storage(self, path: Path) -> FolderStorage:
-        """The storage of the log in ``path``, which is made if need be."""
+        """Return the storage of the log in ``path``, which is made if need be."""
         return FolderStorage(path, self.maps, self._folders)
 
     # ---- which logs there have to be ---------------------------------------------------------------------------------------
     def held_logs(self) -> frozenset[str]:
-        """The logs that this node has made and not deleted, as ``<stream>-<uid>/<partition>``, whether or not they are there."""
+        """Return the logs that this node has made and not deleted, as ``<stream>-<uid>/<partition>``, whether or not they are there."""
         held = self.path / "held"
         try:
             names = os.listdir(held) if held.exists() else []

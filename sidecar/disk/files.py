@@ -335,7 +335,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 def _read_back(descriptor: int) -> tuple[int, int]:
-    """Size and CRC-32C of an open file."""
+    """Return the size and CRC-32C of an open file."""
     crc = size_bytes = 0
     while piece := os.pread(descriptor, _COPY_BYTES, size_bytes):
         crc, size_bytes = crc32c.crc32c(piece, crc), size_bytes + len(piece)

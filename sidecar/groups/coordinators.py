@@ -217,7 +217,7 @@ class _Hosted:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def make(self) -> GroupCoordinator:
-        """A new one, or the next after a rewind."""
+        """Return a new one, or the next after a rewind."""
         self.state = GroupCoordinator()
         return self.state
 

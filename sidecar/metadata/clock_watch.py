@@ -62,7 +62,7 @@ class ClockWatch:
         return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
 
     def stamp_ns(self) -> int:
-        """The time that records get which are led here: other nodes' where they agree and this clock is in doubt."""
+        """Return the time that records get which are led here: other nodes' where they agree and this clock is in doubt."""
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         self._looked(wall_ns, now_ns)
         return self.trust.stamp_ns(wall_ns, now_ns)

@@ -261,7 +261,7 @@ class EventWriter:
             self.counters[WRITTEN] += 1
 
     async def _made(self) -> StreamImage:
-        """The stream, where there was none; with fewer nodes than controllers it waits for them."""
+        """Return the stream, where there was none; with fewer nodes than controllers it waits for them."""
         wanted = pb.CreateStream(
             name=EVENTS_STREAM,
             subject=self._subjects.events_stream(),

@@ -90,7 +90,7 @@ class GroupRole:
         self._left_at = -1
         """Index of the list that named this node no longer."""
         self._stays = False
-        """The node stops: no role is taken any more."""
+        """True if the node stops, so that it takes no more roles."""
         self.decides = False
         """True if the visible image was committed: the node is a controller, and has never followed the feed in this
         process.

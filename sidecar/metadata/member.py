@@ -367,7 +367,7 @@ class RaftMember:
 
     # ---- who asks ------------------------------------------------------------------------------------------------------
     async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """The leader's answer; None on another member."""
+        """Return the leader's answer; None on another member."""
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -492,7 +492,7 @@ class Orders:
         self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """The leader's answer; None on another member."""
+        """Return the leader's answer; None on another member."""
         if self._driver.stopped:
             return None
         decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())

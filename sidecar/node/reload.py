@@ -174,5 +174,5 @@ class Reloading:
         return said
 
     def shown(self) -> list[dict[str, Any]]:
-        """A row for each setting (``settings_names.rows``)."""
+        """Return a row for each setting (``settings_names.rows``)."""
         return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -168,7 +168,7 @@ class LabelSums:
         self.before.clear()
 
     def lag(self, now_ns: int) -> tuple[int, int]:
-        """The largest: (records, ns)."""
+        """Return the largest: (records, ns)."""
         if not self.records:
             return 0, 0
         return max(self.records.values()), max(0, now_ns - min(self.since_ns.values()))
@@ -349,7 +349,7 @@ class ByChange:
         return sum(until_ns > now_ns for each in self._slow_until_ns.values() for until_ns in each)
 
     def lag_ns(self, now_ns: int) -> int:
-        """The largest of all labels."""
+        """Return the largest of all labels."""
         return max((sums.lag(now_ns)[1] for sums in self.by_label.values()), default=0)
 
 

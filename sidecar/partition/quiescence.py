@@ -165,7 +165,7 @@ class QuietTalk:
             self.answer(reply, question, self.over(question))
 
     def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
-        """A question that may be answered; None: its answer would go elsewhere. Raises ProtocolError."""
+        """Return a question that may be answered; None: its answer would go elsewhere. Raises ProtocolError."""
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
@@ -177,7 +177,7 @@ class QuietTalk:
         return question
 
     def over(self, question: pb.QuietFetches) -> list[int]:
-        """The places of those fetches in the question that the leaders here have not counted."""
+        """Return the places of those fetches in the question that the leaders here have not counted."""
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count

@@ -32,7 +32,7 @@ _AT_ONCE = 32
 
 
 def _logs_in(streams: Path) -> list[Path]:
-    """The folders of all logs, sorted."""
+    """Return the folders of all logs, sorted."""
     if not streams.exists():
         return []
     with os.scandir(streams) as found:
@@ -127,7 +127,7 @@ class RecoveredLogs:
 
 
 _PAUSE_FACTOR = 2
-"""Times what a slice of reading backwards took: it has a third of the loop at most."""
+"""Pause after a slice of reading backwards, as a multiple of its duration. It uses at most a third of the loop."""
 _URGENT_PAUSE_FACTOR = 0.5
 """While publishes wait for the index: it has two thirds of the loop."""
 _URGENT_SLICE_NS = 4_000_000

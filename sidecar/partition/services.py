@@ -198,7 +198,7 @@ class PartitionServices:
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:
-        """Offset of the first record that a service's newest snapshot does not cover; None: there are no services."""
+        """Return the offset of the first record that a service's newest snapshot does not cover; None: there are no services."""
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:

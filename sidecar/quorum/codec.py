@@ -24,7 +24,7 @@ Entry = tuple[bytes, int, int]
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of one of the library's messages; ProtocolError for one that is not of the protocol."""
+    """Return the bytes of one of the library's messages; ProtocolError for one that is not of the protocol."""
     return _to_protobuf(message).SerializeToString()
 
 

@@ -36,7 +36,7 @@ class SnapshotFile:
 
 
 def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:
-    """The bytes of the file."""
+    """Return the bytes of the file."""
     message = pb.RaftSnapshot(nodes=sorted(snapshot.nodes), image=snapshot.image)
     if snapshot.controllers is not None:
         held = snapshot.controllers

@@ -78,7 +78,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._echoes: dict[str, int] = {}
         """Sender of appends -> the stamp of the newest one in this session."""
         self._confirmed: dict[str, tuple[int, int]] = {}
-        """Follower -> (term, when this leader had sent what it has answered, ns)."""
+        """Follower -> term, and send time in ns of the newest append that it has answered."""
         self._leader_heard_at = self._transfer_asked_at = -1e9
         self._not_forwarded: list[tuple[Node, int | None]] = []
         """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and

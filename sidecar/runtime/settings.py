@@ -364,7 +364,7 @@ def context_values(
 
 
 def search_path() -> str:
-    """The PATH, for finding nats-server."""
+    """Return the PATH, for finding nats-server."""
     return os.environ.get("PATH", os.defpath)
 
 
@@ -437,7 +437,7 @@ def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
 
 
 def restarted_environment(in_a_row: int) -> dict[str, str]:
-    """The environment for a node that starts itself again."""
+    """Return the environment for a node that starts itself again."""
     return {**os.environ, _RESTARTS: str(min(in_a_row, _MAX_RESTARTS))}
 
 
@@ -602,7 +602,7 @@ def defaults() -> dict[str, Any]:
 
 
 def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], live: Collection[str]) -> list[dict[str, Any]]:
-    """A row for each setting: ``name``, ``value`` that holds, ``read`` from the file where that differs and waits for a restart,
+    """Return a row for each setting: ``name``, ``value`` that holds, ``read`` from the file where that differs and waits for a restart,
     ``source`` (default, file, env, flag), ``default``, ``applies`` (``live`` or ``restart``)."""
     now, waiting, without = flat(running), flat(read), defaults()
     return [

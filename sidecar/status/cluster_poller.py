@@ -270,7 +270,7 @@ class Viewing:
         looked.set()
 
     async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """The one field that the answer has; None: it does not answer."""
+        """Return the one field that the answer has; None: it does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
             return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)

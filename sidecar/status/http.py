@@ -51,7 +51,7 @@ def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
 
 
 def host_of(request: bytes) -> bytes:
-    """The name that the visitor's browser takes this page for, without the port: a foreign site's, if that has sent it here."""
+    """Return the name that the visitor's browser takes this page for, without the port: a foreign site's, if that has sent it here."""
     hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
     if len(hosts) != 1:
         return b""

@@ -120,12 +120,12 @@ def _number(bound: float) -> str:
 
 
 def exposition(found: Figures) -> bytes:
-    """The text of ``/metrics``."""
+    """Return the text of ``/metrics``."""
     return text_of(families(found), found.pids)
 
 
 def by_partition(partitions: list[dict[str, Any]]) -> bytes:
-    """The text of ``/metrics/partitions``: as many of these rows of the report as ``MOST_SERIES_OF_A_STREAM`` allow."""
+    """Return the text of ``/metrics/partitions``: as many of these rows of the report as ``MOST_SERIES_OF_A_STREAM`` allow."""
     shown = partitions[:MOST_PARTITIONS]
     made = []
     for name, (kind, field, text) in OF_A_PARTITION.items():

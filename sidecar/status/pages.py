@@ -137,7 +137,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
 
 
 def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """An event in a table, or several that are one to people (``liftpy/core/observe/timeline.py``)."""
+    """Return an event in a table, or several that are one to people (``liftpy/core/observe/timeline.py``)."""
     event = group[0]
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
@@ -503,5 +503,5 @@ def _streams_after(fields: Fields) -> tuple[int, str]:
 
 
 def asked_place(text: str) -> object:
-    """The JSON in ``?after=``. Raises ValueError."""
+    """Return the JSON in ``?after=``. Raises ValueError."""
     return load_json(text.encode())

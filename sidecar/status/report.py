@@ -169,7 +169,7 @@ class Reporter:
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
-        """The connections for data, together: state, traffic, errors."""
+        """Return the connections for data, together: state, traffic, errors."""
         links = self._links.all()
         errors: Counter[str] = sum((link.errors for link in links), Counter[str]())
         return {

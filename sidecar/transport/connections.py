@@ -226,7 +226,7 @@ class StandbyLink:
         return subscribed
 
     async def _connected(self) -> Inflow:
-        """A file of credentials that is missing for a moment, while it is replaced, is no reason for a node to end."""
+        """Return a file of credentials that is missing for a moment, while it is replaced, is no reason for a node to end."""
         told = ""
         while True:
             try:

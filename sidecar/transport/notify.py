@@ -29,7 +29,7 @@ StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
 QuietFetches = Callable[[bytes, memoryview], None]
 """(where its answer goes, a question without its envelope); raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
-"""True if this node serves as the leader that is asked for."""
+"""Callback that returns whether this node serves as the requested leader."""
 ServiceReported = Callable[[service_pb2.ServiceReport], None]
 """Callback for the state of the services beside another replica."""
 

@@ -70,7 +70,7 @@ class SharedQuiet:
 
 
 def taken_apart(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
-    """Number of a share -> the places of its fetches in the question, ascending."""
+    """Return the number of a share -> the places of its fetches in the question, ascending."""
     parts: dict[int, list[int]] = {}
     for place, fetch in enumerate(question.fetches):
         parts.setdefault(share_of(fetch.stream, fetch.partition, workers), []).append(place)

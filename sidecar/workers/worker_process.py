@@ -51,7 +51,7 @@ class WorkerListener(Protocol):
         """Handle PROPOSE."""
 
     def worker_distrusts(self) -> None:
-        """The image is contradicted."""
+        """Handle a controller's contradiction of the image."""
 
     def worker_failed(self, error: Exception) -> None:
         """Stop the node after a fatal error."""

@@ -177,7 +177,7 @@ class Workers:
 
     # ---- status ------------------------------------------------------------------------------------------------------------
     def joined(self, own: Signs) -> Signs:
-        """The signs of all processes, as one."""
+        """Return the signs of all processes, as one."""
         for handle in self.handles:
             own = _with(own, handle.signs)
         return own
@@ -240,7 +240,7 @@ SHARED_OUT = {
 
 
 def shared_out(settings: NodeSettings) -> NodeSettings:
-    """The settings of each of the node's processes."""
+    """Return the settings of each of the node's processes."""
     count = settings.workers
     if count == 1:
         return settings

@@ -97,17 +97,17 @@ class Checkers:
         """(partition, node) that was a holder once and was none later."""
 
     def ghost(self, key: PartitionKey) -> PartitionGhost:
-        """The ghost of one partition."""
+        """Return the ghost of one partition."""
         if key not in self.ghosts:
             self.ghosts[key] = PartitionGhost(deletes=self.cluster.plan.has_deletes(key.stream))
         return self.ghosts[key]
 
     def shadow(self, replica: Copy) -> Shadow:
-        """The shadow of one replica's log."""
+        """Return the shadow of one replica's log."""
         return self.ghost(replica.key).shadows.setdefault(replica.host, Shadow())
 
     def chain_at(self, replica: Copy, offset: int) -> int | None:
-        """The digest of a replica's log through ``offset``."""
+        """Return the digest of a replica's log through ``offset``."""
         return self.shadow(replica).chain_at(offset)
 
     def _where(self, replica: Copy) -> str:

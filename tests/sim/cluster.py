@@ -97,7 +97,7 @@ class Cluster:
             node.disk.flush_ns = plan.flush_ns
 
     def make_group(self) -> SimGroup:
-        """The metadata group: one log without Raft underneath, and on none of the nodes."""
+        """Return the metadata group: one log without Raft underneath, and on none of the nodes."""
         plan = self.plan
         return SimGroup(self.clock, plan.seed, plan.own_config("group"), plan.config.session_times if plan.times else None)
 
@@ -183,7 +183,7 @@ class Cluster:
         return self.counters["processes"]
 
     def new_id(self, publisher: str, number: int) -> int:
-        """An id that no message has had."""
+        """Return an id that no message has had."""
         message_id = len(self.publishes) + 1
         self.publishes[message_id] = (publisher, number)
         return message_id
@@ -256,12 +256,12 @@ class Cluster:
             self.nodes[node_id].start()
 
     def replica(self, node_id: str, key: PartitionKey | None = None) -> SimReplica | None:
-        """The running replica of a node; ``key`` None: of the first partition."""
+        """Return the running replica of a node; ``key`` None: of the first partition."""
         process = self.acting(node_id).process
         return process.replicas.get(key or self.key) if process is not None else None
 
     def leader(self, key: PartitionKey | None = None) -> SimReplica | None:
-        """The replica that leads and is open, as the metadata says; ``key`` None: of the first partition."""
+        """Return the replica that leads and is open, as the metadata says; ``key`` None: of the first partition."""
         key = key or self.key
         partition = self.group.partition(key.stream, key.partition)
         replica = self.replica(partition.leader, key) if partition.leader else None

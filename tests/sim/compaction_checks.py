@@ -16,7 +16,7 @@ from tests.sim.messages import ids_in, is_delete, key_of
 
 
 def held_ids(log: Log) -> dict[int, int]:
-    """Offset -> message id, of all records of a log."""
+    """Return offset -> message id, of all records of a log."""
     data = b"".join(log.read(log.log_start_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
     batches = [batch for batch in split_batches(data) if not batch.header.control and batch.record_count]
     return {
@@ -27,7 +27,7 @@ def held_ids(log: Log) -> dict[int, int]:
 
 
 def committed_ids(ghost: PartitionGhost) -> dict[int, int]:
-    """Offset -> message id, of all that is committed."""
+    """Return offset -> message id, of all that is committed."""
     found: dict[int, int] = {}
     for last_offset in ghost.lasts:
         base, ids = ghost.spans[ghost.committed[last_offset]]

@@ -57,7 +57,7 @@ class Disk:
         self._rng = random.Random(seed)
 
     def folder(self, name: str) -> MemoryStorage:
-        """The storage of one partition."""
+        """Return the storage of one partition."""
         if name not in self.folders:
             self.folders[name] = self._attach(MemoryStorage())
         return self.folders[name]

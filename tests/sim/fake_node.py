@@ -87,7 +87,7 @@ class FakePartition:
         return found, next_offset
 
     def epoch_below(self, offset: int) -> int:
-        """LeaderEpoch of the record before ``offset``, 0: none."""
+        """Return LeaderEpoch of the record before ``offset``, 0: none."""
         return next((h.leader_epoch for h, _ in self.batches if h.base_offset < offset <= h.next_offset), 0)
 
     def has_last(self, request: client_pb2.ReadRequest) -> bool:

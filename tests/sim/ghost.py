@@ -36,7 +36,7 @@ class Shadow:
         return self.lasts[-1] + 1 if self.lasts else self.log_start_offset
 
     def chain_at(self, offset: int) -> int | None:
-        """The digest of the log through ``offset``, None unless a batch that is here ends there."""
+        """Return the digest of the log through ``offset``, None unless a batch that is here ends there."""
         index = bisect_right(self.lasts, offset) - 1
         return self.chains[index] if index >= 0 and self.lasts[index] == offset else None
 
@@ -159,7 +159,7 @@ class PartitionGhost:
             shadow.epochs.append(epoch)
 
     def chain_below(self, offset: int) -> int | None:
-        """The digest of everything before ``offset`` in the one true log; None where no committed batch ends there."""
+        """Return the digest of everything before ``offset`` in the one true log; None where no committed batch ends there."""
         key = self.committed.get(offset - 1)
         return 0 if not offset else None if key is None else self.chains[key][0]
 
@@ -199,7 +199,7 @@ class PartitionGhost:
         return self.of_key
 
     def message_at(self, offset: int) -> int:
-        """The committed message at ``offset``; -1: none is."""
+        """Return the committed message at ``offset``; -1: none is."""
         index = bisect_left(self.lasts, offset)
         key = self.committed.get(self.lasts[index]) if index < len(self.lasts) else None
         base, ids = self.spans[key] if key is not None else (0, ())

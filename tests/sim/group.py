@@ -90,7 +90,7 @@ class SimGroup:
         return self.fsm.image
 
     def partition(self, stream: str, number: int) -> PartitionState:
-        """The truth about one partition."""
+        """Return the truth about one partition."""
         return self.fsm.image.streams[stream].partitions[number]
 
     def set_available(self, available: bool) -> None:

@@ -72,14 +72,14 @@ def id_in(value: bytes | None, subject: str | bytes) -> int:
 
 
 def ids_in(batch: RecordBatch) -> tuple[int, ...]:
-    """The numbers of all records."""
+    """Return the numbers of all records."""
     values, column = batch.values(), batch.columns.subjects
     subjects = column.to_list() if column is not None else [""] * len(values)
     return tuple(id_in(value, subject or "") for value, subject in zip(values, subjects, strict=True))
 
 
 def value_in(message: tuple[bytes, bytes, bytes, bytes]) -> int:
-    """The number that a message (subject, reply, payload, header block) carries, plain or enveloped."""
+    """Return the number that a message (subject, reply, payload, header block) carries, plain or enveloped."""
     payload = message[2]
     if not payload.startswith(MAGIC):
         return int(payload)

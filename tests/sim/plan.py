@@ -216,7 +216,7 @@ def _drags(seed: int) -> random.Random | None:
 
 
 def _slow_flushes(rng: random.Random | None) -> dict[str, Any]:
-    """The rule about slow disks, so quick that it is met; off in other plans, so that older seeds keep their histories."""
+    """Return the rule about slow disks, so quick that it is met; off in other plans, so that older seeds keep their histories."""
     if rng is None:
         return {"slow_flush_factor": 0.0}
     return {
@@ -226,7 +226,7 @@ def _slow_flushes(rng: random.Random | None) -> dict[str, Any]:
 
 
 def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -> Plan:
-    """The plan of a seed; ``profile`` None: drawn too."""
+    """Return the plan of a seed; ``profile`` None: drawn too."""
 
     def drawn(name: str) -> random.Random:
         return random.Random(f"{seed}/{name}")

@@ -511,7 +511,7 @@ class Process:
         return told_ns
 
     def stamp_ns(self) -> int:
-        """The time that records get which are led here, as the sidecar's."""
+        """Return the time that records get which are led here, as the sidecar's."""
         wall_ns, now_ns = self.now_ns() + self.node.wall_offset_ns, self.now_ns()
         self.clocks.time_of_age_ns(wall_ns, now_ns, self._nodes())
         return self.clocks.stamp_ns(wall_ns, now_ns)

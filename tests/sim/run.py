@@ -89,7 +89,7 @@ def run_seed(seed: int, events: int = 20_000, *, trace: bool = False, profile: s
 
 
 def shrink(failed: Outcome, max_runs: int = 200, say: Callable[[str], None] = lambda text: None) -> Outcome:
-    """The shortest schedule that still breaks the same invariant: fewer events, no noise, fewer faults (ddmin)."""
+    """Return the shortest schedule that still breaks the same invariant: fewer events, no noise, fewer faults (ddmin)."""
     best, runs = failed, 0
 
     def attempt(plan: Plan) -> bool:

@@ -809,7 +809,7 @@ class SimReplica(Asking):
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """A timer that fires in this process, when it runs."""
+        """Return a timer that fires in this process, when it runs."""
         return self.process.at(at_ns, callback).cancel
 
     # ---- time and status -------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class Life(Protocol):
         """Monotonic, on its machine's clock."""
 
     def at(self, at_ns: int, callback: Callable[[], None]) -> SimTimer:
-        """A timer of its event loop."""
+        """Return a timer of its event loop."""
 
     def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
         """Call ``callback`` after the delay."""
@@ -140,7 +140,7 @@ class Life(Protocol):
         """Wall time for the age of records on it. 0 while its clock is in doubt."""
 
     def stamp_ns(self) -> int:
-        """The wall time that records get which are led on it."""
+        """Return the wall time that records get which are led on it."""
 
     def repair(self) -> None:
         """A log is damaged: it comes back to recover it."""
@@ -269,7 +269,7 @@ class Witness(Protocol):
         """Return the ghost state of one partition."""
 
     def chain_at(self, replica: Copy, offset: int) -> int | None:
-        """The digest of a replica's log through ``offset``."""
+        """Return the digest of a replica's log through ``offset``."""
 
     def lost_by_command(self, key: PartitionKey) -> bool:
         """Return whether records may be gone, as an operator has commanded."""
@@ -342,4 +342,4 @@ class World(Protocol):
         """Return a nonce for a starting process."""
 
     def new_id(self, publisher: str, number: int) -> int:
-        """An id that no message has had."""
+        """Return an id that no message has had."""

@@ -182,7 +182,7 @@ def state_path(backup: str, stream: str, uid: str, partition: int) -> str:
 
 
 def running_path(backup: str) -> str:
-    """The mark of a backup that is being made."""
+    """Return the mark of a backup that is being made."""
     return f"running/{backup}"
 
 
@@ -192,7 +192,7 @@ def piece_path(stream: str, uid: str, partition: int, start: int, backup: str) -
 
 
 def writer_of(path: str) -> str:
-    """The backup that has written the piece at ``path``; '' where no backup writes one under such a name."""
+    """Return the backup that has written the piece at ``path``; '' where no backup writes one under such a name."""
     name = path.rpartition("/")[2]
     backup = name.removesuffix(".batches").partition("-")[2]
     return backup if name.endswith(".batches") and is_backup_id(backup) else ""
@@ -210,7 +210,7 @@ def is_backup_id(text: str) -> bool:
 
 
 def backup_moment(backup: str) -> datetime:
-    """The time in an id: when the backup began, or a second after the newest one of then."""
+    """Return the time in an id: when the backup began, or a second after the newest one of then."""
     return datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
 
 
@@ -382,7 +382,7 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
 
 
 def _file(said: Any, path: str) -> StoredFile:
-    """The one that must lie at ``path``: no manifest names a file of elsewhere."""
+    """Return the one that must lie at ``path``: no manifest names a file of elsewhere."""
     if said["path"] != path:
         raise ValueError(f"{shown(str(said['path']))} should be at {path}")
     return StoredFile(path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_matched(_DIGEST, said["sha256"]))

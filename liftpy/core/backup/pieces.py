@@ -32,7 +32,7 @@ PIECE_BYTES = 64 * 1024 * 1024
 
 
 def chained(chain: bytes, batch: RecordBatch) -> bytes:
-    """The chain behind one more batch."""
+    """Return the chain behind one more batch."""
     digest = hashlib.blake2b(chain, digest_size=CHAIN_BYTES)
     digest.update(batch.view)
     return digest.digest()

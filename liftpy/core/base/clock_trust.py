@@ -122,7 +122,7 @@ class ClockTrust:
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """The time that records get, both clocks read just now: ``wall_ns``, or that of others as of the last look."""
+        """Return the time that records get, both clocks read just now: ``wall_ns``, or that of others as of the last look."""
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
     def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:

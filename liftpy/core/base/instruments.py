@@ -43,7 +43,7 @@ class Instruments:
     """Instruments of one node, summed over its partitions. Times are in seconds."""
 
     batch_records: Histogram = field(default_factory=lambda: Histogram(BATCH_RECORDS))
-    """Records of the batches that leaders here have appended."""
+    """Number of records in each batch that leaders on this node have appended."""
     acks: dict[AckPolicy, Histogram] = field(
         default_factory=lambda: {AckPolicy.LEADER: Histogram(), AckPolicy.ALL: Histogram()}
     )

@@ -171,7 +171,7 @@ class PartitionState:
     target: tuple[str, ...] = ()
     """The replicas that are wanted, preferred leader first; (): those that there are. One swap at a time leads there."""
     joining: str = ""
-    """A learner: it copies the log and counts for nothing, until the change that takes it into ``isr`` makes it a replica."""
+    """Learner that copies the log. It has no vote, and becomes a replica when it enters the ISR."""
     moved_for: MoveReason = MoveReason.BY_HAND
     """Why there is a ``target``; LEADERSHIPS: there is none, and the first replica is to lead."""
     copy_epoch: int = 0
@@ -224,7 +224,7 @@ class PartitionState:
         return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
 
     def min_isr(self, config: StreamConfig) -> int:
-        """The effective one, of as many replicas as there are before and after a change of them: at least 1."""
+        """Return the effective one, of as many replicas as there are before and after a change of them: at least 1."""
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:

@@ -55,5 +55,5 @@ WHOLE = WorkerShare()
 
 
 def share_of(stream: str, partition: int, workers: int) -> int:
-    """The number of the process that hosts the partition."""
+    """Return the number of the process that hosts the partition."""
     return (zlib.crc32(stream.encode()) + partition) % workers

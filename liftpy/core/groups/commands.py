@@ -68,7 +68,7 @@ def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
 
 
 def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
-    """A question, checked. Raises GroupCommandError."""
+    """Return a question, checked. Raises GroupCommandError."""
     query = _parsed(data, pb.GroupQuery)
     for name in filter(None, (query.group, query.after)):
         _name(name, "group")
@@ -77,7 +77,7 @@ def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
 
 
 def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
-    """The answer to a question. Raises GroupCommandError."""
+    """Return the answer to a question. Raises GroupCommandError."""
     return _parsed(data, pb.GroupQueryAnswer)
 
 

@@ -24,7 +24,7 @@ _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
 
 
 def answered(machine: GroupMachine, query: bytes) -> bytes:
-    """The ``GroupQueryAnswer`` to a ``GroupQuery``, both as bytes."""
+    """Return the ``GroupQueryAnswer`` to a ``GroupQuery``, both as bytes."""
     try:
         asked = decode_query(query)
     except GroupCommandError as error:

@@ -439,7 +439,7 @@ def _shares(
 
 
 def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    """Partitions that each reader had before; a reader without any is left out."""
+    """Return partitions that each reader had before; a reader without any is left out."""
     have: dict[str, list[int]] = {}
     names = set(readers)
     for partition in range(count):

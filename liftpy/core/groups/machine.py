@@ -67,7 +67,7 @@ class GroupRecord:
             queue.expire(now_ns)
 
     def frozen(self) -> GroupRecord:
-        """A copy for a snapshot, which later commands do not change."""
+        """Return a copy for a snapshot, which later commands do not change."""
         readers = self.readers
         copied = ConsumerGroup(
             readers.generation,
@@ -130,7 +130,7 @@ class GroupMachine:
                 self._weigh(name)
 
     def apply(self, data: bytes, stamp_ns: int, leader_epoch: int) -> bytes:
-        """The answer to a command, both as bytes."""
+        """Return the answer to a command, both as bytes."""
         self.pass_time(stamp_ns, leader_epoch)
         try:
             command = decode_command(data)

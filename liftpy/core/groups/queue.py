@@ -611,7 +611,7 @@ class WorkQueue:
         return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
 
     def frozen(self) -> WorkQueue:
-        """A copy for ``state``, which later commands do not change."""
+        """Return a copy for ``state``, which later commands do not change."""
         copied = WorkQueue(self.uid, self.prefix, ordered=self.ordered)
         copied.leases, copied.max_deliveries, copied.wait_ns = self.leases, self.max_deliveries, self.wait_ns
         copied.first_partitions = self.first_partitions

@@ -117,7 +117,7 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
 
 
 def _as_text(found: pa.Array) -> pa.Array:
-    """An array of strings whose bytes are whatever publishers sent: bytes that are not UTF-8 become ``\\xe9``."""
+    """Return an array of strings whose bytes are whatever publishers sent: bytes that are not UTF-8 become ``\\xe9``."""
     try:
         found.validate(full=True)
     except pa.ArrowInvalid:
@@ -151,7 +151,7 @@ def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
 
 
 def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
-    """An Arrow array of a 64-bit type over ``numbers``, without a copy."""
+    """Return an Arrow array of a 64-bit type over ``numbers``, without a copy."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
 
@@ -205,7 +205,7 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
 
 
 def _subjects(group: Sequence[Rows]) -> pa.Array:
-    """The subject of every record; empty where none was stored."""
+    """Return the subject of every record; empty where none was stored."""
     if (subject := _only_subject(group)) is not None:
         return pa.repeat(pa.scalar(_text(subject), pa.string()), sum(rows.record_count for rows in group))
     entries: list[_Part] = []
@@ -225,7 +225,7 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    """The subject that all records share, which is most often so; None when there are several."""
+    """Return the subject that all records share, which is most often so; None when there are several."""
     found: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects

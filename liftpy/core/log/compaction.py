@@ -39,7 +39,7 @@ from liftpy.core.wire.filters import Filter, kept
 from liftpy.errors import CorruptionError, StorageError
 
 MAX_KEYS = 4_000_000
-"""Bound of the keys, and of the subjects, that are learned: what is beyond it waits for the next run."""
+"""Maximum number of keys, and of subjects, of one run. The others wait for the next run."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -49,7 +49,7 @@ NEVER = Horizon()
 
 
 def encode_horizon(horizon: Horizon) -> bytes:
-    """The bytes of the ``compaction-horizon`` file."""
+    """Return the bytes of the ``compaction-horizon`` file."""
     return seal_small_file(_MAGIC, _BODY.pack(*horizon))
 
 
@@ -118,7 +118,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
 
 
 def inferred(segments: Sequence[Segment]) -> Horizon:
-    """The horizon of a log that has no stored one: as far as a compaction that left these traces can have looked."""
+    """Return the horizon of a log that has no stored one: as far as a compaction that left these traces can have looked."""
     if not any(shows_traces(segment) for segment in segments):
         return NEVER
     active = segments[-1]

@@ -116,7 +116,7 @@ class PromiseJournal:
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
-        """The highest LeaderEpoch that was promised for a partition; 0: none."""
+        """Return the highest LeaderEpoch that was promised for a partition; 0: none."""
         return self._held.get(key, 0)
 
     def store(self, promises: Mapping[str, int]) -> None:

@@ -79,7 +79,7 @@ class Flush:
 SHORT_S = 0.001
 """A flush of at most this is short: about what a hand-over costs on a busy machine."""
 SLOW_S = 0.002
-"""More than this on average is too much for the loop."""
+"""Average duration of flushes above which they run in a thread, in seconds."""
 LONG_S = 0.02
 """Duration of a slow flush, in seconds: a few time slices of the loop. Slower flushes move to a thread."""
 LARGE_BYTES = 64 * 1024

@@ -56,7 +56,7 @@ class EpochCache:
         self._starts.append(base_offset)
 
     def epoch_at(self, offset: int) -> int:
-        """LeaderEpoch of the record at ``offset``, 0 below the first entry. The caller checks the log end."""
+        """Return LeaderEpoch of the record at ``offset``, 0 below the first entry. The caller checks the log end."""
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 

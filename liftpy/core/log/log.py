@@ -327,7 +327,7 @@ class Log:
             raise
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """Base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
+        """Return the base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
         self._must_be_open()
         try:
             found = first_offset_at(self.segments, timestamp_ns)

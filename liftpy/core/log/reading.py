@@ -95,7 +95,7 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
 
 
 def offset_some_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
-    """Base offset of a batch below ``offset``, of the same segment as the batch before it, about ``size_bytes`` before it by the
+    """Return a base offset below ``offset``, of the same segment as the batch before it, about ``size_bytes`` before it by the
     indexes alone."""
     segment = segments[segment_at(segments, offset - 1)]
     entries = segment.entries

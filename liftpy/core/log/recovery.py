@@ -244,7 +244,7 @@ def _segments(
 
 
 def _from_index(storage: Storage, base: int) -> Segment | None:
-    """A sealed segment by its index, if that fits the file; an index is never believed against its segment [S6]."""
+    """Return a sealed segment by its index, if that fits the file; an index is never believed against its segment [S6]."""
     summary = decode_index(storage.load(index_name(base)))
     if summary is None or summary.base_offset != base:
         return None
@@ -360,7 +360,7 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 def prove(
     storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
-    """The segments, and the names in the folder, made durable; and how many bytes had to be written again.
+    """Return the segments, and the names in the folder, made durable; and how many bytes had to be written again.
 
     ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``names``: of
     the files in the folder; ``flush_failed``: there is a mark of a failed flush. Raises StorageError.
@@ -417,7 +417,7 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
 
 
 def _rewritten(storage: Storage, segment: Segment, position: int) -> list[Segment]:
-    """The segment with everything from ``position`` on written again, as one segment or two."""
+    """Return the segment with everything from ``position`` on written again, as one segment or two."""
     try:
         return _split(storage, segment, position) if position else [_replaced(storage, segment)]
     except NoSpaceError:
@@ -468,7 +468,7 @@ def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) ->
 
 
 def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
-    """The file cut at ``position``, durably; one that can't be flushed any more is replaced by a copy."""
+    """Return the file cut at ``position``, durably; one that can't be flushed any more is replaced by a copy."""
     try:
         file.truncate(position)
         return file
@@ -479,7 +479,7 @@ def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
 
 
 def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogFile:
-    """A new file with the first ``end`` bytes, flushed, under the old one's name."""
+    """Return a new file with the first ``end`` bytes, flushed, under the old one's name."""
     _copy(storage, file, 0, end, name)
     file.close()
     return storage.open(name)

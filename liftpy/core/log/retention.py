@@ -47,7 +47,7 @@ def asked_start(segments: Sequence[Retained], wanted: int) -> int:
 
 
 def retained_start(segments: Sequence[Retained], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
-    """The log start that retention asks for: the base offset of the first segment that stays.
+    """Return the log start after retention: the base offset of the first segment that stays.
 
     ``segments``: ascending, the active one last; ``high_watermark``: inclusive; ``now_wall_ns``: wall clock.
     """

@@ -106,7 +106,7 @@ def confirmed(log: Log, segment: Segment, scan: Scan) -> bool:
 
 
 def freshly_sealed(log: Log) -> Segment | None:
-    """A segment that this process sealed, that is flushed, and that has not been read back yet."""
+    """Return a segment that this process sealed, that is flushed, and that has not been read back yet."""
     for segment in log.segments[:-1]:
         if segment.awaits_scrub and segment.next_offset <= log.durable_end_offset:
             return segment

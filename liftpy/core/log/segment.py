@@ -101,7 +101,7 @@ class Segment:
 
     @classmethod
     def from_summary(cls, file: LogFile, summary: SegmentSummary) -> Segment:
-        """A sealed segment as its index describes it."""
+        """Return a sealed segment as its index describes it."""
         file.seal()
         return cls(
             summary.base_offset,
@@ -255,7 +255,7 @@ def walk(segment: Segment) -> Walk:
 
 
 def _size_at(block: memoryview, position: int) -> int:
-    """Size of the batch at ``position`` of a block, or of a header when not even that is in the block."""
+    """Return the size of the batch at ``position`` of a block, or of a header when not even that is in the block."""
     if position + HEADER_SIZE_BYTES > len(block):
         return HEADER_SIZE_BYTES
     try:

@@ -64,7 +64,7 @@ class SegmentSummary:
 
 
 def seal_small_file(magic: bytes, body: bytes) -> bytes:
-    """A small file's bytes: ``magic`` (4 bytes), version, ``body``, CRC."""
+    """Return a small file's bytes: ``magic`` (4 bytes), version, ``body``, CRC."""
     return b"".join(seal_in_pieces(magic, (body,)))
 
 
@@ -98,7 +98,7 @@ def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The bytes of the ``high-watermark`` file."""
+    """Return the bytes of the ``high-watermark`` file."""
     return seal_small_file(
         b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch)
     )
@@ -111,18 +111,18 @@ def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
 
 
 def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
-    """The bytes of the ``leader-epochs`` file: (LeaderEpoch, offset of its first record), ascending."""
+    """Return the bytes of the ``leader-epochs`` file: (LeaderEpoch, offset of its first record), ascending."""
     return seal_small_file(b"LFEP", b"".join(_EPOCH.pack(*entry) for entry in entries))
 
 
 def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
-    """The entries, or None where there are none that can be trusted."""
+    """Return the entries, or None where there are none that can be trusted."""
     body = open_small_file(b"LFEP", data)
     return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
 
 
 def encode_index(summary: SegmentSummary) -> bytes:
-    """The bytes of an ``.index`` file."""
+    """Return the bytes of an ``.index`` file."""
     head = _INDEX.pack(
         summary.base_offset,
         summary.next_offset,

@@ -111,12 +111,12 @@ class MemoryFile:
         """Add all of ``pieces``, or none when the capacity does not suffice."""
         self._storage.called("append")
         if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
-            raise NoSpaceError("The memory storage is full. Increase capacity_bytes.")
+            raise NoSpaceError("the memory storage is full")
         for piece in pieces:
             self.data += piece
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """A copy, as ``pread`` gives one."""
+        """Return a copy, as ``pread`` gives one."""
         return memoryview(bytes(self.data[position : position + size_bytes]))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
@@ -246,7 +246,7 @@ class MemoryStorage:
         self.called("replace")
         data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
-            raise NoSpaceError("The memory storage is full. Increase capacity_bytes.")
+            raise NoSpaceError("the memory storage is full")
         self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
 
     def rename(self, old: str, new: str) -> None:

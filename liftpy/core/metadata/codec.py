@@ -203,7 +203,7 @@ class Names:
         return self._strings.setdefault(value, value)
 
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
-        """A tuple of ``values``, shared likewise."""
+        """Return a tuple of ``values``, shared likewise."""
         if not values:
             return ()
         made = tuple(values)
@@ -461,7 +461,7 @@ def times_from_pb(message: pb.SessionTimes) -> SessionTimes:
 
 
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """The canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
+    """Return the canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
 
     Streams are encoded one by one and joined: a serialized message is the concatenation of its fields, and so no
     second copy of a large image is built.

@@ -74,7 +74,7 @@ def majority(count: int) -> int:
 
 
 def first_list(members: Iterable[str]) -> ControllerList:
-    """The list of the settings."""
+    """Return the list of the settings."""
     return ControllerList(tuple(sorted(members)))
 
 
@@ -101,7 +101,7 @@ def well_formed(held: ControllerList) -> bool:
 
 
 def list_of(entry: bytes, index: int) -> ControllerList | None:
-    """The list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``; None for whatever is no change."""
+    """Return the list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``; None for whatever is no change."""
     try:
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:

@@ -51,7 +51,7 @@ class _Room:
 
 
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
-    """The page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
+    """Return the page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
         page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
@@ -103,7 +103,7 @@ def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, ro
 
 
 def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
-    """Number of the first one that does not fit, 0 when all do. One always does."""
+    """Return the number of the first one that does not fit, 0 when all do. One always does."""
     for partition in stream.partitions[first:]:
         message = partition_to_pb(partition)
         if not room.takes(message) and described.partitions:
@@ -113,7 +113,7 @@ def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room:
 
 
 def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.ControlResponse:
-    """The answer to DescribeStream: the stream with as many of its partitions as fit."""
+    """Return the answer to DescribeStream: the stream with as many of its partitions as fit."""
     stream = image.streams.get(request.name)
     if stream is None:
         known = ", ".join(nsmallest(_NAMED, image.streams)) or "none"

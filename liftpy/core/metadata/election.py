@@ -73,7 +73,7 @@ def begin(
 def answered(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> PartitionState:
-    """An election after one more ``report``, or after the set of the eligible has changed."""
+    """Return an election after one more ``report``, or after the set of the eligible has changed."""
     told = _answers(draft, stream, partition)
     if report is not None:
         told[report.witness] = report
@@ -209,7 +209,7 @@ def _tellers(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 
 def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
-    """The positions that are held for this (leader, LeaderEpoch, status), of processes that still run."""
+    """Return the positions that are held for this (leader, LeaderEpoch, status), of processes that still run."""
     held = draft.image.reports.get((stream.uid, partition.partition), ())
     return {report.witness: report for report in held if _is_current(draft, report)}
 
@@ -446,7 +446,7 @@ class PreferredLeaders:
         self._next_ns = 0 if self._every_ns and self._leads else None
 
     def due(self, image: ClusterImage, now_ns: int) -> list[pb.ElectLeader]:
-        """The transfers to propose now."""
+        """Return the transfers to propose now."""
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + self._every_ns

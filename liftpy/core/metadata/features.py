@@ -50,7 +50,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def range_of(features: tuple[Feature, ...]) -> LevelRange:
-    """The levels that a version with these rows speaks."""
+    """Return the levels that a version with these rows speaks."""
     return LevelRange(features[0].level, features[-1].level)
 
 
@@ -87,7 +87,7 @@ def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature,
 
 
 def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
-    """The row of a level."""
+    """Return the row of a level."""
     return next((feature for feature in features if feature.level == level), None)
 
 

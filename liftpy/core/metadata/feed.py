@@ -90,7 +90,7 @@ class FeedProducer:
         self._published_index = self.index
 
     def take(self) -> list[pb.FeedEntry]:
-        """The entries to publish: everything applied since the last call, as few and as large as the bound allows."""
+        """Return the entries to publish: everything applied since the last call, as few and as large as the bound allows."""
         entries = list(self._entries(self._published_index, None))
         if self._published_index < self.index and not entries:
             entries = [self.head()]

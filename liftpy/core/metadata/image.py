@@ -71,7 +71,7 @@ class SubjectIndex:
 
 
 def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
-    """The branch with ``name`` at the end of ``tokens``; with 0 partitions without it."""
+    """Return the branch with ``name`` at the end of ``tokens``; with 0 partitions without it."""
     if not tokens:
         others = tuple(held for held in branch.streams if held[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
@@ -229,7 +229,7 @@ class StreamImage:
     subject: str
     config: StreamConfig
     partitions: tuple[PartitionState, ...]
-    """``partitions[i].partition == i``."""
+    """Partitions of the stream: ``partitions[i].partition == i``."""
     created_time_ns: int = 0
     placement: str = ""
     """The policy that it was created with; '': the default."""
@@ -251,7 +251,7 @@ class StreamImage:
         return len(self.partitions) or self.waiting
 
     def key(self, partition: int) -> PartitionKey:
-        """The identity of partition ``partition``."""
+        """Return the identity of partition ``partition``."""
         return PartitionKey(self.name, self.uid, partition)
 
     @property
@@ -267,7 +267,7 @@ class StreamImage:
         return partition.may_lead(self.config.commit_policy)
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
-        """The settings that hold in a cluster with that default; the cluster's own streams have no quota but their own."""
+        """Return the settings that hold in a cluster with that default; the cluster's own streams have no quota but their own."""
         return self.config.with_default(quota) if self.takes_default_quota else self.config
 
     @property

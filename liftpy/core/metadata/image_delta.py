@@ -154,7 +154,7 @@ def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
 
 
 def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None:
-    """The records that make ``new`` of ``old``, in an order in which they can be replayed; None: none do."""
+    """Return the records that make ``new`` of ``old``, in an order in which they can be replayed; None: none do."""
     if new.index < old.index:
         return None
     try:

@@ -18,7 +18,7 @@ from liftpy.core.metadata.image import NodeImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_EARLIER_NONCES = 16
-"""More starts in a row that were taken by the group, but died before they knew, cost the place in the ISR."""
+"""Maximum number of kept nonces. More starts in a row that fail after their registration cost the place in the ISR."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class RecordBuilder:
         self._appointed: dict[str, int] = {}
 
     def next_incarnation(self) -> int:
-        """A number that no process of any node has had."""
+        """Return a number that no process of any node has had."""
         self._incarnation += 1
         return self._incarnation - 1
 

@@ -72,7 +72,7 @@ _EMPTY = (nan,) * len(SERIES)
 
 
 def bands_of(counts: Sequence[float]) -> list[float]:
-    """A histogram with the buckets ``LATENCY_S``, as counts of the bands."""
+    """Return a histogram with the buckets ``LATENCY_S``, as counts of the bands."""
     last = len(BAND_BOUNDS_S) + 1
     return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
 
@@ -270,7 +270,7 @@ def question(step: int, after: int, node: str = "") -> dict[str, Any]:
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """The answer to ``{"step": 1, "after": second}``; None: that is no question."""
+    """Return the answer to ``{"step": 1, "after": second}``; None: that is no question."""
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)

@@ -32,7 +32,7 @@ def newest_of(rows: HistoryRows) -> dict[str, float | None]:
 
 
 def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str, Any]:
-    """The cluster at a glance. ``newest``: its last second, for figures that the model has not seen grow yet."""
+    """Return the cluster at a glance. ``newest``: its last second, for figures that the model has not seen grow yet."""
     glances = {row.node: row.glance for row in model.rows if row.glance is not None}
     controllers = [one for one in glances.values() if one.is_controller]
     image = max(controllers, key=lambda one: one.index, default=None)
@@ -82,7 +82,7 @@ def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
 
 
 def node_row(row: NodeRow) -> dict[str, Any]:
-    """A node in the table of nodes."""
+    """Return a node in the table of nodes."""
     glance = row.glance
     found: dict[str, Any] = {
         "node": row.node, "state": row.state, "leads_metadata": row.leads_metadata,

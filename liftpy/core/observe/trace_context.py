@@ -53,7 +53,7 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 
 
 def traceparent(context: TraceContext) -> bytes:
-    """The header of ``context``, of version 00."""
+    """Return the header of ``context``, of version 00."""
     return b"00-%032x-%016x-%02x" % context
 
 

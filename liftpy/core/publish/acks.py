@@ -119,7 +119,7 @@ class Publishers:
         return plain * self.batch_records if self.batch_records else plain
 
     def only(self, *indices: int) -> Publishers:
-        """The publishers of the messages at ``indices``, alone."""
+        """Return the publishers of the messages at ``indices``."""
         envelopes = None if self.envelopes is None else [self.envelopes[index] for index in indices]
         policies = None if self.policies is None else [self.policies[index] for index in indices]
         return Publishers(self.policy, [self.replies[index] for index in indices], envelopes, policies, self.batch_records)

@@ -194,7 +194,7 @@ class RecentIds:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """The window; log time; the last id; then of each batch, and of each id, a column."""
+        """Return the window; log time; the last id; then of each batch, and of each id, a column."""
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
         kept = tuple(self._kept)
         return lambda: [head, *_encoded(kept)]

@@ -813,7 +813,7 @@ class Ingest:
             self._acks.reject(publishers, unfit)
 
     def seal(self, effect: AppendBatch) -> bytes:
-        """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
+        """Return the record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
         in_hand = self._tokens[effect.token]
         by = in_hand.numbering or _NOBODY
         return seal(

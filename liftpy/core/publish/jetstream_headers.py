@@ -178,5 +178,5 @@ def first_refused(names: Iterable[str]) -> str:
 
 
 def stream_of(stream: str, partition: int) -> str:
-    """The name of a partition in the answers to JetStream clients: each has its own sequence."""
+    """Return the name of a partition in the answers to JetStream clients: each has its own sequence."""
     return f"{stream}.{partition}" if partition else stream

@@ -335,7 +335,7 @@ class LastOfSubjects:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
-        """Offset of the last record of all subjects that ``subject_filter`` stands for, as ``find``."""
+        """Return the offset of the last record of all subjects that ``subject_filter`` stands for, as ``find``."""
         if not self._knows_all:
             return None
         matches, over, kept = matcher(subject_filter), self._over, self._kept

@@ -87,7 +87,7 @@ class LogState:
 
     def _begin(self, offset: int | None) -> None:
         self.end_offset = offset
-        """Exclusive: everything below it that a part needs has been taken; None: nothing is known of the log."""
+        """Exclusive end of the processed log. None: nothing was processed."""
         self._high_watermark = -1
         for part in self.parts:
             part.begin(offset)
@@ -342,7 +342,7 @@ class LogState:
         return not subjects.lacks
 
     def _first_needed(self) -> int:
-        """Base offset of a batch at or before the first one that lies within the longest reach of the record at HW."""
+        """Return the base offset of the first batch that any part needs, or of a batch before it."""
         log = self._log
         if log.high_watermark < log.log_start_offset:
             return log.log_start_offset

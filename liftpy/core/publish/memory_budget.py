@@ -144,7 +144,7 @@ class HeldByNode:
 
 
 def limit_of(setting_bytes: int, memory_bytes: int) -> int:
-    """The limit: what is set, or the default's share of ``memory_bytes``, which the process may have."""
+    """Return the limit: what is set, or the default's share of ``memory_bytes``, which the process may have."""
     return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
 
 

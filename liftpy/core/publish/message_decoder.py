@@ -84,7 +84,7 @@ class Published(NamedTuple):
 
 
 def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
-    """The body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's ``codec``.
+    """Return the body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's ``codec``.
 
     Raises InvalidBatchError, BatchTooLargeError where the subject makes it too large.
     """
@@ -172,7 +172,7 @@ def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
 
 
 def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Names and values, by record."""
+    """Return the names and values, by record."""
     size_bytes = np.concatenate(([0], headers.names.ends.astype(np.int64) + headers.values.ends))[headers.ends.astype(np.int64)]
     return np.diff(size_bytes, prepend=0)
 
@@ -306,7 +306,7 @@ class MessageDecoder:
         return Publishers(self._policy, self._allowed(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
-        """The columns of ``messages``, in their order."""
+        """Return the columns of ``messages``, in their order."""
         self.touched()
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]

@@ -69,7 +69,7 @@ def epoch_distance(epoch: int, other: int) -> int:
 
 
 def after(sequence: int, count: int) -> int:
-    """The sequence that is ``count`` records behind ``sequence``."""
+    """Return the sequence that is ``count`` records behind ``sequence``."""
     return (sequence + count) % _ROUND
 
 
@@ -617,7 +617,7 @@ class ProducerDesk:
         self._producers = producers
         self._share = producers.share.beside()
         self._given: dict[int, tuple[int, int]] = {}
-        """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
+        """Producer -> newest (epoch, instance) of this leadership. The last one to ask is at the end."""
         self._names: dict[int, tuple[str, int]] = {}
         """Name and generation of the producers, as they sent them."""
         self._first: dict[int, int] = {}

@@ -239,7 +239,7 @@ _CREDIT_NS = 250_000_000
 _REORDERED_NS = 100_000_000
 """Time within which messages of different connections may be buffered in another order than in the log, in nanoseconds."""
 _SLICE_NS = 4_000_000
-"""One slice of sorting ends with the first step that is done after this."""
+"""Time after which a slice of sorting ends with its current step, in nanoseconds."""
 _STEP_MESSAGES = 256
 _STEP_BYTES = 32 * 1024
 """Number of bytes of the log per step."""
@@ -540,7 +540,7 @@ class Standby:
     _doubt_ns: int = field(init=False)
     """The longest lease that anybody may hold, as of the last ``review``."""
     _waits: int = 0
-    """Number of the last ``take_over``."""
+    """Counter of ``take_over`` calls. A wait of an earlier one is ignored."""
     _reading: list[RawMessage] = field(default_factory=list)
     _ends: Seen = field(init=False)
     """Log ends (exclusive): when the standby began to buffer, and since then."""

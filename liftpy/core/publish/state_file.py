@@ -93,13 +93,13 @@ def state_name(end_offset: int) -> str:
 
 
 def encode_state(state: State) -> bytes:
-    """The bytes of a file."""
+    """Return the bytes of a file."""
     parts = {name: (version, (data,)) for name, (version, data) in state.parts.items()}
     return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
 
 
 def encode_parts(unwritten: Unwritten) -> bytes:
-    """The bytes of the file that ``unwritten`` would be written to. In any thread."""
+    """Return the bytes of the file that ``unwritten`` would be written to. In any thread."""
     parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
     return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))
 
@@ -117,7 +117,7 @@ def _text(text: str) -> bytes:
 
 
 def decode_state(data: bytes | None) -> State | None:
-    """The reverse; None for what is missing, torn or damaged. Raises UnknownFormatError for another version [S11]."""
+    """Return the reverse; None for what is missing, torn or damaged. Raises UnknownFormatError for another version [S11]."""
     body = open_small_file(_MAGIC, data)
     if body is None:
         return None

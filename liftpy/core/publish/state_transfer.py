@@ -132,7 +132,7 @@ class StateTaker:
         self._end_offset, self._total_bytes = 0, 0
         self._pieces = bytearray()
         self.taken = 0
-        """States that were copied, ever."""
+        """Number of copied states."""
         self.missed = 0
         """Times that it went on without one, ever: its leader does not know the question."""
 
@@ -162,7 +162,7 @@ class StateTaker:
         self._silent = 0
 
     def fetched(self) -> bool:
-        """A fetch was answered; whether the follower does without the state from now on."""
+        """Process the answer to a fetch. Return whether the follower continues without the state."""
         if not self.is_wanted or self._silent <= ASKS:
             return False
         self._probes += 1

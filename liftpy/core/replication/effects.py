@@ -447,7 +447,7 @@ class StepAside:
     leader_epoch: int
     """LeaderEpoch of the leadership. If it has changed, nothing happens."""
     toward: str
-    """The member of the ISR that shall lead."""
+    """ISR member that becomes the leader."""
     reason: str
     """Reason, as text for logs."""
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """A dataclass with slots, made by keywords, equal and hashed by its fields, and frozen for the type checker."""
+    """Return a dataclass with slots, made by keywords, equal and hashed by its fields, and frozen for the type checker."""
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 

@@ -126,7 +126,7 @@ _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BAC
 _REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
-"""Refusals that only a leader of the epoch gives: it can be reached, whatever is wrong."""
+"""Rejections that only the leader of the epoch sends. They prove that it can be reached."""
 
 
 class FollowerRole(ReplicaRole):
@@ -621,7 +621,7 @@ class FollowerRole(ReplicaRole):
 
 
 def report_leader(shared: ReplicaContext, leader_lacks: bool = False) -> ReportLeader:
-    """A report with the position of this replica's log, for the leadership of the current state [C9]."""
+    """Return a report with the position of this replica's log, for the leadership of the current state [C9]."""
     state, log = shared.state, shared.log
     return ReportLeader(
         leader=state.leader,

@@ -67,7 +67,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
-    """The replica that may go now, the leader itself perhaps; '': none. ``isr``: as it is to be."""
+    """Return the replica that may go now, the leader itself perhaps; '': none. ``isr``: as it is to be."""
     leaving = state.leaving
     if not leaving or state.joining in isr:  # one change of the replica set at a time
         return ""
@@ -535,7 +535,7 @@ class LeaderRole(ReplicaRole):
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
-        """The replica set that a change leads to; None: the same."""
+        """Return the replica set that a change leads to; None: the same."""
         state = self.shared.state
         joins = state.joining in wanted
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None

@@ -230,7 +230,7 @@ class Reads(Generic[Asker]):
         instruments: Instruments | None = None,
         files: OwnFiles | None = None,
     ) -> None:
-        """``budget`` and ``instruments``: shared by all partitions of a node. ``files``: None: they are not offered."""
+        """Create the reads. ``budget``, ``instruments``: shared by all partitions. ``files``: None if files are not offered."""
         self._files = files
         self._times = (instruments or Instruments()).reads
         self.record_count = 0
@@ -442,7 +442,7 @@ class Reads(Generic[Asker]):
             head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
-        """LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
+        """Return LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
         log = self._source.log
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 

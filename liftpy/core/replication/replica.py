@@ -257,7 +257,7 @@ class Replica:
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
-        """The incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
+        """Return the incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
         return self._shared.live.get(node_id, 0)
 
     def may_refuse_publishers(self, now_ns: int) -> bool:

@@ -120,13 +120,13 @@ class Backoff:
         self._failures = 0  # in a row
 
     def next_ns(self) -> int:
-        """The wait after one more failure."""
+        """Return the wait after one more failure."""
         base = min(self._minimum_ns << min(self._failures, 30), self._maximum_ns)
         self._failures += 1
         return self.jittered_ns(base)
 
     def jittered_ns(self, base_ns: int) -> int:
-        """``base_ns`` times a factor in [0.5, 1)."""
+        """Return ``base_ns`` times a random factor in [0.5, 1)."""
         self._state, number = splitmix64(self._state)
         return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
 
@@ -145,7 +145,7 @@ NOTHING_HELD = HeldPartition(
 
 
 def nanoseconds(seconds: float) -> int:
-    """A setting in seconds as ns."""
+    """Return a setting in seconds as ns."""
     return round(seconds * NS_PER_S)
 
 

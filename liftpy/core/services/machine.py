@@ -646,7 +646,7 @@ class LogTimers:
         return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ns: int) -> tuple[int, str] | None:
-        """The first timer at or before ``now_ns``, taken out, or None."""
+        """Return the first timer at or before ``now_ns``, taken out, or None."""
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, name = heapq.heappop(self._heap)
             if self._at_ns.get(name) == at_ns:

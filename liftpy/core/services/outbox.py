@@ -233,7 +233,7 @@ class Outbox:
         self.written(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
-        """Offset of the one written output that proves the outputs that the state began with; None: there is none to be read.
+        """Return the offset of the written output that proves the initial outputs. None: none can be read.
 
         Where retention has dropped it, the first output after it proves as much, once the state has produced it.
         """
@@ -320,7 +320,7 @@ class Outbox:
         return digest
 
     def id_of(self, output: Output) -> str:
-        """The output's deterministic id: stream uid/partition/offset/index."""
+        """Return the output's deterministic id: stream uid/partition/offset/index."""
         return f"{self.source}/{output.offset}/{output.index}"
 
     def headers_of(self, output: Output) -> list[tuple[str, bytes]]:
@@ -336,7 +336,7 @@ class Outbox:
 
 
 def extended(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
-    """The digest of the outputs before and of one more: BLAKE2b, 16 bytes, over unambiguous bytes."""
+    """Return the digest of the outputs before and of one more: BLAKE2b, 16 bytes, over unambiguous bytes."""
     named = output_id.encode()
     told = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))
     sizes = _SIZES.pack(len(named), 0 if key is None else len(key) + 1, len(told), len(value))

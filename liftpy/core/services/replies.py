@@ -108,7 +108,7 @@ class ReplyDesk:
             self._drop_first()
 
     def next(self, emitted_end: int | None) -> Reply | None:
-        """The oldest that may leave, where outputs below ``emitted_end`` are written (None: there are none)."""
+        """Return the oldest that may leave, where outputs below ``emitted_end`` are written (None: there are none)."""
         if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
             return None
         return self._kept[0]

@@ -442,7 +442,7 @@ class Agreement:
         }
 
     def difference(self, own: str) -> Difference | None:
-        """The first position at which ``own``'s snapshot differs from others', None: at none that is known."""
+        """Return the first position at which ``own``'s snapshot differs from others', None: at none that is known."""
         undecided = None
         for position, digest in self._told.get(own, {}).items():
             said = {node: digests[position] for node, digests in self._told.items() if position in digests}

@@ -95,7 +95,7 @@ def check_code(code: int, active: int, position: int) -> None:
 
 
 def encoded(active: int) -> bytes:
-    """A snapshot's section; none for the first version."""
+    """Return a snapshot's section; none for the first version."""
     return _ACTIVE.pack(active) if active > FIRST else b""
 
 

@@ -307,7 +307,7 @@ class RecordBatch:
         return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
 
     def values(self) -> list[bytes | None]:
-        """The values as Python objects; for Arrow use ``liftpy.core.log.arrow``."""
+        """Return the values as Python objects; for Arrow use ``liftpy.core.log.arrow``."""
         return self.columns.values.to_list()
 
     def keys(self) -> list[bytes | None]:
@@ -315,7 +315,7 @@ class RecordBatch:
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """The reply subjects that the publishers gave, None where there was none."""
+        """Return the reply subjects that the publishers gave, None where there was none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
@@ -365,7 +365,7 @@ def encode_body(
     codec: Codec = Codec.NONE,
     note: bytes = b"",
 ) -> Body:
-    """The body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+    """Return the body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
 
     A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
@@ -376,7 +376,7 @@ def encode_body(
 
 
 def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
-    """A body of columns that are laid out, ``pieces``, for ``count`` records; compressed. Raises BatchTooLargeError."""
+    """Return a body of columns that are laid out, ``pieces``, for ``count`` records; compressed. Raises BatchTooLargeError."""
     body_size_bytes = sum(map(len, pieces))
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
@@ -400,7 +400,7 @@ def seal(
     base_sequence: int = 0,
     control: bool = False,
 ) -> bytes:
-    """The batch of ``body.size_bytes`` under a leader's stamps."""
+    """Return the batch of ``body`` with the stamps of a leader."""
     head = _HEADER.pack(
         0,
         MAGIC,
@@ -468,7 +468,7 @@ def build_batch(
 
 
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
-    """A batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
+    """Return a batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
 
     It stands where compaction dropped whole batches, so that batches follow on each other without a gap [D15].
     """
@@ -517,7 +517,7 @@ def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
 
 
 def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
-    """The header at ``position``, without its CRC checked.
+    """Return the header at ``position``, without its CRC checked.
 
     Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
     """
@@ -581,7 +581,7 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
 
 
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
-    """The batch at ``position``; ``verify`` checks its CRC.
+    """Return the batch at ``position``; ``verify`` checks its CRC.
 
     Raises UnknownFormatError for another version, CorruptionError for anything else that is not a whole, right batch.
     """
@@ -662,7 +662,7 @@ class ByteArray:
         return self.offsets[1:] - self.offsets[:-1]
 
     def column(self, start: int, end: int) -> BytesColumn:
-        """The entries from ``start`` (inclusive) to ``end`` (exclusive), less than 2 GiB."""
+        """Return the entries from ``start`` (inclusive) to ``end`` (exclusive), less than 2 GiB."""
         first, last = int(self.offsets[start]), int(self.offsets[end])
         ends = (self.offsets[start + 1 : end + 1] - first).astype(np.uint32)
         validity = None
@@ -716,7 +716,7 @@ class RecordColumns:
         return sizes
 
     def cut(self, start: int, end: int) -> ColumnSet:
-        """The columns of a batch of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
+        """Return the columns of a batch of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
         keys = None if self.keys is None else self.keys.column(start, end)
         if keys is not None and self.keys is not None and self.keys.valid is not None and not self.keys.valid[start:end].any():
             keys = None
@@ -727,7 +727,7 @@ class RecordColumns:
 
 
 def body_of(columns: ColumnSet) -> Body:
-    """The body of a batch of these values, keys and headers; raises BatchTooLargeError."""
+    """Return the body of a batch of these values, keys and headers; raises BatchTooLargeError."""
     present, pieces = Columns.NONE, laid_out_bytes(columns.values)
     if columns.values.validity is not None:
         present |= Columns.VALUE_NULLS

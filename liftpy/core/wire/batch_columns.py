@@ -62,7 +62,7 @@ class BytesColumn:
     validity: memoryview | None = None
 
     def to_list(self) -> list[bytes | None]:
-        """The entries as Python objects."""
+        """Return the entries as Python objects."""
         entries: list[bytes | None]
         width = self._width()
         if width:
@@ -101,7 +101,7 @@ class DictionaryColumn:
     index: U32
 
     def to_list(self) -> list[str]:
-        """The entry of every record."""
+        """Return the entry of every record."""
         return list(self.each())
 
     def each(self) -> Iterator[str]:
@@ -119,7 +119,7 @@ class HeadersColumn:
     values: BytesColumn
 
     def to_list(self) -> list[tuple[tuple[str, bytes], ...]]:
-        """The pairs of every record."""
+        """Return the pairs of every record."""
         names = [(n or b"").decode(*_TEXT) for n in self.names.to_list()]
         pairs = list(zip(names, [v or b"" for v in self.values.to_list()], strict=True))
         return [tuple(pairs[start:end]) for start, end in pairwise([0, *self.ends.tolist()])]
@@ -226,7 +226,7 @@ def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
 
 
 def laid_out_bytes(column: BytesColumn) -> list[bytes]:
-    """The pieces of a variable-length column."""
+    """Return the pieces of a variable-length column."""
     pieces: list[bytes] = []
     if column.validity is not None:
         _put(pieces, bytes(column.validity))
@@ -236,33 +236,33 @@ def laid_out_bytes(column: BytesColumn) -> list[bytes]:
 
 
 def laid_out_dictionary(column: DictionaryColumn) -> list[bytes]:
-    """The pieces of a dictionary column."""
+    """Return the pieces of a dictionary column."""
     count = len(column.entries.ends)
     pieces = [struct.pack("<II", count, 0), *laid_out_bytes(column.entries)]
     return pieces + laid_out_fixed(column.index, "<u4") if count > 1 else pieces
 
 
 def laid_out_headers(column: HeadersColumn) -> list[bytes]:
-    """The pieces of a headers column."""
+    """Return the pieces of a headers column."""
     return [*laid_out_fixed(column.ends, "<u4"), *laid_out_bytes(column.names), *laid_out_bytes(column.values)]
 
 
 def laid_out_fixed(entries: NDArray[Any], kind: str) -> list[bytes]:
-    """The pieces of a column of numbers."""
+    """Return the pieces of a column of numbers."""
     pieces: list[bytes] = []
     _put(pieces, entries.astype(kind).tobytes())
     return pieces
 
 
 def subject_column(subject: str) -> list[bytes]:
-    """The pieces of a subjects column in which all records have ``subject``; it comes behind values, keys and headers."""
+    """Return the pieces of a subjects column in which all records have ``subject``; it comes behind values, keys and headers."""
     pieces: list[bytes] = []
     _put_dictionary(pieces, [subject])
     return pieces
 
 
 def note_column(note: bytes) -> list[bytes]:
-    """The pieces of a producer's note; it comes behind all others."""
+    """Return the pieces of a producer's note; it comes behind all others."""
     pieces: list[bytes] = []
     _put(pieces, struct.pack("<II", len(note), 0))
     _put(pieces, note)
@@ -288,7 +288,7 @@ class _Reader:
         self._position = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """The next ``size_bytes``; the position moves on to the 8-byte boundary after them."""
+        """Return the next ``size_bytes``; the position moves on to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
             raise CorruptionError(
@@ -304,11 +304,11 @@ class _Reader:
         return self._position == len(self._body)
 
     def u32(self, count: int) -> U32:
-        """The next ``count`` u32."""
+        """Return the next ``count`` u32."""
         return np.frombuffer(self.take(4 * count), dtype="<u4")
 
     def ends(self, count: int) -> U32:
-        """The next ``count`` cumulative ends, never falling."""
+        """Return the next ``count`` cumulative ends, never falling."""
         ends = self.u32(count)
         if count > 1 and bool((ends[1:] < ends[:-1]).any()):
             raise CorruptionError(
@@ -317,13 +317,13 @@ class _Reader:
         return ends
 
     def bytes_column(self, count: int, nulls: bool) -> BytesColumn:
-        """The next variable-length column."""
+        """Return the next variable-length column."""
         validity = self.take((count + 7) // 8) if nulls else None
         ends = self.ends(count)
         return BytesColumn(ends, self.take(int(ends[-1]) if count else 0), validity)
 
     def dictionary(self, count: int) -> DictionaryColumn:
-        """The next dictionary column."""
+        """Return the next dictionary column."""
         entry_count = int(self.u32(2)[0])
         if not 0 < entry_count <= count:
             raise CorruptionError(
@@ -336,7 +336,7 @@ class _Reader:
         return DictionaryColumn(entries, index)
 
     def headers(self, count: int) -> HeadersColumn:
-        """The next headers column."""
+        """Return the next headers column."""
         ends = self.ends(count)
         pair_count = int(ends[-1])
         return HeadersColumn(ends, self.bytes_column(pair_count, nulls=False), self.bytes_column(pair_count, nulls=False))

@@ -25,7 +25,7 @@ IMPLAUSIBLE = f"{REFUSED}implausible request id"
 
 
 def refused(error: LiftError) -> str:
-    """The name under which a frame is counted that raised ``error``."""
+    """Return the name under which a frame is counted that raised ``error``."""
     return REFUSED + (error if isinstance(error, ProtocolError) else ProtocolError).reason
 
 

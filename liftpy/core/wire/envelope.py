@@ -121,7 +121,7 @@ def is_of(frame: bytes | memoryview, message_type: MessageType) -> bool:
 
 
 def header(message_type: MessageType) -> bytes:
-    """The 8 header bytes of an envelope without a CRC, for payloads that are sent in pieces."""
+    """Return the 8 header bytes of an envelope without a CRC, for payloads that are sent in pieces."""
     return _HEADER.pack(MAGIC, VERSION, HEADER_SIZE_BYTES, 0, message_type)
 
 
@@ -299,7 +299,7 @@ def _varint(size: int) -> bytes:
 
 
 def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """A size, and where it ends; one that no payload has, where it is none."""
+    """Return a size, and where it ends; one that no payload has, where it is none."""
     size = 0
     for place, digit in enumerate(payload[at : at + _LONGEST_VARINT]):
         size |= (digit & 127) << 7 * place
@@ -344,7 +344,7 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
 
 def answered_by(reply: bytes, record_count: int) -> list[bytes]:
-    """The replies of the requests that an Ack to ``reply`` answers, whose ``recordCount`` is of a run; 0: one."""
+    """Return the replies of the requests that an Ack to ``reply`` answers, whose ``recordCount`` is of a run; 0: one."""
     inbox, number = counted(reply)
     return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
 

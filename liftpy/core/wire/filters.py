@@ -197,7 +197,7 @@ def kept(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
 
 
 def picked(column: BytesColumn, mask: Mask) -> BytesColumn:
-    """The entries of ``mask``."""
+    """Return the entries of ``mask``."""
     lengths = np.diff(column.ends, prepend=np.uint32(0)).astype(np.int64)
     data = np.frombuffer(column.data, dtype=np.uint8)[np.repeat(mask, lengths)]
     validity = None

@@ -86,7 +86,7 @@ class ReplicationResponse:
 
 
 def encode(message: Message) -> bytes:
-    """The envelope of a protobuf frame; its message type follows from the class."""
+    """Return the envelope of a protobuf frame; its message type follows from the class."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True))
 
 
@@ -181,7 +181,7 @@ def read_response_header(head: client_pb2.ReadResponse, chunks: Chunks | None = 
 
 
 def batch_publish(head: client_pb2.BatchPublish, batch: bytes) -> bytes:
-    """A BatchPublish around one record batch."""
+    """Return a BatchPublish around one record batch."""
     body = head.SerializeToString()
     return b"".join((envelope.header(MessageType.BATCH_PUBLISH), _LENGTH.pack(len(body)), body, batch))
 

@@ -18,7 +18,7 @@ _POSITIVE = 0x7FFF_FFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of one key, unsigned."""
+    """Return the hash of one key, unsigned."""
     length = len(key)
     hashed = (_SEED ^ length) & _U32
     for at in range(0, length - 3, 4):

@@ -186,7 +186,7 @@ def partition_subjects(subject: str, partitions: int) -> tuple[str, ...]:
 
 
 def as_nats_conf(rights: Rights) -> str:
-    """The ``permissions`` of a user in a nats-server configuration."""
+    """Return the ``permissions`` of a user in a nats-server configuration."""
     lines = ["permissions: {", _allow("publish", rights.publish), _allow("subscribe", rights.subscribe)]
     if rights.responses is not None:
         lines.append(f'  allow_responses: {{ max: {rights.responses[0]}, expires: "{rights.responses[1]}s" }}')
@@ -199,7 +199,7 @@ def _allow(what: str, subjects: tuple[str, ...]) -> str:
 
 
 def as_nsc(rights: Rights, user: str) -> str:
-    """The command of ``nsc`` that gives them to a user, for a shell."""
+    """Return the command of ``nsc`` that gives them to a user, for a shell."""
     words = [f"nsc edit user --name {user}"]
     words += [f"--allow-pub {_nsc_item(subject)}" for subject in rights.publish]
     words += [f"--allow-sub {_nsc_item(subject)}" for subject in rights.subscribe]

@@ -116,7 +116,7 @@ class ProducerNote(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        """The reverse; raises CorruptionError."""
+        """Return the reverse; raises CorruptionError."""
         data = bytes(data)
         try:
             name_size, uid_size, has_position, method, partition, offset, generation = _FORMAT.unpack_from(data)

@@ -232,7 +232,7 @@ class Subjects:
         return f"{self.namespace}.feed.snapshot"
 
     def status(self, node_id: str) -> str:
-        """A node's own view of its partitions (`liftpy status`)."""
+        """Return a node's own view of its partitions (`liftpy status`)."""
         return f"{self.namespace}.status.{node_id}"
 
     def groups(self) -> str:
@@ -359,5 +359,5 @@ def literal_prefix(tokens: Sequence[str]) -> str:
 
 
 def data_subject(stream_subject: str, partition: int) -> str:
-    """The subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
+    """Return the subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
     return stream_subject if partition == 0 else f"{stream_subject}.{partition}"

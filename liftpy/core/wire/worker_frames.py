@@ -93,7 +93,7 @@ def most_bytes(kind: int) -> int:
 
 
 def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
-    """A frame's bytes; raises ProtocolError for a body that is too large."""
+    """Return a frame's bytes; raises ProtocolError for a body that is too large."""
     if len(body) > most_bytes(kind):
         raise ProtocolError(
             f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large. Please report it."

@@ -40,13 +40,13 @@ class ManifestDataSource(DataSource):
         return from_arrow_schema(MANIFEST)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a query."""
+        """Return the reader of a query."""
         with coded():
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 
 
 def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, Writing]:
-    """The source's options, and how files are written; raises ConfigError."""
+    """Return the source's options, and how files are written; raises ConfigError."""
     own = {name.lower(): value for name, value in given.items() if name.lower() in (ROOT, COMPRESSION)}
     options = SourceOptions.parse({name: value for name, value in given.items() if name.lower() not in own})
     options.check_streaming()
@@ -72,6 +72,6 @@ class ManifestStreamReader(LiftStreamReader):
 
 
 def row_of(written: ArchivedRange) -> pa.RecordBatch:
-    """The row of a range."""
+    """Return the row of a range."""
     fields = asdict(written)
     return pa.RecordBatch.from_pydict({name: [fields[name]] for name in MANIFEST.names}, schema=MANIFEST)

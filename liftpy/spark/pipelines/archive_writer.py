@@ -41,7 +41,7 @@ class Writing:
 
 
 def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing) -> ArchivedRange:
-    """The range's records in a file, or the file that has them; StorageError if the disk does not take it."""
+    """Return the range's records in a file, or the file that has them; StorageError if the disk does not take it."""
     name = FileName(
         planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
     )
@@ -64,7 +64,7 @@ def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema
 def _write(
     begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing, path: str
 ) -> ArchivedRange:
-    """The temporary file, flushed."""
+    """Return the temporary file, flushed."""
     rows, oldest, newest = 0, 0, 0
     with pq.ParquetWriter(begun, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
         for group in _groups(batches):

@@ -222,7 +222,7 @@ def _rows(held: HeldRecords, wanted: NDArray[np.int64]) -> pa.Table:
 
 
 def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
-    """The first MAX_ROWS rows in which two tables of as many rows differ."""
+    """Return the first MAX_ROWS rows in which two tables of as many rows differ."""
     found: list[int] = []
     begin = 0
     while len(found) < MAX_ROWS:
@@ -235,7 +235,7 @@ def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
 
 
 def first_difference(here: pa.Table, there: pa.Table) -> int | None:
-    """The first row in which two tables of as many rows differ; None: they are equal."""
+    """Return the first row in which two tables of as many rows differ; None: they are equal."""
     if here.equals(there):
         return None
     low, high = 0, here.num_rows  # it is in [low, high)
@@ -249,7 +249,7 @@ def first_difference(here: pa.Table, there: pa.Table) -> int | None:
 
 
 def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch]) -> int | None:
-    """The base offset of the first batch that is not the same, byte by byte; None: all are."""
+    """Return the base offset of the first batch that is not the same, byte by byte; None: all are."""
     for one, other in zip(here, there, strict=False):
         if one.view != other.view:
             return min(one.base_offset, other.base_offset)

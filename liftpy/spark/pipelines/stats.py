@@ -499,7 +499,7 @@ class Measures:
         self.missing = self.end_offset - self.start_offset - self.records
 
     def size_below(self, share: float) -> int:
-        """A size that ``share`` of the values have at most; a power of two less one, or the largest there is."""
+        """Return a size that ``share`` of the values have at most; a power of two less one, or the largest there is."""
         if not self.sizes.any():
             return 0
         power = int(np.searchsorted(np.cumsum(self.sizes), share * self.sizes.sum()))

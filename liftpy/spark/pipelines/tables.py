@@ -137,7 +137,7 @@ class Commit:
 
 
 def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
-    """The marks on which ``commit_of`` decides."""
+    """Return the marks on which ``commit_of`` decides."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
         wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
@@ -255,7 +255,7 @@ def tag_of(uid: str, columns: Iterable[str]) -> str:
 
 
 def parse_file(name: str) -> FileName | None:
-    """The reverse of ``FileName.name``; None for any other file."""
+    """Return the reverse of ``FileName.name``; None for any other file."""
     found = _FILE.fullmatch(name)
     if found is None:
         return None

@@ -302,7 +302,7 @@ class MemoryServer:
         self._count = 0
 
     def open(self, say: Callable[[bytes], None], hang_up: Callable[[], None]) -> NatsSession:
-        """A new session, on the loop of the cluster."""
+        """Return a new session, on the loop of the cluster."""
         self._count += 1
         number = self._count
 

@@ -190,7 +190,7 @@ class Readers:
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """A timer of the loop."""
+        """Return a timer of the loop."""
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
 
 

@@ -78,7 +78,7 @@ def unsettled(world: World, streams: list[tuple[str, str, int]]) -> str:
 
 
 def records_of(worker: PartitionWorker) -> dict[int, bytes]:
-    """Offset -> value of all committed records."""
+    """Return offset -> value of all committed records."""
     log = worker.log
     found: dict[int, bytes] = {}
     offset, end = log.log_start_offset, worker.high_watermark + 1

@@ -32,7 +32,7 @@ _fixed = random.Random("import")
 
 
 def running() -> Process | None:
-    """The simulated process that runs."""
+    """Return the simulated process that runs."""
     scheduler = scheduling.active
     return None if scheduler is None else scheduler.process
 

@@ -224,7 +224,7 @@ class NatsServer:
         self.clients: dict[int, Client] = {}
 
     def accept(self, connection: Connection) -> Client:
-        """A client connects: the server speaks first."""
+        """Return a client connects: the server speaks first."""
         client = Client(self, connection, self.cluster.next_client())
         self.clients[client.number] = client
         info = {
@@ -283,7 +283,7 @@ class NatsCluster:
         return tuple(f"nats://{server.name}:{server.port}" for server in self.servers)
 
     def next_client(self) -> int:
-        """A number that no client has had."""
+        """Return a number that no client has had."""
         self._clients += 1
         return self._clients
 

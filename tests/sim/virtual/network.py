@@ -347,7 +347,7 @@ class Network:
             self.connections.remove(connection)
 
     async def connect(self, loop: Any, protocol: Any, host: str, port: int) -> VirtualTransport:
-        """A connection of the running process, or ConnectionRefusedError; a partition answers nothing."""
+        """Return a connection of the running process, or ConnectionRefusedError; a partition answers nothing."""
         process: Process = loop.process
         server = self.servers.get((host, port))
         while True:

@@ -30,7 +30,7 @@ class NotYet(Exception):
 
 
 def current_thread() -> VirtualThread | None:
-    """The simulated thread that runs; None: the scheduler itself."""
+    """Return the simulated thread that runs; None: the scheduler itself."""
     return getattr(_here, "thread", None)
 
 

@@ -98,7 +98,7 @@ class World:
         return Credentials(user="app", password=_PASSWORD) if self.has_users else Credentials()
 
     def connect(self) -> Opening[Client]:
-        """A client of the cluster, in the process that runs."""
+        """Return a client of the cluster, in the process that runs."""
         return liftpy.connect(list(self.nats.urls), credentials=self.credentials)
 
     def _make_node(self, name: str, controllers: tuple[str, ...]) -> NodeProcess:

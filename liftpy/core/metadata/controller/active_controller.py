@@ -71,7 +71,7 @@ def control_request(message: Proposable) -> pb.ControlRequest:
 
 
 def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
-    """The answer to a batch of which ``here`` was answered by the metadata leader, and the rest decided in the log."""
+    """Return the answer to a batch of which ``here`` was answered by the metadata leader, and the rest decided in the log."""
     if logged.HasField("batch"):
         logged.batch.answers.extend(here.batch.answers)
     return logged
@@ -144,7 +144,7 @@ class ActiveController:
     def answer(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """The answer to a request that is not for the log, or None: it has to be proposed.
+        """Return the answer to a request that is not for the log, or None: it has to be proposed.
 
         ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
         a description that need not be linearizable are answered here; and what would change nothing, or take the place of a node

@@ -394,7 +394,7 @@ class EventTrail:
         return self._held[-1].place if self._held else (0, -1)
 
     def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
-        """The first ``count`` behind ``place`` that are not older than ``since_ns``."""
+        """Return the first ``count`` behind ``place`` that are not older than ``since_ns``."""
         return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
 
 

@@ -112,7 +112,7 @@ def _reasons_against(
 
 
 def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> pb.ControlResponse:
-    """The answer to a dry run."""
+    """Return the answer to a dry run."""
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)

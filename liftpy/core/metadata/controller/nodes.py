@@ -105,7 +105,7 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
 
 
 def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
-    """The node's session ended: it joins no ISR and leads nothing new. Where it follows, the leader shrinks it away."""
+    """Return the node's session ended: it joins no ISR and leads nothing new. Where it follows, the leader shrinks it away."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node

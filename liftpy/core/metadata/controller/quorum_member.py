@@ -198,7 +198,7 @@ class HandOver:
 
 
 Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
-"""``LeaderQuestion``: ask the node; say ``answered`` in the end."""
+"""Decision to ask a node about a leader. The shell asks it, and calls ``answered`` at the end."""
 
 
 class QuorumMember:
@@ -409,7 +409,7 @@ class QuorumMember:
         return Order(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """The answer to a change of the controllers that needs no entry, None: it needs one."""
+        """Return the answer to a change of the controllers that needs no entry, None: it needs one."""
         held = self._log.image.operations.get(request.operationId)
         if held is not None:
             return pb.ControlResponse.FromString(again(self._log.image, held))

@@ -46,7 +46,7 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
 
 
 def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
-    """The node becomes the partition's learner; without a node, the copy that is under way is given up."""
+    """Make the node the partition's learner. Without a node, cancel the running copy."""
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         return _unknown(request)

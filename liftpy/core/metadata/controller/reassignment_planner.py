@@ -389,7 +389,7 @@ class ReassignmentPlanner:
                     yield _reassign(place, target, reason)
 
     def _without_gone(self, look: _Look, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-        """The replicas, others in the places of those that are gone; as far as there are others."""
+        """Return the replicas, others in the places of those that are gone; as far as there are others."""
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if look.is_gone(node_id):

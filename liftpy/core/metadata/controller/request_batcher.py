@@ -86,7 +86,7 @@ def decide_batch(
 
 
 def _one_count(records: list[Record]) -> tuple[Record, ...]:
-    """The counters as the last request left them, once."""
+    """Return the counters as the last request left them, once."""
     counts = [record for record in records if isinstance(record, CountersMoved)]
     if len(counts) <= 1:
         return tuple(records)

@@ -140,7 +140,7 @@ class ClusterFsm:
             return _Applied(after, (), _finish(response, request.operationId, index), failures=1)
 
     def snapshot(self) -> bytes:
-        """The image as bytes, for ``restore``. To encode it in a thread, use ``encode_snapshot(fsm.image)``."""
+        """Return the image as bytes, for ``restore``. To encode it in a thread, use ``encode_snapshot(fsm.image)``."""
         return encode_snapshot(self.image)
 
     def restore(self, data: bytes) -> None:
@@ -178,7 +178,7 @@ class ClusterFsm:
         return _Applied(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
-        """The image after the request, what was decided, and how many of a batch met a bug."""
+        """Return the image after the request, what was decided, and how many of a batch met a bug."""
         refused = refusal(request)
         if refused is not None:
             return image, refused, 0
@@ -210,7 +210,7 @@ def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> by
 
 
 def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
-    """The answer to keep: partitions of a stream are left out, they are found in the image again."""
+    """Return the answer to keep: partitions of a stream are left out, they are found in the image again."""
     if not response.HasField("stream"):
         return answer
     short = pb.ControlResponse()

@@ -100,7 +100,7 @@ def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
 
 
 def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
-    """The nodes that a policy other than ``manual`` chooses from, in order; raises as ``place`` does, but for room. Cheap."""
+    """Return the nodes that a policy other than ``manual`` chooses from, in order; raises as ``place`` does, but for room. Cheap."""
     row = POLICIES.get(wanted.policy or DEFAULT_POLICY)
     if row is None:
         raise PlacementError(f"placement {wanted.policy!r} is not known: use one of {', '.join(POLICY_NAMES)}")

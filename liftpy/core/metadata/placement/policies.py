@@ -118,7 +118,7 @@ from liftpy.core.metadata.placement.facts import (
 
 
 def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """The replicas of each partition; see ``Policy``."""
+    """Return the replicas of each partition; see ``Policy``."""
     ids = [node.node_id for node in nodes]
     count, factor = len(ids), wanted.replication_factor
     gaps = count - factor + 1
@@ -133,7 +133,7 @@ def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """The replicas of each partition; see ``Policy``. Every node has a rack."""
+    """Return the replicas of each partition; see ``Policy``. Every node has a rack."""
     row = [node.node_id for node in row_of(nodes)]
     count, factor = len(row), wanted.replication_factor
     twice = row + row
@@ -147,7 +147,7 @@ def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
 
 
 def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """The replicas of each partition; see ``Policy``. Every node has a rack, and there are as many racks as replicas."""
+    """Return the replicas of each partition; see ``Policy``. Every node has a rack, and there are as many racks as replicas."""
     row = row_of(nodes)
     windows: dict[int, Replicas] = {}
     placed: list[Replicas] = []
@@ -196,7 +196,7 @@ _EXACT = Context(prec=DIGITS)
 
 
 def rendezvous(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """The replicas of each partition; see ``Policy``. Every weight is above 0."""
+    """Return the replicas of each partition; see ``Policy``. Every weight is above 0."""
     spread = any(node.rack for node in nodes)
     room = {node.node_id: node.room(wanted.partitions) for node in nodes}
     ranking = _Ranking(nodes, wanted.stream)
@@ -222,7 +222,7 @@ def _first(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
-    """The best of each rack, best first; then, if racks are too few, the best of the others."""
+    """Return the best of each rack, best first; then, if racks are too few, the best of the others."""
     racks: dict[str, str] = {}
     others: list[str] = []
     for node in best_first:
@@ -282,7 +282,7 @@ def _exact_score(hashed: int, weight: float) -> Decimal:
 
 
 def least_loaded(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """The replicas of each partition; see ``Policy``. Every weight is above 0."""
+    """Return the replicas of each partition; see ``Policy``. Every weight is above 0."""
     replicas = [node.replicas for node in nodes]
     leaders = [node.leaders for node in nodes]
     rooms = [node.room(wanted.partitions) for node in nodes]

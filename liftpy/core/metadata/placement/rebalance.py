@@ -130,7 +130,7 @@ def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, floa
 
 
 def bounds_of(share: float) -> tuple[int, int]:
-    """A share, rounded down and up."""
+    """Return a share, rounded down and up."""
     return floor(share + _ROUNDING), ceil(share - _ROUNDING)
 
 
@@ -463,7 +463,7 @@ class SizePlan:
 
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
-    """The moves that even out the bytes; a partition whose size is not in ``sizes_bytes`` stays."""
+    """Return the moves that even out the bytes; a partition whose size is not in ``sizes_bytes`` stays."""
     return _Weigher(ordered(nodes), held, sizes_bytes).plan()
 
 
