@@ -37,7 +37,9 @@ from sidecar.runtime.tasks import spawn
 logger = logging.getLogger("liftpy.metadata")
 
 _LOOK_S = 0.1
-"""How often it is looked at whether the role is still the right one."""
+"""Time between a change of the image and the check of the role, in seconds."""
+_LOOK_WITHOUT_CHANGE_S = 0.5
+"""Time between two checks of the role without a change of the image, in seconds."""
 _ASK_TIMEOUT_S = 0.3
 _ASK_TIMES = 3
 """For a group that runs. Where nobody listens the bus says so at once."""
@@ -82,6 +84,9 @@ class GroupRole:
         """The node stops: no role is taken any more."""
         self.decides = False
         """What it shows was committed: it is a controller, and has never followed the feed in this process."""
+        self._look_due = asyncio.Event()
+        self._image_changed = False
+        """Since the last check of the role."""
         self._said: tuple[str, ...] = ()
         self._say_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -167,7 +172,8 @@ class GroupRole:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            if await self._is_image_changed(_LOOK_WITHOUT_CHANGE_S):
+                await asyncio.sleep(_LOOK_S)
             self._say_where_settings_differ()
             current = self.current
             if self._stays:
@@ -177,6 +183,17 @@ class GroupRole:
                     await self._follow_the_feed(current)
             elif self._is_named():
                 await self._become_a_member(current)
+
+    async def _is_image_changed(self, wait_s: float) -> bool:
+        """Wait for a change of the image, at most ``wait_s``. Return whether there was one."""
+        timer = asyncio.get_running_loop().call_later(wait_s, self._look_due.set)
+        try:
+            await self._look_due.wait()
+        finally:
+            timer.cancel()
+        self._look_due.clear()
+        changed, self._image_changed = self._image_changed, False
+        return changed
 
     def _is_named(self) -> bool:
         named = self.controllers
@@ -243,6 +260,8 @@ class GroupRole:
             self._show(before, image)
 
     def _show(self, before: ClusterImage, image: ClusterImage) -> None:
+        self._image_changed = True
+        self._look_due.set()
         for watcher in self._watchers:
             watcher(before, image)
 
