@@ -48,7 +48,9 @@ from sidecar.transport.credentials import Keys, RightsWatch
 logger = logging.getLogger("liftpy.metadata")
 
 _LOOK_S = 0.1
-"""Interval at which the role is checked, in seconds."""
+"""Time between a change of the image and the check of the role, in seconds."""
+_LOOK_WITHOUT_CHANGE_S = 0.5
+"""Time between two checks of the role without a change of the image, in seconds."""
 _ASK_TIMEOUT_S = 0.3
 _ASK_TIMES = 3
 """Number of requests for a running group. NATS reports at once if there are no responders."""
@@ -95,6 +97,9 @@ class GroupRole:
         """True if the visible image was committed: the node is a controller, and has never followed the feed in this
         process.
         """
+        self._look_due = asyncio.Event()
+        self._image_changed = False
+        """True if the image changed since the last check of the role."""
         self._said: tuple[str, ...] = ()
         self._say_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -180,7 +185,8 @@ class GroupRole:
 
     async def _look(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            if await self._is_image_changed(_LOOK_WITHOUT_CHANGE_S):
+                await asyncio.sleep(_LOOK_S)
             self._say_where_settings_differ()
             current = self.current
             if self._stays:
@@ -190,6 +196,17 @@ class GroupRole:
                     await self._follow_the_feed(current)
             elif self._is_named():
                 await self._become_a_member(current)
+
+    async def _is_image_changed(self, wait_s: float) -> bool:
+        """Wait for a change of the image, at most ``wait_s``. Return whether there was one."""
+        timer = asyncio.get_running_loop().call_later(wait_s, self._look_due.set)
+        try:
+            await self._look_due.wait()
+        finally:
+            timer.cancel()
+        self._look_due.clear()
+        changed, self._image_changed = self._image_changed, False
+        return changed
 
     def _is_named(self) -> bool:
         named = self.controllers
@@ -256,6 +273,8 @@ class GroupRole:
             self._show(before, image)
 
     def _show(self, before: ClusterImage, image: ClusterImage) -> None:
+        self._image_changed = True
+        self._look_due.set()
         for watcher in self._watchers:
             watcher(before, image)
 
