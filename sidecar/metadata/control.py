@@ -22,12 +22,11 @@ from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, s
 from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
 from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding, error_response
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
-from liftpy.core.metadata.image import begins_under
 from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED, REPLY, refused
-from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, publish_answer
+from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, begins_under, publish_answer
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard

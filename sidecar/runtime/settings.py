@@ -52,13 +52,13 @@ from liftpy.core.base.ids import check_name
 from liftpy.core.base.renamed import SETTINGS, accept_old_keywords
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.image import begins_under
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
 from liftpy.core.wire.subjects import (
     DEFAULT_INBOX_PREFIXES,
     JETSTREAM_INBOX,
     InboxRule,
     Subjects,
+    begins_under,
     check_inbox_prefixes,
     check_speaker,
 )

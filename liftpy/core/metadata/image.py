@@ -18,7 +18,7 @@ from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionS
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.idempotency_cache import IdempotencyCache
-from liftpy.core.wire.subjects import token_allows
+from liftpy.core.wire.subjects import ANY, REST
 
 # Which stream answers on which subject: at most one does [A8].
 #
@@ -31,10 +31,6 @@ from liftpy.core.wire.subjects import token_allows
 # wildcard are all branches looked at. A stream with P partitions stands at its subject's last token, with the number P: its
 # partitions are branches that nobody stores. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1``
 # and ``shop.*.2``; it overlaps with ``shop.eu`` and with ``shop.eu.2``, but not with ``shop.eu.3``.
-
-
-ANY = "*"
-REST = ">"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +130,6 @@ def _is_number(token: str, partitions: int) -> bool:
         return partitions > 1
     plain = token.isascii() and token.isdigit() and len(token) <= len(str(partitions)) and token[0] != "0"
     return plain and int(token) < partitions
-
-
-def begins_under(subject: str, partitions: int, prefix: str) -> bool:
-    """Return whether a stream on ``subject`` would receive a subject under the inbox prefix ``prefix`` (``subjects.py``)."""
-    wanted = prefix.removesuffix(".").split(".")
-    tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
-    for place, token in enumerate(wanted):
-        if place >= len(tokens) or not (tokens[place] in (ANY, REST) or token_allows(token, tokens[place])):
-            return False
-        if tokens[place] == REST:
-            return True
-    return len(tokens) > len(wanted)
 
 
 MAX_STEPS = 8192

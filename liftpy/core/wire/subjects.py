@@ -27,6 +27,8 @@ from liftpy.errors import ConfigError, InvalidNameError
 # through ``publish_answer`` here, and both ask it when the answer is sent.
 
 
+ANY = "*"
+REST = ">"
 DEFAULT_INBOX_PREFIXES = ("_INBOX*.",)
 MAX_REPLY_BYTES = 255
 """Maximum length of a reply subject, in bytes.
@@ -361,3 +363,15 @@ def literal_prefix(tokens: Sequence[str]) -> str:
 def data_subject(stream_subject: str, partition: int) -> str:
     """Return the subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
     return stream_subject if partition == 0 else f"{stream_subject}.{partition}"
+
+
+def begins_under(subject: str, partitions: int, prefix: str) -> bool:
+    """Return whether a stream on ``subject`` would receive a subject under the inbox prefix ``prefix``."""
+    wanted = prefix.removesuffix(".").split(".")
+    tokens = subject.split(".") + ([ANY] if partitions > 1 else [])
+    for place, token in enumerate(wanted):
+        if place >= len(tokens) or not (tokens[place] in (ANY, REST) or token_allows(token, tokens[place])):
+            return False
+        if tokens[place] == REST:
+            return True
+    return len(tokens) > len(wanted)

@@ -21,11 +21,11 @@ from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, s
 from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.forwarding import error_response
-from liftpy.core.metadata.image import ClusterImage, begins_under
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.core.wire.subjects import InboxRule, Subjects, begins_under
 from liftpy.errors import LiftError
 from liftpy.testing.memory.nats import Bus
 

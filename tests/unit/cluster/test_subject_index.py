@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.core.metadata.checks import check_image
-from liftpy.core.metadata.image import ClusterImage, SubjectIndex, begins_under
+from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import data_subject
+from liftpy.core.wire.subjects import begins_under, data_subject
 
 TOKENS = ("a", "b", "1", "2", "3", "01")
 WORLD = [tokens for length in range(1, 6) for tokens in itertools.product(TOKENS[:4], repeat=length)]

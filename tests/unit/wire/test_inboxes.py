@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.core.metadata.image import begins_under
-from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subjects, check_inbox_prefixes
+from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subjects, begins_under, check_inbox_prefixes
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
