@@ -125,14 +125,21 @@ async def _in_thread(work: Callable[..., object], *given: object) -> None:
 
 
 async def take_backup(
-    client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
+    client: Client,
+    store: Store,
+    options: TakeOptions,
+    *,
+    step: Callable[[str], None] = lambda name: None,
+    copied: Callable[[int, int], None] = lambda done, total: None,
 ) -> TakenBackup:
     """Take a backup.
 
-    ``step`` is called with the name of each step. Raises UnavailableError, CorruptionError (no replica has intact data),
+    ``step`` is called with the name of each step, ``copied`` with the number of copied partitions and of all partitions.
+
+    Raises UnavailableError, CorruptionError (no replica has intact data),
     StorageError, NotFoundError.
     """
-    return await _Taking(client, store, options, step).run()
+    return await _Taking(client, store, options, step, copied).run()
 
 
 @dataclass(slots=True)
@@ -141,8 +148,10 @@ class _Taking:
     store: Store
     options: TakeOptions
     step: Callable[[str], None]
+    copied: Callable[[int, int], None]
     id: str = ""
     written_bytes: int = 0
+    copied_count: int = 0
     pace: BackupPace = field(default_factory=lambda: BackupPace(0))
 
     async def run(self) -> TakenBackup:
@@ -284,13 +293,16 @@ class _Taking:
                 }
         room = asyncio.Semaphore(_AT_ONCE)
 
-        async def copy(stream: StreamImage, number: int) -> PartitionCopy:
+        async def copy_one(stream: StreamImage, number: int) -> PartitionCopy:
             async with room:
                 found, old = barriers[stream.name, number], earlier.get((stream.uid, number))
-                return await _PartitionTaking(self, stream, number).run(found, old)
+                copy = await _PartitionTaking(self, stream, number).run(found, old)
+                self.copied_count += 1
+                self.copied(self.copied_count, len(barriers))
+                return copy
 
         tasks = {
-            (stream.name, p.partition): attended(copy(stream, p.partition)) for stream in streams for p in stream.partitions
+            (stream.name, p.partition): attended(copy_one(stream, p.partition)) for stream in streams for p in stream.partitions
         }
         try:
             copies = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))

@@ -52,6 +52,7 @@ from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
 from sidecar.cli.output import table
+from sidecar.cli.progress import Progress
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -461,7 +462,12 @@ def create(
     with traced("backup", target, trace, trace_endpoint) as spans:
 
         async def work(client: Client) -> TakenBackup:
-            return await take_backup(client, store, options, step=spans.step)
+            with Progress("backup", None, unit="partitions") as progress:
+
+                def copied(done: int, total: int) -> None:
+                    progress.at(done, done, total=total)
+
+                return await take_backup(client, store, options, step=spans.step, copied=copied)
 
         taken = with_client(target, work)
         spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
@@ -568,7 +574,11 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
     ID is the id of the backup. The default is the newest backup.
     """
     store = Store.at(url)
-    found = verify_backup(store, store.newest(backup_id))
+    manifest = store.newest(backup_id)
+    copies = [copy for stream in manifest.streams for copy in stream.partitions]
+    total = sum(len(copy.pieces) + (copy.state is not None) for copy in copies)
+    with Progress(manifest.backup, total, unit="files") as progress:
+        found = verify_backup(store, manifest, lambda _: progress.at(progress.count + 1, progress.count + 1))
     if as_json:
         shown = {"backup": found.backup, "files": found.files, "size_bytes": found.size_bytes, "faults": found.faults}
         click.echo(json.dumps(shown))

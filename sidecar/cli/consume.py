@@ -23,7 +23,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, cast
 
 import click
@@ -38,6 +37,7 @@ from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
+from sidecar.cli.progress import Progress
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
@@ -134,42 +134,6 @@ def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
         part.rename(file)
     except OSError as error:
         raise ConfigError(f"Cannot write --output {file}: {error.strerror or error}.") from None
-
-
-class Bar:
-    """Progress on a terminal: offsets up to ``end_offset`` (exclusive), or a count without an end."""
-
-    def __init__(self, what: str, end_offset: int | None) -> None:
-        self.records = 0
-        self._end_offset = end_offset
-        self._what = what
-        self._progress: Any = None
-        self._first: int | None = None
-
-    def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._progress = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._progress.add_task(self._what, total=None)
-            self._progress.start()
-        return self
-
-    def at(self, next_offset: int, record_count: int) -> None:
-        """Show the progress: all below ``next_offset`` is done. ``record_count``: new records."""
-        self.records += record_count
-        if self._progress is None:
-            return
-        self._first = next_offset - record_count if self._first is None else self._first
-        total = None if self._end_offset is None else self._end_offset - self._first
-        self._progress.update(self._task, completed=next_offset - self._first, total=total)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-        if kind is asyncio.CancelledError:
-            click.echo(f"{self.records} records in {self._what}", err=True)
 
 
 def record_json(record: Record) -> dict[str, Any]:
@@ -454,11 +418,17 @@ async def _print(consumer: Consumer, line: Any) -> None:
 
 async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
     bounds = await consumer.begin()
-    with output_to(file) as write, Bar(file.name, bounds.end_offset if to_the_end else None) as bar:
+    first: int | None = None
+    with output_to(file) as write, Progress(file.name, None, tells_interruption=True) as progress:
         async for piece in consumer.batches():
             write(piece, newest_first=consumer.backwards)
-            bar.at(piece.last_offset + 1, piece.record_count)
-    click.echo(f"{bar.records} records in {file}", err=True)
+            begun, done = (
+                (piece.last_offset, piece.first_offset) if consumer.backwards else (piece.first_offset, piece.last_offset)
+            )
+            first = begun if first is None else first
+            total = bounds.end_offset - first if to_the_end and not consumer.backwards else None
+            progress.at(abs(done - first) + 1, progress.count + piece.record_count, total=total)
+    click.echo(f"{progress.count} records in {file}", err=True)
 
 
 def _text(record: Record) -> bytes:

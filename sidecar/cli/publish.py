@@ -31,6 +31,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
+from sidecar.cli.progress import Progress
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
@@ -166,7 +167,8 @@ def publish(
         options = PublishOptions(window=window, message_ids=True)
         publisher = await client.publisher(name, partition, subject=subject, options=options)
         started = time.monotonic()
-        await _publish_lines(publisher, file, manner, report)
+        with Progress(name, _size(file), unit="messages", is_shown=not file.isatty()) as progress:
+            await _publish_lines(publisher, file, manner, report, progress)
 
     try:
         with_client(target, work, needs_majority=False)
@@ -217,11 +219,20 @@ async def _describe(client: Client, name: str) -> None:
         pass
 
 
-async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report) -> None:
+def _size(file: BinaryIO) -> int | None:
+    """Return the size of a regular file, in bytes. None for a terminal, a pipe or no file of the system."""
+    try:
+        found = os.fstat(file.fileno())
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report, progress: Progress) -> None:
     try:
         async with publisher:  # its end waits for every ack
             try:
-                await _send_lines(publisher, file, manner, report)
+                await _send_lines(publisher, file, manner, report, progress)
             except LiftError as error:  # also of reading
                 report.refused_line(report.sent + 1, error)
     except LiftError as error:
@@ -229,11 +240,12 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, 
             report.refused_line(report.sent + 1, error)
 
 
-async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report) -> None:
+async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report, progress: Progress) -> None:
     """Send each line as it arrives, until the end or a rejection."""
     rejected = attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None
+    sent_bytes = 0
     try:
         while True:
             coming = attended(_next(lines))
@@ -244,6 +256,8 @@ async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, rep
                 if report.first_error is not None and not manner.keep_going:
                     return
                 await _send_line(publisher, line, manner, report)
+                sent_bytes += len(line) + 1
+            progress.at(sent_bytes, report.published)
     finally:
         tasks = [task for task in (rejected, coming) if task is not None]
         for task in tasks:
