@@ -1,7 +1,7 @@
 """The tick driver: runs one controller inside one asyncio event loop.
 
 One tick: received messages, the library, flush of the journal, sent messages, results of futures. Nothing is sent, and
-no future resolves, before the journal is on disk [M2, M4]. A tick runs after received messages, and ``TICK_S`` after the last tick.
+no future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and after received messages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from sidecar.quorum.transport import SessionTransport
 logger = logging.getLogger("liftpy.quorum")
 
 TICK_S = 0.05
-"""Longest time between two ticks, in seconds."""
-_TIMER_SLACK_S = 0.01
-"""A timer that fires at most this much before it is due is not set again."""
 MAX_INBOX_FRAMES = 65_536
 MAX_INBOX_BYTES = 64 << 20
 """A whole snapshot is asked for piece by piece, so that this is much more than two members have under way."""
@@ -135,25 +132,15 @@ class GroupDriver:
             late_s = max(0.0, now_s - self._timer_s)
             self.lateness.add(late_s)
             self.late_tick_count += late_s > LATE_TICK_S
-            self._timer = None
+            self._timer_s = now_s + TICK_S
+            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
             self.tick()
-
-    def _set_timer(self) -> None:
-        """Set the timer to ``TICK_S`` from now, because a tick begins now."""
-        at_s = self._loop.time() + TICK_S
-        if self._timer is not None:
-            if at_s - self._timer_s <= _TIMER_SLACK_S:
-                return
-            self._timer.cancel()
-        self._timer_s = at_s
-        self._timer = self._loop.call_at(at_s, self._on_timer)
 
     def tick(self) -> None:
         """Tick once. A failure of disk or state machine stops this process."""
         self._scheduled = False
         if self.stopped:
             return
-        self._set_timer()
         try:
             self._tick()
         except Exception as error:

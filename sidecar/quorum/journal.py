@@ -67,7 +67,6 @@ class GroupJournal:
         self._rewrite = True
         self._meta_changed = False
         self._term, self._vote, self._commit = 0, "", 1
-        self._commit_written = 0
         self._descriptor = -1
         self._closed = False
         self._failed = False
@@ -128,7 +127,7 @@ class GroupJournal:
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
-        """Return the stored commit index, never past the entries [M9]."""
+        """The stored commit index, never past the entries [M9]."""
         return min(self._commit, self._entries[-1][1]) if self._entries else 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
@@ -148,9 +147,8 @@ class GroupJournal:
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
-        """Write the commit index once per second if it has changed. It only shortens the time to the first apply after a restart."""
-        if self._commit != self._commit_written:
-            self._meta_changed = True
+        """Write the commit index now and then: it only shortens the time to the first apply after a restart."""
+        self._meta_changed = True
 
     def _destroy(self) -> None:
         self.close()
@@ -227,7 +225,6 @@ class GroupJournal:
 
     def _written(self) -> None:
         self._pending, self._meta_changed, self.flushed_index = [], False, self.last_index
-        self._commit_written = self._commit
 
     def _meta(self) -> bytes:
         vote = self._vote.encode()

@@ -231,12 +231,7 @@ def test_quorum_journal_that_was_only_opened_is_not_rewritten(tmp_path: Path) ->
     opened = path.read_bytes()
     journal.sync()
     assert path.read_bytes() == opened == before, "nothing is new"
-
-    def commit() -> None:
-        journal.setRaftCommitIndex(7)
-        journal.onOneSecondTimer()
-
-    for change in (commit, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
+    for change in (journal.onOneSecondTimer, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
         size_bytes = path.stat().st_size
         change()
         assert path.stat().st_size == size_bytes, "not before the flush"
@@ -251,19 +246,3 @@ def test_quorum_journal_that_was_only_opened_is_not_rewritten(tmp_path: Path) ->
     again = GroupJournal(path)
     assert ([again[n][0] for n in range(3)], again.getCurrentTerm(), again.getVotedForNodeId()) == ([b"x", b"y", b"z"], 5, None)
     again.abandon()
-
-
-def test_journal_second_without_a_new_commit_index_writes_nothing(tmp_path: Path) -> None:
-    journal = GroupJournal(tmp_path / "journal")
-    journal.add(b"x", 2, 1)
-    journal.setRaftCommitIndex(2)
-    journal.sync()
-    before = journal.file_bytes
-    journal.onOneSecondTimer()
-    journal.sync()
-    assert journal.file_bytes == before
-    journal.setRaftCommitIndex(3)
-    journal.onOneSecondTimer()
-    journal.sync()
-    assert journal.file_bytes > before
-    journal.close()
