@@ -110,9 +110,13 @@ def test_health_endpoints_report_live_ready_and_synced_during_faults(
         for node in cluster.nodes:
             until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well again")
         assert not cluster.ended(), "and nobody was restarted"
-        told = [json.loads(line) for line in command(capsys, "events", "--json", *url)[1].splitlines()]
-        said = {(event["kind"], event.get("node", "")) for event in told}
-        assert {("node_registered", f"n{n}") for n in (1, 2, 3)} | {("node_fenced", "n2"), ("node_unfenced", "n2")} <= said
+        expected = {("node_registered", f"n{n}") for n in (1, 2, 3)} | {("node_fenced", "n2"), ("node_unfenced", "n2")}
+
+        def events() -> list[dict[str, Any]]:
+            return [json.loads(line) for line in command(capsys, "events", "--json", *url)[1].splitlines()]
+
+        until(lambda: expected <= {(event["kind"], event.get("node", "")) for event in events()}, "the events are written")
+        told = events()
         assert {event["request"] for event in told if event["kind"] == "request"} == {"setFeatureLevel", "createStream"}
         places = [(event["index"], event["number"]) for event in told]
         assert places == sorted(set(places))
