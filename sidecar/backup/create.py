@@ -148,7 +148,7 @@ class _Taking:
     store: Store
     options: TakeOptions
     step: Callable[[str], None]
-    copied: Callable[[int, int], None]
+    copied: Callable[[int, int], None] = lambda done, total: None
     id: str = ""
     written_bytes: int = 0
     copied_count: int = 0

@@ -24,7 +24,7 @@ from liftpy.core.base import renamed
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from sidecar.cli.closed_pipe import nobody_reads
-from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, shared_option
+from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
 
 EXIT_FAILED = 1
 """Every command: failed."""
@@ -183,6 +183,8 @@ def liftpy(ctx: click.Context, /, **connection: str | None) -> None:
 
 
 liftpy.params += [shared_option(name) for name in SHARED_OPTIONS]
+for each in liftpy.params:
+    each.type = TEXT if isinstance(each, SharedOption) else each.type
 
 
 def exit_code(error: LiftError) -> int:

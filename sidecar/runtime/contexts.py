@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from liftpy.core.base.ids import check_name
+from liftpy.core.base.ids import check_name, is_utf8
+from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.credentials import Credentials
 
@@ -63,7 +64,7 @@ class Contexts:
             return cls(path)
         except OSError as error:
             raise ConfigError(f"Cannot read the contexts in {path}: {error.strerror}. Check its permissions.") from None
-        found = _parsed(path, content)
+        found = decode_contexts(content, path)
         has_secret = any(name in SECRETS for one in found.values.values() for name in one)
         if has_secret and stat.S_IMODE(mode) & 0o077:
             raise ConfigError(f"Other users can read {path}, and it has a password or a token. Run: chmod 600 {path}")
@@ -75,14 +76,14 @@ class Contexts:
         Raises:
             ConfigError: The file cannot be written. The old one is unchanged.
         """
-        content = json.dumps({"selected": self.selected, "contexts": self.values}, indent=2, ensure_ascii=False) + "\n"
-        if len(content.encode()) > MAX_FILE_BYTES or len(self.values) > MAX_CONTEXTS:
+        content = self.encode()
+        if len(content) > MAX_FILE_BYTES or len(self.values) > MAX_CONTEXTS:
             raise ConfigError(f"The contexts exceed {MAX_CONTEXTS} or {MAX_FILE_BYTES} bytes. Remove some of them.")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             number, new = tempfile.mkstemp(prefix=".contexts-", dir=self.path.parent)  # its mode is 0600
             try:
-                with open(number, "w", encoding="utf-8") as file:
+                with open(number, "wb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
@@ -92,6 +93,10 @@ class Contexts:
                 raise
         except OSError as error:
             raise ConfigError(f"Cannot write the contexts to {self.path}: {error.strerror}. Nothing was changed.") from None
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        return json.dumps({"selected": self.selected, "contexts": self.values}, indent=2).encode() + b"\n"
 
     def named(self, name: str) -> dict[str, str]:
         """Return the values of a context.
@@ -113,6 +118,9 @@ def check_values(name: str, values: Mapping[str, str]) -> None:
         ConfigError: The name or a value is not valid.
     """
     check_name(name, "context")
+    for key, value in values.items():
+        if not is_utf8(value):
+            raise ConfigError(f"{key} is not UTF-8 text. Use a path or a value of UTF-8 characters.")
     Credentials(**{key: value for key, value in values.items() if key not in ("nats", "namespace")})
 
 
@@ -124,12 +132,19 @@ def from_nats_cli(path: Path) -> tuple[dict[str, str], list[str]]:
     """
     try:
         with path.open("rb") as file:
-            table = json.loads(file.read(MAX_FILE_BYTES))
+            content = file.read(MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(
             f"Cannot read the NATS context {path}: {error.strerror}. `nats context ls` lists the contexts."
         ) from None
-    except (ValueError, RecursionError):
+    return decode_nats_context(content, path)
+
+
+def decode_nats_context(content: bytes, path: Path) -> tuple[dict[str, str], list[str]]:
+    """Return values and names as ``from_nats_cli``. ``path``: file that an error names."""
+    try:
+        table = load_json(content)
+    except ValueError:
         table = None
     if not isinstance(table, dict):
         raise ConfigError(f"{path} is not a context of the NATS CLI: it is no JSON object.")
@@ -151,16 +166,17 @@ def nats_cli_file(name: str, home: Path) -> Path:
     return home / "nats" / "context" / f"{name}.json"
 
 
-def _parsed(path: Path, content: bytes) -> Contexts:
+def decode_contexts(content: bytes, path: Path) -> Contexts:
+    """Return the contexts in the content of a file. Raise ConfigError if it is damaged. ``path``: file that the error names."""
     damaged = ConfigError(f"The file of contexts {path} is damaged. Repair it, or remove it and add the contexts again.")
     try:
-        table: Any = json.loads(content) if len(content) <= MAX_FILE_BYTES else None
-    except (ValueError, RecursionError):
+        table: Any = load_json(content) if len(content) <= MAX_FILE_BYTES else None
+    except ValueError:
         raise damaged from None
-    if not isinstance(table, dict) or not isinstance(table.get("contexts"), dict):
+    if not isinstance(table, dict) or not isinstance(table.get("contexts"), dict) or not isinstance(table.get("selected"), str):
         raise damaged
     for one in table["contexts"].values():
         if not isinstance(one, dict) or not all(key in FIELDS and isinstance(value, str) for key, value in one.items()):
             raise damaged
-    selected = table.get("selected", "")
+    selected = table["selected"]
     return Contexts(path, selected if selected in table["contexts"] else "", table["contexts"])

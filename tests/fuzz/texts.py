@@ -6,6 +6,7 @@ import json
 import random
 import warnings
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -29,6 +30,7 @@ from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SINK_OPTIONS, SinkOptions, SourceOptions
 from sidecar.metadata import cluster_events as events_desk
 from sidecar.partition.deletions import MOST_UNKNOWN, is_directory
+from sidecar.runtime import contexts
 from sidecar.status import answers
 from sidecar.status import pages as page_site
 from sidecar.status import status_api as status_desk
@@ -239,6 +241,26 @@ def decoders() -> list[Decoder]:
     """Every one of them."""
     c = (ConfigError,)
     return [
+        Decoder(
+            "contexts",
+            [
+                b'{"selected": "prod", "contexts": {"prod": {"nats": "tls://a:4222", "creds_file": "/x"}, "b": {}}}',
+                b'{"selected": "", "contexts": {}}',
+            ],
+            lambda d: contexts.decode_contexts(d, Path("contexts.json")),
+            (ConfigError,),
+            contexts.Contexts.encode,
+            make=damaged_json,
+            covers=("sidecar.runtime.contexts:decode_contexts",),
+        ),
+        Decoder(
+            "context of the NATS CLI",
+            [b'{"description": "d", "url": "nats://a:4222", "user": "u", "password": "p", "creds": "~/x", "nsc": "nsc://o"}'],
+            lambda d: contexts.decode_nats_context(d, Path("old.json")),
+            (ConfigError,),
+            make=damaged_json,
+            covers=("sidecar.runtime.contexts:decode_nats_context",),
+        ),
         Decoder(
             "status question",
             _STATUS_ASKED,

@@ -101,7 +101,7 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
     kept = Kept()
     monkeypatch.setattr("sidecar.tracing.exporting.otlp_exporter", lambda endpoint: kept if endpoint == "http://c" else None)
 
-    async def take(client: Any, store: Any, options: Any, *, step: Any) -> TakenBackup:
+    async def take(client: Any, store: Any, options: Any, *, step: Any, **_: Any) -> TakenBackup:
         step("pieces")
         return TakenBackup(manifest, 12, 0.5)
 

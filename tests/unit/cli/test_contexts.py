@@ -109,6 +109,8 @@ def test_context_file_that_is_damaged_is_named_and_kept(run: Run, home: Path, co
         (["add", "a b", "--nats", NOWHERE], "context 'a b' is not allowed"),
         (["add", "a"], "A context needs at least one value"),
         (["add", "a", "--nats", "localhost"], "Invalid NATS URL"),
+        (["add", "a", "--creds", "\udce9"], "is not UTF-8 text"),
+        (["--namespace", "\udce9", "list"], "is not UTF-8 text"),
         (["add", "a", "--user", "ann"], "user and password belong together"),
         (["add", "a", "--from-nats", "../x"], "is no name of a NATS context"),
         (["add", "a", "--from-nats", "none"], "Cannot read the NATS context"),
@@ -123,7 +125,9 @@ def test_context_commands_reject_what_they_cannot_do_and_change_nothing(
 ) -> None:
     assert run("context", "add", "kept", "--nats", NOWHERE)[0] == 0
     before = (home / "liftpy" / "contexts.json").read_bytes()
-    code, _, error = run("context", *words)
+    code, _, error = run(
+        *(words[:2] if words[0].startswith("-") else ()), "context", *words[2 if words[0].startswith("-") else 0 :]
+    )
     assert code in (1, 2)
     assert said in error
     assert (home / "liftpy" / "contexts.json").read_bytes() == before
