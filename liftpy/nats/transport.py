@@ -105,12 +105,12 @@ async def open_connection(
         await _close(connection)
         if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
             raise NotAllowedError(
-                f"The NATS server at {shown(urls)} rejected the credentials. Check --creds, --nkey or --user and the "
-                "configuration of the server."
+                f"The NATS server at {shown(urls)} rejected the credentials. Check them (of a command: --creds, --nkey, --user or "
+                "the context) and the configuration of the server."
             ) from None
         raise UnavailableError(
             f"Cannot connect to NATS at {shown(urls)}: {plain_cause(seen.last or error)}. Check that the server "
-            "is running, and check --nats (LIFTPY_NATS)."
+            "is running, and check the URL (of a command: --nats, LIFTPY_NATS or the context)."
         ) from error
     except asyncio.CancelledError:
         await _close(connection)  # half connected, it would stay so
