@@ -530,8 +530,8 @@ async def _unsubscribe(subscription: Any) -> None:
 # The answers to a connection's requests: one inbox, a number for each request.
 #
 # nats-py's own ``request`` swallows a cancellation here and there, may take longer than its time-out when the socket is
-# blocked, and knows nothing of rights. Here a request has one deadline for everything, and what the server refuses is told to
-# whoever asked.
+# blocked, and does not report missing permissions. Here a request has one deadline for everything, and the caller gets an error
+# if the server rejects the request.
 
 
 _MAX_DIGITS = 18

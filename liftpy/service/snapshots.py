@@ -328,9 +328,9 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
 
 # SnapshotKeeper: when a service's state is stored, and how far back the log is needed because of it.
 #
-# At every multiple of ``snapshot_interval_records`` the machine brings a snapshot about, on all nodes alike. On one node alone
-# it is also stored after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, when the process is told to stop, when an
-# operator asks, and right below a record that can't be applied.
+# At every multiple of ``snapshot_interval_records`` the machine makes a snapshot, on all nodes. A node alone also stores one
+# after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, at the stop of the process, at the request of an operator, and
+# before a record that the machine cannot apply.
 #
 # All nodes come to a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
 # long. They take it there, so that the bytes can be compared, but in turn: the leader's node at once, the others after one,

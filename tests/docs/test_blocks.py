@@ -300,9 +300,7 @@ async def test_docs_program_of_a_group_member_commits_and_leaves_on_sigterm(monk
         try:
             for value in ("one", "two"):
                 await page.client.publish("orders", value.encode())
-                while value not in "".join(page.printed):
-                    assert not program.done()
-                    await asyncio.sleep(0.01)
+                await page.until(lambda value=value: value in "".join(page.printed), program)
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait([program])
         finally:

@@ -16,9 +16,8 @@ jump of the own clock shows at once. The node asks ``PEERS`` other live nodes no
 - while a majority of all these clocks, its own included, agrees within ``BOUND_NS``,
 - if no clock disagrees and too few nodes answer, while it has followed the monotonic clock since a majority last
   agreed,
-- if no other node is live, while it has not jumped. ``HOLD_NS`` after a jump it is trusted as it is. The same holds
-  after
-  a start among nodes that are all down. A node that never was one of several need not wait.
+- if no other node is live, while it has not jumped. ``HOLD_NS`` after a jump the node trusts its clock again. A node
+  waits as long after a start if all other nodes are down. A node that never was one of several does not wait.
 
 In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. If the
 own clock is in doubt and a majority of the clocks agree with each other, records get their time.

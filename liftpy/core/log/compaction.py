@@ -72,8 +72,9 @@ class Superseded:
     """Subject -> how many of them were judged."""
     _filters: list[tuple[Purge, Filter]] = field(init=False)
     _held_keys: set[bytes | None] = field(default_factory=set)
-    """Keys of records that stay only because of their message ids. The same holds for subjects."""
+    """Keys of records that stay only because of their message ids."""
     _held_subjects: set[bytes] = field(default_factory=set)
+    """Subjects of records that stay only because of their message ids."""
 
     def __post_init__(self) -> None:
         self._filters = [(purge, Filter(purge.subjects, purge.keys)) for purge in self.purges]

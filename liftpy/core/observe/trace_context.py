@@ -109,7 +109,7 @@ def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesCol
 
 # A finished span with its children, ready for export.
 #
-# How many spans a node, or a client, may make: a token bucket. What does not fit is not made, and counted.
+# A token bucket limits the spans of a node or of a client. It counts the spans that exceed the limit, and nobody makes them.
 
 
 Attributes = dict[str, str | int]

@@ -39,7 +39,7 @@ from liftpy.core.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 from liftpy.errors import CorruptionError
 
 MOST_LINKS = 32
-"""Maximum number of contexts of a batch. Those of further messages are ignored."""
+"""Maximum number of trace contexts of a batch. The leader ignores the contexts of further messages."""
 MOST_READ_LINKS = 64
 """Maximum number of links of a batch that is read."""
 _NAME = TRACEPARENT.encode()

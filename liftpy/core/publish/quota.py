@@ -24,7 +24,7 @@ MAX_BUCKETS = 10_000
 MAX_WAIT_MS = 30_000
 """Maximum retry delay in a rejection, in ms."""
 _MAX_TOKEN_LENGTH = 32
-"""Maximum length of a token, in characters. Of a longer one the digest is kept."""
+"""Maximum length of a token, in characters. The quota keeps the digest of a longer token."""
 _MS = 1000
 _ROUNDING = 1e-6
 

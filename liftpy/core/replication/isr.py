@@ -426,7 +426,7 @@ class FollowerProgress:
     caught_up_ns: int
     """When the follower last was at the leader's log end; at first: when the leader began."""
     copy_epoch: int = 0
-    """Number of a learner's copy, from the metadata. Of a replica: the copy by which it joined."""
+    """Number of the copy, from the metadata: the copy that a learner makes now, or the copy by which a replica joined."""
     incarnation: int = 0
     """Whose position this is; 0: none yet."""
     live: bool = False

@@ -120,9 +120,7 @@ def test_context_file_that_is_damaged_is_named_and_kept(run: Run, home: Path, co
         (["select"], "Give the name of a context"),
     ],
 )  # fmt: skip
-def test_context_commands_reject_what_they_cannot_do_and_change_nothing(
-    run: Run, home: Path, words: list[str], said: str
-) -> None:
+def test_context_command_with_an_invalid_value_changes_nothing(run: Run, home: Path, words: list[str], said: str) -> None:
     assert run("context", "add", "kept", "--nats", NOWHERE)[0] == 0
     before = (home / "liftpy" / "contexts.json").read_bytes()
     code, _, error = run(
@@ -145,7 +143,7 @@ def test_connection_option_before_the_command_counts_unless_one_follows_it(run: 
         (["sidecar"], "Put --nats after 'liftpy sidecar'."),
     ],
 )
-def test_connection_option_before_a_command_that_does_not_take_it_is_an_error(run: Run, words: list[str], said: str) -> None:
+def test_connection_option_before_a_command_without_it_is_rejected(run: Run, words: list[str], said: str) -> None:
     code, _, error = run("--nats", NOWHERE, *words)
     assert code == 2
     assert said in error

@@ -379,7 +379,7 @@ async def test_span_of_a_cancelled_publish_ends_as_failed(traced: Traced, method
     assert span.status.status_code is StatusCode.ERROR
 
 
-async def test_span_of_a_publish_whose_ack_nobody_awaits_any_more_ends_as_failed(traced: Traced) -> None:
+async def test_publish_span_with_a_cancelled_receipt_ends_as_failed(traced: Traced) -> None:
     async with await traced.client.publisher(traced.stream) as publisher:
         coming = await publisher.send(b"v")
         coming.cancel()

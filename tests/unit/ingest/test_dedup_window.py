@@ -173,7 +173,7 @@ def test_dedup_window_beyond_its_bound_drops_and_counts_the_oldest() -> None:
     assert tail.find(b"%030d" % 99, 0) == Stored(99, 99)
 
 
-def test_dedup_window_state_file_is_readable_if_ids_are_dropped_before_it_is_written() -> None:
+def test_dedup_window_with_dropped_ids_writes_a_readable_state_file() -> None:
     made = ids(room=4096)
     for offset in range(10):
         take(made, offset, offset, 5, {offset: b"%030d" % offset})
