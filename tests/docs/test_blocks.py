@@ -208,7 +208,13 @@ class Page:
         return [record.value async for record in self.client.consume(stream, until="end")]
 
     async def until(self, done: Callable[[], Awaitable[bool]] | Callable[[], bool], running: asyncio.Task[Any]) -> None:
-        """Wait for it, however long the block runs; its error is raised."""
+        """Wait for the condition, then end the block. An error of the block is raised."""
+        await self.wait_until(done, running)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def wait_until(self, done: Callable[[], Awaitable[bool]] | Callable[[], bool], running: asyncio.Task[Any]) -> None:
+        """Wait for the condition while the block runs. An error of the block is raised."""
         while not (found if isinstance(found := done(), bool) else await found):
             if running.done():
                 await running
@@ -216,8 +222,6 @@ class Page:
             waits = [asyncio.create_task(self._more.wait()), running]
             await asyncio.wait(waits, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
             waits[0].cancel()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 async def run(block: Block, page: Page, **more: Any) -> dict[str, Any]:
@@ -300,7 +304,7 @@ async def test_docs_program_of_a_group_member_commits_and_leaves_on_sigterm(monk
         try:
             for value in ("one", "two"):
                 await page.client.publish("orders", value.encode())
-                await page.until(lambda value=value: value in "".join(page.printed), program)
+                await page.wait_until(lambda value=value: value in "".join(page.printed), program)
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait([program])
         finally:
