@@ -82,7 +82,6 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpGroup.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
-    "sidecar.cli.completion.ClusterName.convert": _CLICK,
     "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,
     "sidecar.cli.help.HelpCommand.invoke": _CLICK,
     "sidecar.cli.main.TextType.convert": _CLICK,

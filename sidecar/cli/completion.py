@@ -13,8 +13,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 from liftpy import __version__
 from liftpy.client import Client, connect
 from liftpy.client.group_admin import list_cursors, list_groups
-from liftpy.core.base.ids import is_utf8
 from sidecar.cli.help import SHARED_OPTIONS, HelpCommand, options_before
+from sidecar.cli.main import TextType
 from sidecar.cli.options import target_of
 
 SHELLS = ("bash", "zsh", "fish")
@@ -81,7 +81,7 @@ def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[Com
     return [CompletionItem(name) for name in found if name.startswith(incomplete)][:MAX_NAMES]
 
 
-class ClusterName(click.types.StringParamType):
+class ClusterName(TextType):
     """Name of something in a cluster. A shell completes it.
 
     Args:
@@ -90,12 +90,6 @@ class ClusterName(click.types.StringParamType):
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        text = super().convert(value, param, ctx)
-        if isinstance(text, str) and not is_utf8(text):
-            self.fail(f"{text!r} is not UTF-8 text. Use UTF-8 characters.", param, ctx)
-        return text
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Ask the cluster for names."""
