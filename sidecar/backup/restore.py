@@ -43,7 +43,7 @@ from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTi
 from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup.inspect import read_image
@@ -262,6 +262,13 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
     return ""
 
 
+def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
+    """Return whether the node is the helper of a restore that was killed, and not one that another restore has just stopped."""
+    if not node_id.startswith(PREFIX) or image.is_live(node_id):
+        return False
+    return time.time_ns() - node.session_time_ns > ABANDONED_S * NS_PER_S
+
+
 def _alike(value: DefaultQuota | SessionTimes) -> object:
     return value if isinstance(value, DefaultQuota) else (value.session_ms, value.lease_ms)
 
@@ -272,6 +279,8 @@ def _seconds(ms: int) -> float:
 
 STALLED_S = 120.0
 """Time without any change after which a restore fails, in seconds."""
+ABANDONED_S = 600.0
+"""Time after which a stopped helper counts as left behind, in seconds. A restore stops its helper for seconds while it runs."""
 _LOOK_S = 0.2
 _CREATED_TOGETHER = 1000
 """Maximum number of partitions in one request that creates partitions on the helper: about 30 bytes each, of 64 KiB."""
@@ -464,7 +473,8 @@ class Restore:
 
     # ---- before anything is changed --------------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
-        """Reject existing streams, and remove those of an unfinished restore."""
+        """Reject existing streams, and remove those of an unfinished restore, and the helpers of restores that were killed."""
+        unfinished: set[str] = set()
         for one in self._streams:
             held = image.streams.get(one.wish.into)
             if held is None:
@@ -479,8 +489,9 @@ class Restore:
             if alive:
                 raise AlreadyExistsError(f"Another process is restoring stream {held.name} ({alive[0]}). Wait for it.")
             await self._client.delete_stream(held.name, held.uid)
-        dead = [node for node in image.nodes if node.startswith(PREFIX) and not image.is_live(node)]
-        for node in dead:
+            unfinished |= helpers
+        abandoned = {name for name, node in image.nodes.items() if _is_abandoned(image, name, node)}
+        for node in sorted(unfinished | abandoned):
             with contextlib.suppress(LiftError):  # it holds something else still
                 await self._client.remove_node(node)
 
@@ -538,8 +549,10 @@ class Restore:
         await asyncio.to_thread(self._helper.wait_ready)
 
     async def _is_fenced(self) -> bool:
-        image = (await self._client.describe_cluster()).image
-        return self._helper_id in image.nodes and not image.is_live(self._helper_id)
+        image = (await self._client.describe_cluster(linearizable=True)).image
+        if self._helper_id not in image.nodes:
+            raise NotFoundError(f"Node {self._helper_id} was removed during the restore that needs it. Start the restore again.")
+        return not image.is_live(self._helper_id)
 
     def _end(self) -> None:
         if self._helper is not None and self._helper.running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import AlreadyExistsError, ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.backup import restore as restore_module
 from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
 from tests.unit.backup.stored import UID, two_backups
@@ -38,6 +39,8 @@ class World:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
+        self.stopped_s: dict[str, float] = {}
+        """Node -> how long ago it has stopped; 0 otherwise."""
         self.alive = {"n1": True, "n2": True, HELPER: False}
         self.streams: dict[str, StreamImage] = {}
         self.fails: list[Exception] = []
@@ -45,7 +48,10 @@ class World:
 
     @property
     def image(self) -> Any:
-        nodes = {node: SimpleNamespace(rack="") for node in self.alive}
+        now_ns = time.time_ns()
+        nodes = {
+            node: SimpleNamespace(rack="", session_time_ns=now_ns - int(self.stopped_s.get(node, 0) * 1e9)) for node in self.alive
+        }
         return SimpleNamespace(streams=self.streams, nodes=nodes, is_live=self.alive.__getitem__, replica_counts={})
 
     def has(self, *replicas: str, read_only: bool = True) -> None:
@@ -96,6 +102,24 @@ async def test_restore_removes_only_the_unfinished_streams_of_a_dead_restore(
     else:
         await work
         assert world.done == [("delete_stream", "orders", NEW_UID), ("remove_node", HELPER)]
+
+
+@pytest.mark.parametrize(("stopped_s", "removed"), [(30, []), (3600, [("remove_node", HELPER)])])
+async def test_restore_beside_another_keeps_its_stopped_helper(
+    manifest: Manifest, stopped_s: float, removed: list[tuple[str, str]]
+) -> None:
+    """A restore stops its helper before it creates its streams; another one that begins then took it for one left behind."""
+    world = World()
+    world.stopped_s[HELPER] = stopped_s
+    await a_restore(world, manifest)._make_room(world.image)
+    assert world.done == removed
+
+
+async def test_restore_whose_helper_was_removed_fails_at_once(manifest: Manifest) -> None:
+    world = World()
+    restore = a_restore(world, manifest)
+    with pytest.raises(NotFoundError, match="was removed during the restore"):
+        await restore._until(restore._is_fenced, "the helper has not stopped")
 
 
 async def test_restore_that_fails_keeps_streams_that_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
