@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import Any
 
@@ -152,6 +152,15 @@ class Reporter:
     def group_lags(self) -> dict[str, GroupLag]:
         """Return the lag of the groups whose coordinators lead here, by label."""
         return self._coordinators.lags.of if self._coordinators is not None else {}
+
+    def group_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row of each group whose coordinator leads here."""
+        return self._coordinators.group_rows() if self._coordinators is not None else iter(())
+
+    def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """Return one group with its members and positions."""
+        found = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
+        return found if found is not None else {"rows": [], "members": [], "positions": []}
 
     @property
     def node_id(self) -> str:

@@ -72,7 +72,10 @@ MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
 """Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
 _HEALTH = (b"/livez", b"/readyz")
-_THERE = b"/, /node/ID, /stream/NAME, /events, /api/live, /status, /livez, /readyz, /metrics, /metrics/partitions?stream=S\n"
+_THERE = (
+    b"/, /node/ID, /stream/NAME, /groups, /group/NAME, /services, /service/NAME, /events, /api/live, /status, /livez, /readyz, "
+    b"/metrics, /metrics/partitions?stream=S\n"
+)
 
 
 class Whole(Protocol):
@@ -87,8 +90,8 @@ class Whole(Protocol):
     async def add(self, found: Figures) -> None:
         """Add the other processes' figures."""
 
-    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Combine the answer of this process about partitions with those of the other processes."""
+    async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Combine the answer of this process about partitions, groups or services with those of the other processes."""
 
     def sampled(self) -> list[Said]:
         """Return the last samples of the other processes."""
@@ -241,8 +244,8 @@ class StatusDesk:
             await self.whole.add(found)
         return found
 
-    async def _joined_rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        return own if self.whole is None else await self.whole.rows(own, said)
+    async def _joined_rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(kind, own, said)
 
     async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
         self._gathering += 1

@@ -72,6 +72,11 @@ class PartitionEnds:
             self._ends[:half] = self._ends[1:half:2]
             self._since_ns[:half] = self._since_ns[:half:2]
 
+    @property
+    def end(self) -> int:
+        """Newest known end, -1 if none is known."""
+        return self._ends[-1] if self._ends else -1
+
     def behind(self, position: int, now_ns: int) -> tuple[int, int]:
         """(records, ns) by which a reader is behind that has ``position`` before it. Records below the log start are not
         there to be read."""
