@@ -17,6 +17,7 @@ from liftpy.errors import ConfigError, UnavailableError
 from liftpy.service import Service
 from sidecar.cli import controllers, publish, service
 from sidecar.cli.main import main
+from sidecar.cli.options import OutputFile
 from sidecar.disk.files import FolderStorage
 from sidecar.runtime.settings import Target
 from tests.unit.log.log_model import SMALL, fill
@@ -27,6 +28,27 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
         main(list(arguments))
     said = capsys.readouterr()
     return int(left.value.code or 0), said.out + said.err
+
+
+# ---- files that a command writes late ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "words", [["bench", "--out"], ["bench", "--plot"], ["spark", "stats", "orders", "--plot"]], ids=" ".join
+)
+def test_output_file_that_cannot_be_written_is_rejected_before_the_work(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, reason in ((tmp_path / "no" / "file", "No such file or directory"), (tmp_path, "Is a directory")):
+        code, said = run(capsys, *words, str(path))
+        assert code == 2
+        assert f"Invalid value for '{words[-1]}': Cannot write '{path}': {reason}. Use another path." in said
+
+
+def test_output_file_check_changes_no_file(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    for path in (kept, tmp_path / "new"):
+        assert OutputFile().convert(str(path), None, None) == path
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "before")]
 
 
 # ---- liftpy publish -----------------------------------------------------------------------------------------------------
