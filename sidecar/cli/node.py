@@ -187,6 +187,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 
     async def work(client: Client) -> dict[str, Any]:
         if not directories:
+            await client.check_node(node_id)
             found = await client.node_health(node_id)
             return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
         said = await client.remove_data(node_id, list(directories))

@@ -13,9 +13,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from liftpy.errors import ConfigError
 from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, options_before
@@ -116,6 +118,29 @@ class Size(_UnitType):
     def result(number: float) -> int:
         """Return whole bytes."""
         return round(number)
+
+
+class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Path of a file that the command writes late. The command rejects a file that it cannot write before its work begins."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path. The file system is as before."""
+        path = Path(value)
+        try:
+            is_new = not path.exists()
+            with path.open("ab"):
+                pass
+            if is_new:
+                path.unlink()
+        except (OSError, ValueError) as error:
+            self.fail(f"Cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}. Use another path.", param, ctx)
+        return path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete as a path."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

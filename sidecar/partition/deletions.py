@@ -119,6 +119,7 @@ class UnknownStreams:
         self._group = group
         self._image = image
         self._forget = forget
+        self._removing = asyncio.Lock()
 
     def names(self) -> list[str]:
         """Return at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
@@ -132,8 +133,13 @@ class UnknownStreams:
         """Remove these directories.
 
         Returns:
-            ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown.
+            ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown. One request
+            waits for another, and does not find what that one removes.
         """
+        async with self._removing:
+            return await self._removed(list(dict.fromkeys(names)))
+
+    async def _removed(self, names: list[str]) -> dict[str, Any]:
         there = set(self.names())
         if wrong := sorted(set(names) - there):
             has = f"it has {', '.join(sorted(there))}" if there else "it has none"

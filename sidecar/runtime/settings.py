@@ -39,7 +39,9 @@ Settings by dotted names, one row each: ``rack``, ``credentials.creds_file``, ``
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import string
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -88,6 +90,10 @@ _NOT_OF_DEV = frozenset(
     )
 )  # fmt: skip
 """Settings that differ between nodes, or that ``liftpy dev`` has an option for."""
+_KUBERNETES = re.compile(r"LIFTPY_(\w*_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)", re.ASCII)
+"""Variables that Kubernetes gives each pod for a Service whose name begins with ``liftpy``."""
+_CLOSE = 0.7
+"""Minimum similarity of two names that may be mistaken for each other, from 0 to 1."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
 _SECTIONS = ("credentials", "replication")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -383,6 +389,21 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
     given = {name: environment[name] for name in sorted(names) if environment.get(name)}
     unused = [name for name in given if name in _NOT_OF_DEV]
     return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the ``LIFTPY_*`` variables that no command reads, and for each the nearest known one ('' if none is close)."""
+    environment = os.environ if environment is None else environment
+    known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in _SECTIONS}
+    known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
+    known |= {_PREFIX + "CONTEXT", _RESTARTS, _OPEN_NATS_SAID}
+    found = {}
+    for name in sorted(environment):
+        if name.startswith(_PREFIX) and environment[name] and name not in known and not _KUBERNETES.fullmatch(name):
+            endings = {other.removeprefix(_PREFIX): other for other in sorted(known - {_RESTARTS, _OPEN_NATS_SAID})}
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX)[:_MAX_SHOWN], endings, n=1, cutoff=_CLOSE)
+            found[name] = endings[near[0]] if near else ""
+    return found
 
 
 def jetstream_environment(domain: str | None) -> dict[str, str]:

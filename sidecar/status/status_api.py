@@ -22,7 +22,7 @@ import nats.errors
 
 from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
-from liftpy.core.base.ids import check_name
+from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
@@ -221,8 +221,12 @@ class StatusDesk:
             names = load_json(payload)["remove_data"]
         except (ValueError, TypeError, KeyError):
             names = None
-        if not isinstance(names, list) or not 0 < len(names) <= MOST_UNKNOWN or not all(map(is_directory, names)):
+        if not isinstance(names, list) or not names:
             return {"error": f'asked is {RELOAD.decode()} or {{"remove_data": [DIRECTORY, ...]}}, and nothing else'}
+        if len(names) > MOST_UNKNOWN:
+            return {"error": f"{len(names)} directories are too many. Remove at most {MOST_UNKNOWN} at a time."}
+        if wrong := [name for name in names if not is_directory(name)]:
+            return {"error": f"{shown(wrong[0])} is no directory of a stream. `liftpy node remove-data` without it lists them."}
         if self.unknown is None:
             return {"error": "the node only starts: try again"}
         return await self.unknown.remove(names)
