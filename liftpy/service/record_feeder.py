@@ -42,7 +42,7 @@ Started = Callable[[ServiceMachine, Snapshot | None], None]
 class Decider:
     """Decides to skip failed records.
 
-    ``may``: returns whether it runs beside the partition's leader. ``decide``: appends the decision.
+    ``may``: returns whether it runs in the host of the partition's leader. ``decide``: appends the decision.
     """
 
     may: Callable[[], bool]

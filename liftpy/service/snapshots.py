@@ -216,15 +216,16 @@ class SnapshotStore:
         return [found[position] for position in sorted(found)]
 
     def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
-        """Store a snapshot durably and read it back, then drop old ones.
+        """Store a snapshot durably and read it back, then delete old ones.
 
-        Return its file, whose digest is the same on all nodes.
+        The newest few snapshots stay. The newest one at or below ``compared_end`` outputs also stays. A LEADER replays from it if
+        outputs must be produced again.
 
-        Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
-        light; what a LEADER replays from when outputs have to be produced again.
+        Returns:
+            The file of the snapshot. Its digest is the same on all nodes.
 
         Raises:
-            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older ones are as they were.
+            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older snapshots are unchanged.
         """
         snapshot = snapshot.whole()
         data = snapshot.encode()

@@ -243,15 +243,16 @@ def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds
 
 
 def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
-    """``end`` with no partition below ``start`` and none of ``start`` missing: Spark takes offsets that go back silently."""
+    """Return ``end`` with every partition of ``start``, and none below ``start``, because Spark accepts offsets that go back."""
     clamped = {key: max(offset, start.get(key, offset)) for key, offset in end.items()}
     return {**start, **clamped}
 
 
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
-    """Ends that together take at most ``limit_records``, in proportion to what each partition has; at least one record if any.
+    """Return ends that together include at most ``limit_records``, in proportion to the waiting records of each partition.
 
-    Whole shares first, then one record more in the order of the largest remainder: a pure function of its arguments.
+    At least one record is included if there is one. Each partition gets its share, rounded down. The rest goes to the
+    partitions with the largest remainders, one record each.
     """
     waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
     total = sum(waiting.values())

@@ -30,14 +30,21 @@ from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """What one partition holds, as its leader answered.
+    """State of one partition, from the answer of its leader.
 
-    ``replicas``: node ids, preferred leader first. ``leader``: node id. ``leader_epoch``: the leader's. ``log_start_offset``:
-    oldest offset kept, inclusive. ``end_offset``: HW + 1, exclusive. ``compacted``: offsets may have holes. ``starting_at``,
-    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for. ``end_epoch``: LeaderEpoch of
-    the last committed record, 0: not known. ``cut_at``: an unclean election lost records that were read or planned: at most those
-    below it are the same; None: not so. ``lost_ends``: ends, exclusive, of what was read or planned, that were lost.
-    ``deletes_end``: exclusive: delete markers below it may be gone.
+    Attributes:
+        replicas: Node ids, preferred leader first.
+        leader: Id of the leader's node.
+        leader_epoch: LeaderEpoch of the leader.
+        log_start_offset: Oldest offset that is kept, inclusive.
+        end_offset: HW + 1, exclusive.
+        compacted: True if offsets may be missing.
+        starting_at: First offset with a timestamp at or after the requested start time. None: no time was requested.
+        ending_at: First offset with a timestamp at or after the requested end time. None: no time was requested.
+        end_epoch: LeaderEpoch of the last committed record. 0: not known.
+        cut_at: Offset below which planned or read records may be unchanged after an unclean election. None: none was lost.
+        lost_ends: Ends (exclusive) of read or planned ranges that were lost.
+        deletes_end: Offset (exclusive) below which delete markers may be gone.
     """
 
     stream: str
@@ -70,15 +77,23 @@ Views = Mapping[tuple[str, int], PartitionView]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """One task's work; all that ``read()`` knows, for it runs on another object in another process.
+    """Work of one task. It has everything that ``read()`` needs, because that runs in another process.
 
-    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: none of its records has one above it, ``start_epoch``: none
-    has one below it: those of the record at its end and of the one before it, where they are known (else the leader's, and 0), so
-    that a record rewritten since by an unclean election shows. ``last``: (offset, LeaderEpoch) of the last record of the range that
-    this one was cut from, epoch 0: not known. ``leader``, ``replicas``: who may serve.
-    ``compacted``: there may be fewer records than offsets. ``moves_end``: the end moves to where the compaction of the replicas that
-    answer has looked [R11], because nobody named it. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
-    streaming query, whose micro-batches are the same whenever they are planned.
+    ``start_epoch`` and ``leader_epoch`` show if an unclean election has replaced records since the range was planned.
+
+    Attributes:
+        start_offset: First offset, inclusive.
+        end_offset: End of the range, exclusive.
+        leader_epoch: Highest LeaderEpoch of its records: that of the last record, or of the leader if that is not known.
+        leader: Id of the leader's node.
+        replicas: Nodes that may serve the range.
+        compacted: True if there may be fewer records than offsets.
+        planned_ns: Time at which a batch query was planned, ns since 1970. 0 in a streaming query, whose micro-batches do not
+            depend on that time.
+        start_epoch: Lowest LeaderEpoch of its records: that of the record before the range. 0: not known.
+        last: (offset, LeaderEpoch) of the last record of the whole planned range that this one is a part of. Epoch 0: not known.
+        moves_end: True if no end was given. The read continues to where compaction has looked on the replicas that
+            answer [R11].
     """
 
     stream: str

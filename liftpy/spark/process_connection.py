@@ -73,7 +73,8 @@ class Link:
     async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
         """Return the connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
 
-        Raises UnavailableError when no server lets us in for ``patience_s``.
+        Raises:
+            UnavailableError: No server accepted the connection within ``patience_s``.
         """
         async with self._connecting:
             if self._transport is None or self._transport.connection.is_closed:

@@ -234,7 +234,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = time.monotonic
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint [R10]."""
+        """Return where a new query begins: startingOffsets, default latest. A restarted query continues from its checkpoint [R10]."""
         with coded():
             if self._begun is None:
                 self._begun = self._resolved_start()
@@ -338,12 +338,12 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**added, **starts}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Freeze the end: what is committed now is read by this run, nothing later."""
+        """Fix the end of this run: it reads the records that are committed now."""
         with coded():
             self._target = _ends(self._asked().views())
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """What is committed; Spark shows it in the query's progress beside what was read."""
+        """Return the committed offsets. Spark shows them in the query's progress, next to what was read."""
         with coded():
             return _ends(self._asked().views(max_age_s=BOUNDS_AGE_S)).to_json()
 

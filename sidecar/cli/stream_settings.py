@@ -54,7 +54,7 @@ SETTINGS = (
         "commit_policy",
         "--commit-policy",
         "commit_policy",
-        "What commits a record: all in-sync replicas (isr) or a majority of the replicas (quorum).",
+        "Replicas that must store a record before it is committed: all in-sync ones (isr) or a majority (quorum).",
     ),
     Setting(
         "retention_age_s",

@@ -135,7 +135,7 @@ MAX_RECORDS = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What ``replay`` writes, and where to.
+    """Plan of ``replay``: the source, the target stream and the options.
 
     Args:
         stream: Name of the stream whose records are written.
@@ -210,7 +210,7 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     """Return the parts that ``replay`` would write now. Write nothing.
 
     Args:
-        plan: What to replay, and where to.
+        plan: Source, target and options.
 
     Raises:
         NotFoundError: No such stream.
@@ -245,7 +245,7 @@ def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = 
 
     Args:
         spark: The Spark session.
-        plan: What to replay, and where to.
+        plan: Source, target and options.
         tell: Function that is called now and then with the growth of the target, in records.
 
     Returns:

@@ -369,12 +369,20 @@ class Bucket:
 
 @dataclass(slots=True, kw_only=True)
 class Measures:
-    """Of a range of one partition, taken in order: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
+    """Statistics of a range of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 
-    ``buckets``: number (time // ``width_ns``) -> Bucket; ``is_fixed``: they stay as wide. ``missing``: offsets without a record.
-    ``first_ns``, ``last_ns``: stamps of the first and the last record. ``pause_ns``: the longest time between two records that follow
-    on each other, ``pause_at`` the offset of the second. ``back_steps``: how often one is stamped before the one that it follows.
-    ``sizes``: int64[32], how many values have 0, 1, 2-3, 4-7... bytes; ``largest``: of them. ``subjects``: records of each.
+    Attributes:
+        buckets: Number (time // ``width_ns``) -> Bucket.
+        is_fixed: True if ``width_ns`` must not grow.
+        missing: Number of offsets without a record.
+        first_ns: Timestamp of the first record.
+        last_ns: Timestamp of the last record.
+        pause_ns: Longest time between two consecutive records, in nanoseconds.
+        pause_at: Offset of the second of these two records.
+        back_steps: Number of records with an earlier timestamp than the record before.
+        sizes: int64[32], number of values with 0, 1, 2-3, 4-7... bytes.
+        largest: Size of the largest value, in bytes.
+        subjects: Number of records per subject.
     """
 
     start_offset: int
