@@ -156,7 +156,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
 
 
 def relative(text: str) -> OffsetSpec | None:
-    """``-10m``, ``-1000``; None for what is neither. -1 and -2 are the end and the beginning, as ever."""
+    """Parse ``-10m`` or ``-1000``. Return None for anything else. -1 and -2 stay the end and the beginning, as in Spark's
+    Kafka source.
+    """
     if (records := _RELATIVE_RECORDS.fullmatch(text)) and int(text) not in (EARLIEST, LATEST):
         return OffsetSpec(back_records=int(records[1]))
     if (time := _RELATIVE_TIME.fullmatch(text)) and int(time[1]):

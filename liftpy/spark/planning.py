@@ -120,9 +120,9 @@ class PlannedRange:
 
 
 def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
-    """(stream, partition) -> first offset to read, inclusive; OffsetOutOfRangeError for one that is past the committed end.
+    """Return (stream, partition) -> first offset to read, inclusive.
 
-    One below the log start is for ``plan_ranges`` to judge.
+    Raises OffsetOutOfRangeError for an offset past the committed end. ``plan_ranges`` checks offsets below the log start.
     """
     starts = {
         key: _resolve(spec, key, view, view.log_start_offset, view.starting_at)
@@ -133,7 +133,7 @@ def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
 
 
 def resolve_ends(spec: OffsetSpec, views: Views) -> Bounds:
-    """(stream, partition) -> end, exclusive; OffsetOutOfRangeError for an end that is not committed yet [R1]."""
+    """Return (stream, partition) -> end, exclusive. Raises OffsetOutOfRangeError for an end that is not committed yet [R1]."""
     ends = {
         key: _resolve(spec, key, view, view.end_offset, view.ending_at)
         for key, view in _covered(spec, views, "endingOffsets").items()
@@ -405,10 +405,11 @@ def _cut(whole: PlannedRange, cuts: list[int]) -> list[PlannedRange]:
 
 
 def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Ends at or below ``ends`` that together take at most ``limit_bytes``, each where a batch begins; one batch at least if any.
+    """Return ends at or below ``ends`` that together include at most ``limit_bytes``, each at the beginning of a batch, and
+    at least one batch.
 
-    Partitions share evenly, but none gets more than it has; what no batch fits in goes to those that have most waiting. Raises
-    ConfigError where nodes are too old to say how large a range is.
+    Partitions share evenly, but none gets more than it has. A rest that is too small for a batch goes to the partitions with
+    most waiting records. Raises ConfigError if nodes are too old to report the size of a range.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
     asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]

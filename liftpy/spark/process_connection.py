@@ -82,7 +82,11 @@ class Link:
             return self._transport
 
     def line(self) -> BlockingConnection | None:
-        """The line, opened at the first use and again some time after it ended; None where there is none now. Not on the loop."""
+        """Return the blocking connection. It opens at the first use, and again some time after it ended. None: there is none
+        now.
+
+        Do not call it on the loop.
+        """
         with self._line_lock:
             if self._line is not None and not self._line.closed:
                 return self._line

@@ -149,7 +149,7 @@ def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -
 
 
 def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's ``batches`` up to their proper end. Raises SourceError instead of ending where the input failed [A14]."""
+    """Yield the batches of a task up to the mark of their end. Raises SourceError if the input failed before it [A14]."""
     pipe = _worker_pipe()
     broken: Exception | None = None
     try:
@@ -187,7 +187,9 @@ def _worker_pipe() -> io.BufferedReader:
 
 
 def _coming(pipe: io.BufferedReader, count: int) -> bytes:
-    """The next ``count`` bytes, which stay there for Spark's worker to read; fewer where nothing more comes. Waits as a read does."""
+    """Return the next ``count`` bytes without consuming them, because Spark's worker reads them. Fewer at the end. Waits as a
+    read does.
+    """
     try:
         found = pipe.peek(count)[:count]
         if not found or len(found) == count:
@@ -201,8 +203,9 @@ def _coming(pipe: io.BufferedReader, count: int) -> bytes:
 def write_round(
     link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int, settings: Mapping[str, str]
 ) -> Written:
-    """A task's share of a micro-batch, each row once, however often and wherever it is run. ``settings``: that decide how many tasks
-    there are."""
+    """Store a task's share of a micro-batch, each row once, also if the task runs several times. ``settings``: settings that
+    decide the number of tasks.
+    """
     round = round._replace(plan=_plan_of(settings))
     with _explained(round, settings):
         rows = gathered(whole_input(batches), options)
@@ -512,7 +515,7 @@ class Appending:
         self._senders: dict[str, _Sender] = {}
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Some rows."""
+        """Send some rows."""
         if not batch.num_rows:
             return
         options, rows = self._options, as_binary(batch)
@@ -526,7 +529,7 @@ class Appending:
             await sender.send(own, sender.producer.partitions)
 
     async def end(self) -> Sent:
-        """Everything is stored."""
+        """Wait until everything is stored."""
         ranges: list[Range] = []
         for sender in self._senders.values():
             await sender.producer.flush()
@@ -534,6 +537,6 @@ class Appending:
         return Sent(sum(sender.rows for sender in self._senders.values()), 0, tuple(ranges))
 
     async def close(self) -> None:
-        """Over; what is not answered may be stored."""
+        """Close the sender. Unanswered rows may be stored."""
         for sender in self._senders.values():
             await sender.producer.close()

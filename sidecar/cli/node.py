@@ -259,7 +259,7 @@ def _show_facts(node: NodeImage, as_json: bool) -> None:
 
 
 async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:
-    """The cluster before the node was removed. What runs, or did a moment ago, is waited for until the time is over."""
+    """Remove the node. Return the cluster before that. Wait for a node that runs, or ran a moment ago, until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.describe_cluster()

@@ -288,7 +288,7 @@ def _folded(frame: DataFrame) -> DataFrame:
 
 
 def write_part(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's rows as a file, and the row about it."""
+    """Write the rows of a task to a file, and yield the row that describes it."""
     schema = arrow_schema(COLUMNS)
     path = f"{DATA}/latest-{uuid.uuid4().hex}.parquet"
     cast: Iterator[Any] = (batch.cast(schema) for batch in batches if batch.num_rows)

@@ -70,8 +70,10 @@ class ArchiveFile:
 
 
 def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[ArchiveFile]]:
-    """(stream, partition) -> its files, in order. Raises ConfigError where files are not as an archive names them, NotFoundError where
-    there are none of ``stream``."""
+    """Return (stream, partition) -> its files, in order.
+
+    Raises ConfigError if files do not have names of an archive, NotFoundError if ``stream`` has no files.
+    """
     found: dict[tuple[str, int], list[ArchiveFile]] = {}
     for path in paths:
         name = parse_file(path.rpartition("/")[2])
@@ -364,7 +366,7 @@ def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
 
 
 def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
-    """The share's records, in order; StorageError for a file that can't be read."""
+    """Yield the share's records, in order. Raises StorageError for a file that cannot be read."""
     planned = share.planned
     with coded():
         for path in share.files:
