@@ -90,7 +90,7 @@ class Receiver(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool | None:
-        """The server sends no more."""
+        """Handle the end of the data from the server."""
         self._end(UnexpectedEOF())
         stays_open = self._stream.eof_received()
         return (
@@ -98,7 +98,7 @@ class Receiver(asyncio.Protocol):
         )  # TLS ends as a whole, or asyncio warns
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The transport is closed."""
+        """Note that the transport is closed."""
         self._end(error or UnexpectedEOF())
         self._stream.connection_lost(error)
 
@@ -136,8 +136,10 @@ class Receiver(asyncio.Protocol):
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
-    """A Receiver under the transport of nats-py's ``connection``, behind what its stream has read; None where it has no such transport
-    (a WebSocket)."""
+    """Return a Receiver under the transport of nats-py's ``connection``. It takes the data that the stream has not read yet.
+
+    Return None if the connection has no such transport (a WebSocket).
+    """
     streams = connection._transport
     writer, reader = getattr(streams, "_io_writer", None), getattr(streams, "_io_reader", None)
     if writer is None or reader is None:

@@ -150,11 +150,11 @@ class StrictParser(Parser):
         self._rest.reset()
 
     def expect(self, sid: int, subject: str) -> None:
-        """Messages for the subscription ``sid`` must carry a subject that ``subject`` matches."""
+        """Require that messages for the subscription ``sid`` have a subject that ``subject`` matches."""
         self._patterns[b"%d" % sid] = Pattern(subject)
 
     def forget(self, sid: int) -> None:
-        """The subscription is no more."""
+        """Forget a subscription that has ended."""
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:

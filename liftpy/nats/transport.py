@@ -150,7 +150,7 @@ class _ErrorsSeen:
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
-    """The first connection gets two tries per server; endless attempts are for a connection that has worked once."""
+    """Connect for the first time, with two tries per server. Only a connection that has worked once retries forever."""
     attempts = options.pop("max_reconnect_attempts")
     await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
     connection.options["max_reconnect_attempts"] = attempts
@@ -324,8 +324,11 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
-        """An inbox for one answer to what is published on ``subject``, and that answer to be; raises UnavailableError after
-        ``timeout_s``. The future fails as ``exchange`` does where rights are missing or the client is closed."""
+        """Yield an inbox for one answer to a message on ``subject``, and the future of that answer.
+
+        Raises UnavailableError after ``timeout_s``. The future fails as ``exchange`` does if permissions are missing or the
+        client is closed.
+        """
         self.must_be_usable()
         if not self._answers.is_open:
             try:
@@ -574,13 +577,13 @@ class Answers:
                 await subscription.unsubscribe()
 
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
-        """(number to ``forget``, reply subject, future of the answer) for a request on ``subject``."""
+        """Return (number to ``forget``, reply subject, future of the answer) for a request on ``subject``."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = _Asked(subject, answer)
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
-        """An answer that comes now is too late, and so is an error."""
+        """Ignore an answer or an error that comes from now on."""
         asked = self._asked.pop(number, None)
         if asked is not None and asked.answer.done() and not asked.answer.cancelled():
             asked.answer.exception()
@@ -594,7 +597,7 @@ class Answers:
             asked.answer.set_result(message)
 
     def refused(self, is_publish: bool, subject: str) -> None:
-        """NATS does not let us publish on ``subject`` (or be answered there), or listen there."""
+        """Note that NATS does not permit a publish (or its answer) or a subscription on ``subject``."""
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
             self.is_open = False  # the next request tries again: rights may change

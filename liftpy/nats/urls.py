@@ -28,7 +28,7 @@ def _shown(url: str) -> str:
 
 
 def shown_address(uri: Any) -> str:
-    """Host and port of a URL that ``urlsplit`` has taken apart, '' for None."""
+    """Return host and port of a URL that ``urlsplit`` has split, '' for None."""
     return uri.netloc.rpartition("@")[2] if uri is not None else ""
 
 

@@ -116,9 +116,8 @@ class ServiceHost:
         reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
         say: Say | None = None,
     ) -> None:
-        """``reader_of``: reads the records, None: over NATS like any client.
-
-        ``say``: sends messages to the node in the same process.
+        """``reader_of``: returns the reader of the records. None: over NATS, as any client. ``say``: sends messages to the
+        node in the same process.
         """
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
@@ -386,7 +385,7 @@ class ServiceHost:
         return machine is not None and order is not None and machine.position > order.highWatermark
 
     def _emitted_end(self) -> int | None:
-        """Outputs below it are written, as far as this service has made them; None: it has no outputs."""
+        """Return the end of the written outputs that this service has made (exclusive). None: it has no outputs."""
         outbox = self.machine.outbox if self.machine is not None else None
         return None if outbox is None else outbox.emitted_end if not outbox.diverged else 0
 

@@ -73,7 +73,9 @@ def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> byte
 
 
 def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
-    """The message of as many of ``rows``, from the first on, as fit into ``max_payload`` by halves; and how many. At least one."""
+    """Return a message with the first of ``rows`` that fit into ``max_payload``, and their number (at least one). It halves
+    the number until they fit.
+    """
     count = len(rows)
     frame = frame_of(to, expected_offset, rows)
     while len(frame) > max_payload and count > 1:
@@ -387,7 +389,7 @@ class Router:
         """Why copies don't leave; shown in status."""
 
     def wake(self) -> None:
-        """Outputs were written, or the role is another one."""
+        """Continue after outputs were written or the role has changed."""
         self._wake.set()
 
     async def run(self) -> None:

@@ -174,7 +174,7 @@ class SnapshotStore:
             _make_folder(self.folder, data)
 
     def positions(self) -> list[int]:
-        """Positions of the snapshots, ascending."""
+        """Return the positions of the snapshots, ascending."""
         names = (path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -216,15 +216,16 @@ class SnapshotStore:
         return [found[position] for position in sorted(found)]
 
     def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
-        """Store a snapshot durably and read it back, then drop old ones.
+        """Store a snapshot durably and read it back, then delete old ones.
 
-        Return its file, whose digest is the same on all nodes.
+        The newest few snapshots stay. The newest one at or below ``compared_end`` outputs also stays. A LEADER replays from it if
+        outputs must be produced again.
 
-        Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
-        light; what a LEADER replays from when outputs have to be produced again.
+        Returns:
+            The file of the snapshot. Its digest is the same on all nodes.
 
         Raises:
-            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older ones are as they were.
+            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older snapshots are unchanged.
         """
         snapshot = snapshot.whole()
         data = snapshot.encode()
@@ -245,7 +246,7 @@ class SnapshotStore:
         return OpenSnapshot(self._path(position))
 
     def incoming(self, position: int) -> Incoming:
-        """Takes in a snapshot that was made elsewhere, piece by piece; what an earlier process left of one goes."""
+        """Return an object that receives a snapshot from elsewhere, piece by piece. It deletes the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
@@ -409,7 +410,7 @@ class SnapshotKeeper:
         await asyncio.to_thread(self._store.drop_above, position)
 
     async def set_aside(self, first_wrong: int) -> None:
-        """States at or past ``first_wrong`` have diverged."""
+        """Quarantine snapshots at or past ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
     def set_aside_diverged(self, position: int | None = None) -> None:

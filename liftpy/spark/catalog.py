@@ -133,7 +133,7 @@ class BoundsQuestion:
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
-        """(offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
+        """Return (offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
         known = (one.lasts[key] for one in self.known if one.uids.get(key[0], uid) == uid and key in one.lasts)
         return sorted(set(known), reverse=True)
 

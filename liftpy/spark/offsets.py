@@ -156,7 +156,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
 
 
 def relative(text: str) -> OffsetSpec | None:
-    """``-10m``, ``-1000``; None for what is neither. -1 and -2 are the end and the beginning, as ever."""
+    """Parse ``-10m`` or ``-1000``. Return None for anything else. -1 and -2 stay the end and the beginning, as in Spark's
+    Kafka source.
+    """
     if (records := _RELATIVE_RECORDS.fullmatch(text)) and int(text) not in (EARLIEST, LATEST):
         return OffsetSpec(back_records=int(records[1]))
     if (time := _RELATIVE_TIME.fullmatch(text)) and int(time[1]):
@@ -243,15 +245,16 @@ def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds
 
 
 def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
-    """``end`` with no partition below ``start`` and none of ``start`` missing: Spark takes offsets that go back silently."""
+    """Return ``end`` with every partition of ``start``, and none below ``start``, because Spark accepts offsets that go back."""
     clamped = {key: max(offset, start.get(key, offset)) for key, offset in end.items()}
     return {**start, **clamped}
 
 
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
-    """Ends that together take at most ``limit_records``, in proportion to what each partition has; at least one record if any.
+    """Return ends that together include at most ``limit_records``, in proportion to the waiting records of each partition.
 
-    Whole shares first, then one record more in the order of the largest remainder: a pure function of its arguments.
+    At least one record is included if there is one. Each partition gets its share, rounded down. The rest goes to the
+    partitions with the largest remainders, one record each.
     """
     waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
     total = sum(waiting.values())

@@ -73,7 +73,8 @@ class Link:
     async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
         """Return the connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
 
-        Raises UnavailableError when no server lets us in for ``patience_s``.
+        Raises:
+            UnavailableError: No server accepted the connection within ``patience_s``.
         """
         async with self._connecting:
             if self._transport is None or self._transport.connection.is_closed:
@@ -81,7 +82,11 @@ class Link:
             return self._transport
 
     def line(self) -> BlockingConnection | None:
-        """The line, opened at the first use and again some time after it ended; None where there is none now. Not on the loop."""
+        """Return the blocking connection. It opens at the first use, and again some time after it ended. None: there is none
+        now.
+
+        Do not call it on the loop.
+        """
         with self._line_lock:
             if self._line is not None and not self._line.closed:
                 return self._line

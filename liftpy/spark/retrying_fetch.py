@@ -94,9 +94,9 @@ class FetchRules:
 
 
 def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterator[list[BatchSlice]]:
-    """The range's records as lists of checked slices, in order; DataLossError or UnavailableError for what can't be had.
+    """Yield the records of the range as lists of checked slices, in order. Raises DataLossError or UnavailableError.
 
-    Closing the generator early (a LIMIT does) stops what is in flight.
+    Closing the generator early (as a LIMIT does) stops the requests in flight.
     """
     guess, leader_epoch, node = SpanGuess(), planned.start_epoch, first_choice(planned, rules)
     flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()

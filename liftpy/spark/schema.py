@@ -46,7 +46,7 @@ def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'KNOWN'?`` for an error about ``name``; '' where nothing is close to it. Case does not matter."""
+    """Return ``; did you mean 'KNOWN'?`` for an error about ``name``, '' if no known name is similar. Case does not matter."""
     spelling = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower()[:_LONGEST_NAME], spelling, n=1, cutoff=_CLOSE)
     return f"; did you mean {spelling[near[0]]!r}?" if near else ""

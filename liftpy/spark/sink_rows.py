@@ -93,7 +93,7 @@ def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
 
 
 def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each stream, by name; all are of ``stream``, if that is said. Raises InvalidNameError."""
+    """Yield the rows of each stream, by name. If ``stream`` is given, all rows belong to it. Raises InvalidNameError."""
     if stream:
         yield stream, rows
         return
@@ -124,9 +124,10 @@ def in_order(rows: pa.Table) -> pa.Table:
 
 
 def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int64]:
-    """int64[rows]: the partition of each. ``first``: that the first row goes to which neither a key nor a column places.
+    """Return the partition of each row as int64[rows].
 
-    Raises ConfigError for one that the stream has not.
+    ``first``: partition of the first row that neither a key nor a column places. Raises ConfigError for a partition that the
+    stream does not have.
     """
     count = rows.num_rows
     places = np.full(count, -1, dtype=np.int64)
@@ -148,7 +149,7 @@ def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int
 
 
 def shares_of(rows: pa.Table, places: NDArray[np.int64]) -> Iterator[tuple[int, RecordColumns]]:
-    """(partition, its records), in order, for each partition that has some."""
+    """Yield (partition, its records), in order, for each partition that has some."""
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places)).tolist()
     start = 0

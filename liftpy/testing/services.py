@@ -450,7 +450,7 @@ def _record_from_json(fields: list[Any]) -> Record:
 
 
 def run_in_child() -> None:
-    """The other process of ``verify``: its work on stdin, what came of it in the last line on stdout, both JSON."""
+    """Run the other process of ``verify``: read its work from stdin, write the result as the last line to stdout. Both are JSON."""
     work = json.load(sys.stdin)
     sys.path[:] = work["path"]
     factory: Any = _module(work["module"], Path(work["file"]))

@@ -70,7 +70,10 @@ def list_backups(store: Store) -> list[Listed]:
 
 
 def read_image(store: Store, manifest: Manifest) -> ClusterImage:
-    """The metadata of a backup. Raises CorruptionError, naming the file; IncompatibleVersionError for that of a newer version."""
+    """Read the metadata of a backup.
+
+    Raises CorruptionError with the name of the file, IncompatibleVersionError for a newer version.
+    """
     data = store.read(manifest.image.path)
     check_file(manifest.image, data)
     try:

@@ -182,7 +182,7 @@ def _wanted(
 
 
 def _parts(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
-    """A megabyte at a time, and a batch at least."""
+    """Yield batches in portions of one megabyte, with at least one batch each."""
     part: list[RecordBatch] = []
     size_bytes = 0
     for batch in batches:

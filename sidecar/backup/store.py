@@ -74,7 +74,7 @@ class Store:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Any]:
-        """A new file, to be written to; durable at the end of the context."""
+        """Yield a new file to write to. It is durable at the end of the context."""
         whole = self._whole(path)
         with _storage_errors(path):
             try:
@@ -155,7 +155,7 @@ class Store:
         return self.manifest(backup or ids[-1])
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """The last step of a backup."""
+        """Store the manifest, as the last step of a backup."""
         self.put(manifest_path(manifest.backup), encode_manifest(manifest))
 
 

@@ -60,7 +60,7 @@ def enveloped(kind: int, payload: bytes) -> bytes:
 
 
 def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
-    """Acknowledged when all in-sync replicas have it, as liftpy does."""
+    """Encode a message for Liftbridge that is acknowledged when all in-sync replicas have it, as liftpy does."""
     asked = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
     return enveloped(_PUBLISH, field(3, value) + asked)
 

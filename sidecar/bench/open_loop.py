@@ -31,7 +31,7 @@ _LEFT_S = 10.0
 
 
 def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
-    """``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``; empty where nothing was measured."""
+    """Return ``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``. Empty if nothing was measured."""
     if not times_ns:
         return {}
     ordered = sorted(times_ns)

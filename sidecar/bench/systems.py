@@ -106,7 +106,9 @@ _READY_S = 30.0
 
 
 class JetStreamCluster(NatsCluster):
-    """``sync_always``: every write is flushed before it is acknowledged; otherwise, as nats-server comes, every two minutes."""
+    """Cluster of nats-servers with JetStream. ``sync_always``: flush every write before its ack. Otherwise nats-server
+    flushes every two minutes.
+    """
 
     def __init__(self, *, sync_always: bool, servers: int = 3) -> None:
         super().__init__(servers, storing="sync_interval: always" if sync_always else "")
@@ -290,7 +292,7 @@ def find_java() -> str:
 
 
 def require_kafka(jars: Path) -> None:
-    """Raises ConfigError where Kafka can't be started from ``jars``; to be asked before a long run."""
+    """Raise ConfigError if Kafka cannot be started from ``jars``. Call it before a long run."""
     find_java()
     if not any(jars.glob("kafka_*.jar")) or not any(jars.glob("kafka-clients-*.jar")):
         raise ConfigError(
@@ -371,7 +373,7 @@ class KafkaCluster:
         return ["-cp", str(self.jars / "*")]
 
     def client(self) -> list[str]:
-        """Kafka's clients (``KafkaPeer.java``), without their arguments."""
+        """Return the command of Kafka's clients (``KafkaPeer.java``), without their arguments."""
         return [find_java(), *self._jars(), str(_CLIENT)]
 
     def create(self, topic: str, *, flushed: bool) -> None:
@@ -433,13 +435,13 @@ class System(AbstractContextManager["System"], Protocol):
         """Return the command of the ``number``-th publisher of several (``publisher.py``)."""
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Commands that read from the first record on, by name of the case."""
+        """Return the commands that read from the first record, by name of the case."""
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         """Publish one message with nats-py. Return whether it was acknowledged in time."""
 
     def kill_leader(self) -> int:
-        """kill -9 the leader of the stream; a port that still answers."""
+        """Kill the leader of the stream with kill -9. Return a port that still answers."""
 
 
 class _OverNats(ABC):
@@ -608,11 +610,11 @@ class Kafka(KafkaCluster):
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Not supported: there is no NATS."""
+        """Reject the request: Kafka does not use NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Not supported: the case needs NATS publishers."""
+        """Reject the request: the case needs NATS publishers."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 

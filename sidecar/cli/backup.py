@@ -102,7 +102,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def trace_options(command: F) -> F:
-    """--trace and --trace-endpoint, as of a node."""
+    """Add the options --trace and --trace-endpoint, as for a node."""
     command = click.option(
         "--trace-endpoint", default="", envvar="LIFTPY_TRACE_ENDPOINT", metavar="URL",
         help="URL of the OpenTelemetry collector.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]",

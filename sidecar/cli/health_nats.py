@@ -107,7 +107,7 @@ async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | N
 
 
 def _suspect(image: ClusterImage) -> list[str]:
-    """Lines for partitions that wait for an operator, because their last in-sync replicas may have lost records [C10]."""
+    """Return lines for partitions that wait for an operator, because their last in-sync replicas may have lost records [C10]."""
     found = (
         why_offline(stream.name, one.partition, one.status.name, one.isr, one.incomplete)
         for stream in image.streams.values()

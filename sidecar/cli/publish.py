@@ -85,7 +85,7 @@ class _Report:
         self.last_offset = max(self.last_offset, ack.offset)
 
     def refused_line(self, line: int, error: LiftError) -> None:
-        """A line that is not, or perhaps not, stored; the first of them by number is remembered."""
+        """Note a line that is not stored, or may not be stored. Remember the one with the lowest number."""
         self.refused += 1
         self.rejected.set()
         if self.first_error is None or line < self.first_refused_line:

@@ -89,8 +89,11 @@ def spark_options(function: F) -> F:
 
 @contextmanager
 def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]]:
-    """Options of the format ``liftpy`` that reach ``target``. A password or token is in a file of this user's for as long, since a
-    plan must hold no secret; ConfigError where tasks run on other machines, which do not have that file."""
+    """Yield options of the format ``liftpy`` that reach ``target``.
+
+    A password or token is in a private file of this user during the context, because a Spark plan must contain no secret.
+    Raises ConfigError if tasks run on other machines, which do not have that file.
+    """
     known = target.credentials
     options = {"nats": ",".join(target.nats), "namespace": target.namespace}
     options |= {option: value for name, option in _FILES.items() if (value := getattr(known, name))}

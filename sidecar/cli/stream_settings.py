@@ -54,7 +54,7 @@ SETTINGS = (
         "commit_policy",
         "--commit-policy",
         "commit_policy",
-        "What commits a record: all in-sync replicas (isr) or a majority of the replicas (quorum).",
+        "Replicas that must store a record before it is committed: all in-sync ones (isr) or a majority (quorum).",
     ),
     Setting(
         "retention_age_s",
@@ -191,7 +191,7 @@ def config_from(given: dict[str, Any]) -> StreamConfig:
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """Have a ConfigError that begins with the name of a setting name its option instead."""
+    """Replace the name of a setting at the beginning of a ConfigError by the name of its option."""
     try:
         yield
     except ConfigError as error:
@@ -209,7 +209,7 @@ def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 
 
 def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """``shown`` without what is as it comes, for people: ack, min.isr, flush and commit are always there."""
+    """Return ``shown`` for people, without default values. ack, min.isr, flush and commit are always included."""
     every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}

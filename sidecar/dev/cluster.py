@@ -107,7 +107,9 @@ class DevNode:
         )
 
     def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """SIGTERM and wait: hand leaderships over and stop. Return the exit code; one that hangs is killed and gives -9."""
+        """Send SIGTERM and wait: the node transfers its leaderships and stops. Return the exit code. A node that hangs is
+        killed and gives -9.
+        """
         return self._end(signal.SIGTERM, timeout_s)
 
     def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
@@ -252,7 +254,9 @@ class DevCluster:
         return command
 
     def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
-        """``says_if_open``: it warns where the NATS server has no authorization; one of the nodes is enough."""
+        """Return the environment of a node. ``says_if_open``: it warns if the NATS server has no authorization. One node does
+        that.
+        """
         checkout = str(Path(__file__).resolve().parents[2])  # so that it works from there, too, whatever the folder
         import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
         nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))

@@ -385,7 +385,9 @@ class LineProcess:
             await self._read_to_the_end()
 
     async def _read_to_the_end(self) -> None:
-        """Asyncio closes a pipe only at its end; one left open would complain when the loop is gone."""
+        """Read the pipe to its end, because asyncio closes it only then. An open one would cause a warning after the loop is
+        closed.
+        """
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):

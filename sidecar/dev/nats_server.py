@@ -195,7 +195,7 @@ def _answers(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now."""
+    """Return free loopback ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -295,7 +295,7 @@ class DataFolder:
             ) from error
 
     def unmark_held(self, name: str) -> None:
-        """The log is to be deleted, or is another node's: if it is missing, nothing is lost."""
+        """Note that the log will be deleted, or belongs to another node. If it is missing, nothing is lost."""
         mark = self.path / "held" / _mark_of(name)
         try:
             if mark.exists():

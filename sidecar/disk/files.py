@@ -83,7 +83,7 @@ class OpenMaps:
         return len(self._files)
 
     def used(self, file: DiskFile, *, opened: bool = False) -> None:
-        """``file`` was read through its map just now; ``opened``: which was made for that."""
+        """Note that ``file`` was read through its map. ``opened``: the map was made for this read."""
         if file is self._newest and not opened:
             return  # most reads come from the file of the read before
         self._newest = file
@@ -95,7 +95,7 @@ class OpenMaps:
                 self._files.popitem(last=False)[1]._map = None
 
     def forget(self, file: DiskFile) -> None:
-        """``file`` has no map any more."""
+        """Note that ``file`` has no map any more."""
         with self._lock:
             self._files.pop(id(file), None)
             file._map = None
@@ -138,7 +138,9 @@ class DiskFile:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The descriptor, or one for as long as this takes; StorageError if the file is closed, or its name is another file's."""
+        """Yield the descriptor, or a new one for the duration of the context. Raises StorageError if the file is closed or
+        its name belongs to another file.
+        """
         if self._closed:
             raise StorageError(f"Cannot read {self.path}: the file is closed.")
         if self._descriptor >= 0:

@@ -280,7 +280,7 @@ class GroupCoordinators:
         self._said = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
-        """The metadata is this now."""
+        """Apply the new image."""
         wanted = frozenset() if self._closed else hosted(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:

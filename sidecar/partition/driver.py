@@ -129,7 +129,11 @@ class ReplicaDriver:
             self._running = False
 
     def _stop_for(self, error: Exception, event: Event | None = None) -> None:
-        """Expected conditions are events; an exception here is a bug, and going on might break a promise. ``event``: that was taken."""
+        """Stop the partition because of an unexpected exception.
+
+        Expected conditions are events, so an exception is a bug, and continuing might break a promise. ``event``: event that
+        was processed.
+        """
         self._stopped = True
         self._queue.clear()
         logger.critical("%s: the replica is stopped: %s\n%s", self.key, error, self.told(event), exc_info=error)

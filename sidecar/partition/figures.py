@@ -161,7 +161,7 @@ class LabelSums:
         self.shown = list(map(op, self.shown, row.shown))
 
     def settle(self) -> None:
-        """A few have been read: add them up together, which costs a quarter of one by one."""
+        """Add up the values that were read so far. Together they cost a quarter of the time of single ones."""
         differences = map(sub, map(sum, zip(*self.now, strict=True)), map(sum, zip(*self.before, strict=True)))
         self.often = list(map(add, self.often, differences))
         self.now.clear()

@@ -159,7 +159,7 @@ class QuietTalk:
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def received(self, reply: bytes, body: memoryview) -> None:
-        """A question, without its envelope; raises ProtocolError."""
+        """Handle a question without its envelope. Raises ProtocolError."""
         question = self.asked(reply, body)
         if question is not None:
             self.answer(reply, question, self.over(question))
@@ -198,5 +198,5 @@ class QuietTalk:
         return f"{self._subjects.inbox(question.replicaID)}."
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
-        """The partition's leader has counted it."""
+        """Confirm a fetch that the partition's leader has counted."""
         self._confirmed.add(effect.token)

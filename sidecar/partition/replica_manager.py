@@ -158,7 +158,7 @@ class Partitions:
         return None if worker is None else worker.reads
 
     def bounds_of(self, key: PartitionKey) -> tuple[int, int] | None:
-        """(log start, HW + 1) of a partition of which an in-sync replica is here; None when there is none."""
+        """Return (log start, HW + 1) of a partition with an in-sync replica on this node. None: there is none."""
         worker = self._workers.get(key)
         in_sync = worker is not None and worker.is_in_sync
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
@@ -182,8 +182,9 @@ class Partitions:
             self._changed.add(self._workers)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
-        """A heartbeat was answered, with a lease of ``lease_ns`` (0: as the settings say), and the image is as new as the answer: the
-        leases run on."""
+        """Extend the leases after the answer to a heartbeat, when the image is as new as the answer. ``lease_ns``: 0: length
+        from the settings.
+        """
         self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
@@ -198,7 +199,7 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """The connection that carries replication was lost, or is back."""
+        """Note that the connection that carries replication was lost or is back."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))
@@ -409,8 +410,10 @@ class Partitions:
         await self._quiet(list(self._leading.values()), timeout_s)
 
     def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
-        """The leadership of a partition is about to be moved: as ``close_subjects``, for it alone, then call ``done``. If it is not
-        moved after all, publishes are taken again."""
+        """Prepare the transfer of one leadership: do the work of ``close_subjects`` for this partition, then call ``done``.
+
+        If the transfer does not happen, the leader accepts publishes again.
+        """
         worker = self._by_name.get((stream, partition))
         if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
             done()

@@ -265,7 +265,7 @@ class ReplicationDesk:
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
     ) -> None:
-        """Whole batches, or a piece of one where the NATS server's max_payload leaves no room for it."""
+        """Send whole batches, or a piece of one if it exceeds the NATS server's max_payload."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
             portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
@@ -616,7 +616,7 @@ class AnswerRouter:
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
-        """Answers to this slot are dropped from now on."""
+        """Drop answers to this slot from now on."""
         self._slots.pop(b"%d" % slot, None)
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:

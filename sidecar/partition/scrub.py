@@ -156,7 +156,7 @@ class Scrub:
         return False
 
     async def _one_in_order(self) -> bool:
-        """The rest of the segment at the cursor, or the next one; False: it is not time for another pass."""
+        """Check the rest of the segment at the cursor, or the next one. Return False if the next pass is not due."""
         progress, now_s = self.progress, time.time()
         if not progress.partition:
             if abs(now_s - progress.pass_began_s) < self._pass_every_s:

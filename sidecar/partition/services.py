@@ -140,7 +140,7 @@ class PartitionServices:
 
     # ---- what the executor says --------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
-        """The replica's derived state covers its log; a candidate's services have to catch up first."""
+        """Note that the replica's derived state covers its log. The services of a candidate must now catch up."""
         if self._replica.role is not RoleName.CANDIDATE:
             self._feed(events.ReplayFinished(end_offset=end_offset))
             return
@@ -150,7 +150,7 @@ class PartitionServices:
             self._timers.set(self._patience, self._sessions.waits_until_ns)
 
     def role_changed(self) -> None:
-        """The replica's role or phase is another one."""
+        """Note that the replica has another role or phase."""
         self._carry_out(self._sessions.role_changed(self._view()))
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class PartitionServices:
             self._report_within()
 
     def ack(self, ack: pb.ServiceAck) -> None:
-        """A service is connected, or has replayed."""
+        """Note that a service has connected, or has replayed the log."""
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:

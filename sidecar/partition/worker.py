@@ -314,7 +314,7 @@ class PartitionWorker:
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """The metadata shows the partition, or the set of live nodes, in a new state."""
+        """Apply a new state of the partition, or of the set of live nodes."""
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = self.log.config = held.config
@@ -456,7 +456,7 @@ class PartitionWorker:
         self.flusher.alone(retain)
 
     def _state_written(self) -> None:
-        """Records that waited for a state may go."""
+        """Delete records that waited for a state file."""
         if not self.has_ended:
             self.apply_retention(self._node.clocks.time_of_age_ns())
 

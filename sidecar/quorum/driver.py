@@ -34,7 +34,10 @@ Answer = tuple[bytes | None, int]
 
 
 def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
-    """The part of a tick before anything leaves: frames in, the library, the journal flushed. The simulator runs it too."""
+    """Run the part of a tick before anything is sent: received frames, the library, the flush of the journal.
+
+    The simulator runs it too.
+    """
     core.listens()
     transport.poll()
     for sender, frame in frames:
@@ -102,7 +105,7 @@ class GroupDriver:
             self._timer.cancel()
 
     def frame_received(self, sender: str, frame: bytes) -> None:
-        """A frame from the bus."""
+        """Take a frame from NATS."""
         while self._inbox and (len(self._inbox) == MAX_INBOX_FRAMES or self.inbox_bytes + len(frame) > MAX_INBOX_BYTES):
             self.inbox_bytes -= len(self._inbox.popleft()[1])
             self.frames_lost += 1

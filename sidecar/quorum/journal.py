@@ -127,7 +127,7 @@ class GroupJournal:
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
-        """The stored commit index, never past the entries [M9]."""
+        """Return the stored commit index, which is never past the entries [M9]."""
         return min(self._commit, self._entries[-1][1]) if self._entries else 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:

@@ -148,7 +148,7 @@ class PeerSessions:
         self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
-        """The bus was reached or lost; losing it ends every session and drops what was not sent."""
+        """Note that NATS was reached or lost. A loss ends every session and drops unsent messages."""
         if not online:
             self.outbox.clear()
             for peer in self.peers.values():
@@ -168,7 +168,7 @@ class PeerSessions:
                 self._hello(peer, now)
 
     def receive(self, node_id: str, frame: bytes, now: float) -> None:
-        """A frame from the bus. Whatever is in it, nothing is raised."""
+        """Take a frame from NATS. No content makes it raise."""
         peer = self.peers.get(node_id)
         if peer is None:
             self.counters[f"{REFUSED}unknown sender"] += 1

@@ -43,7 +43,7 @@ class PreVote:
         self.asks = True
 
     def granted(self, node_id: str) -> None:
-        """``node_id`` would vote for this member."""
+        """Note that ``node_id`` would vote for this member."""
         if self.asks:
             self._granted.add(node_id)
 

@@ -262,7 +262,7 @@ class Probation:
             journal.forget_promises()
 
     def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
-        """The library is made: it obeys from now on."""
+        """Connect the probation to the library, which obeys it from now on."""
         self._core, self._by_id = core, peers
         core.on_probation = not self.over
         self.follow(core.controllers)
@@ -340,7 +340,7 @@ MARK = "diverged"
 
 
 def mark_diverged(folder: Path, index: int) -> None:
-    """Durable, before the process ends. Raises StorageError."""
+    """Store durably, before the process ends, that this member has diverged. Raises StorageError."""
     replace_file(folder / MARK, f"{index}\n".encode())
 
 

@@ -129,7 +129,7 @@ def read_survivor(folder: DataFolder) -> Survivor:
 
 
 def newest(survivors: list[Survivor]) -> Survivor:
-    """The one whose log is taken. Raises InvariantError where two logs that end alike give different images."""
+    """Return the survivor whose log is used. Raises InvariantError if two logs with the same end give different images."""
     best = max(survivors, key=lambda one: (one.term, one.index))
     for one in survivors:
         if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:

@@ -145,11 +145,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- in ------------------------------------------------------------------------------------------------------------
     def receive(self, sender: str, frame: bytes) -> None:
-        """A frame from the bus; nothing is raised."""
+        """Take a frame from NATS. It never raises."""
         self.sessions.receive(sender, frame, self._clock())
 
     def poll(self) -> None:
-        """Hellos, time-outs, and refusals of what is not forwarded; to be called on every tick."""
+        """Send hellos, handle timeouts, and reject messages that are not forwarded. Call it on every tick."""
         refused, self._not_forwarded = self._not_forwarded, []
         for node, request_id in refused:
             if request_id is not None:
@@ -205,7 +205,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """Leader: compare the reported images of all members."""
+        """As the leader, compare the reported images of all members."""
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -222,7 +222,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.diverged(checkpoints.newest[0])
 
     def _may_vote_again(self, request: Message) -> bool:
-        """A leader is never too busy to learn of a higher term: it has the leases in its own hand."""
+        """Return whether a member may vote again. A leader always accepts a higher term, because it grants the leases itself."""
         assert self._core is not None
         quiet = self._clock() - self._leader_heard_at
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
@@ -268,7 +268,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._leader_heard_at
 
     def confirmed_ns(self) -> int:
-        """Leader: return the time (by ``stamp``) until which a majority has not voted for another leader."""
+        """As the leader, return the time (by ``stamp``) until which a majority has not voted for another leader."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]

@@ -15,5 +15,5 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_ns() -> int:
-    """Nanoseconds since some moment of this boot; never falls."""
+    """Return nanoseconds since some moment of this boot. The value never falls."""
     return time.clock_gettime_ns(_CLOCK)

@@ -58,7 +58,7 @@ def count_restart(before: int, ran_s: float) -> int:
 
 
 def pause_s(in_a_row: int) -> float:
-    """Seconds to wait before the restart that is the ``in_a_row``th."""
+    """Return the seconds to wait before restart number ``in_a_row``."""
     return float(min(_FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), _LONGEST_PAUSE_S))
 
 
@@ -81,6 +81,6 @@ def leave_the_process_in(seconds: float) -> None:
 
 
 def stay_in_the_process() -> None:
-    """The stop is over and the same process starts a node again: it may pause longer than a stop may take."""
+    """Cancel the deadlines of the stop. It is complete, and this process starts a node again, which may take longer than a stop."""
     while _deadlines:
         _deadlines.pop().cancel()

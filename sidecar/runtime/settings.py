@@ -521,7 +521,7 @@ def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: 
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
-    """``raw`` (text, or TOML's own type) as the type of ``field``, which its default shows; raise ConfigError if it can't."""
+    """Convert ``raw`` (text, or a type of TOML) to the type of the default of ``field``. Raises ConfigError if it cannot."""
     default = "" if field.default is MISSING else field.default
     try:
         for text in raw if isinstance(raw, list) else (raw,):
@@ -564,7 +564,7 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Digits of ours, no others that Python would take."""
+    """Convert ASCII digits to a number. Other digits that Python accepts are rejected."""
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
             raise ValueError("use the digits 0 to 9")
@@ -595,7 +595,7 @@ CLUSTER = "cluster"
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
-    """Dotted name -> value; secrets among them."""
+    """Return dotted name -> value, including secrets."""
     values = {f.name: getattr(settings, f.name) for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section in SECTIONS:
         part = getattr(settings, section)

@@ -73,7 +73,7 @@ class Supervisor:
         return False
 
     def reloading(self) -> None:
-        """Settings are read again; ``reloaded`` follows."""
+        """Note that settings are read again. ``reloaded`` follows."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:

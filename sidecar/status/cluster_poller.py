@@ -509,7 +509,9 @@ class Viewing:
         return found
 
     def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
-        """Node -> what it led, (first second, partitions...), None: a gap; and the marks. ``nodes``: all rows, in order."""
+        """Return node -> the leaderships over time, as (first second, partitions...), None: a gap. Also return the marks.
+        ``nodes``: all rows, in order.
+        """
         led = {}
         for node in sorted(self._histories):
             rows = of_cluster([self._histories[node]], step, after)

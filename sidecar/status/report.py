@@ -84,7 +84,9 @@ class Reporter:
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """The node with at most ``count`` of its partitions, by (stream, partition) behind ``after``; ``more``: there are others."""
+        """Return the node's report with at most ``count`` partitions, in the order (stream, partition), after ``after``.
+        ``more``: there are others.
+        """
         behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]
         chosen = nsmallest(count, behind, key=lambda worker: (worker.key.stream, worker.key.partition))
         return {**self.report(chosen), "more": len(behind) > len(chosen)}

@@ -278,12 +278,12 @@ class StatusDesk:
         return glance_at(await self._gather(self.reporter), self.reporter).encode()
 
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
-        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+        """Return the metrics. They are gathered in slices and formatted in a thread, so that the loop is not blocked."""
         found = await self._gather(reporter)
         return http("200 OK", TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
-        """200 or 503, with a line for each check where ``?verbose`` asks, or one fails."""
+        """Return 200 or 503, with a line for each check if ``?verbose`` is given or a check fails."""
         assert self.health is not None
         asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         synced = path == b"/readyz" and "synced" in asked
@@ -561,7 +561,7 @@ class GlanceDesk:
         """Waiting callers. None: no figures are being collected."""
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
-        """``answer`` is called with the glance, now or soon."""
+        """Call ``answer`` with the summary, now or soon."""
         if self._waiting is not None:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(answer)

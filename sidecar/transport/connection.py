@@ -215,7 +215,7 @@ class BusConnection(StrictConnection):
         self._kick()
 
     def hold(self) -> None:
-        """Messages of some bytes follow, and then ``release`` in this turn of the loop: they are written together."""
+        """Collect the following messages until ``release`` in this turn of the loop, and write them together."""
         if self._outlet is not None:
             self._outlet.hold()
 
@@ -304,7 +304,7 @@ class BusConnection(StrictConnection):
             asyncio.get_running_loop().call_soon(callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """A message could not be taken: logged, counted, dropped."""
+        """Log, count and drop a message that could not be processed."""
         self.errors["messages not taken"] += 1
         if not self._failing:  # a bug; a sender that causes it once can do so a million times
             self._failing = True

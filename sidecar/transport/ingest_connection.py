@@ -330,7 +330,7 @@ class Inflow(BusConnection):
         return True
 
     def _hand_back(self) -> None:
-        """The loop reads again; it also learns that the connection has ended, if that is why."""
+        """Let the loop read again. It also notices if the connection has ended."""
         if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
             self._receiver.transport.resume_reading()
 
@@ -477,7 +477,7 @@ class Inflow(BusConnection):
         return piece
 
     async def _unreadable(self, error: Exception) -> None:
-        """True if the frames cannot be separated anymore. The rest of the connection's bytes is ignored."""
+        """Note that the frames cannot be separated any more. The rest of the connection's bytes is ignored."""
         self.errors["unreadable streams"] += 1
         if not self._parser.lost:
             await self._process_op_err(error)

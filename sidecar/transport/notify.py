@@ -86,7 +86,7 @@ class Notifications:
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition has left this node."""
+        """Forget a partition that has left this node."""
         self._wake_frames.pop(key, None)
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:

@@ -164,7 +164,7 @@ class InflowParser(SinkParser):
         self._told[b"%d" % sid] = given_up
 
     def forget(self, sid: int) -> None:
-        """The subscription is no more."""
+        """Forget a subscription that has ended."""
         super().forget(sid)
         self._told.pop(b"%d" % sid, None)
         self._refusers.pop(b"%d" % sid, None)

@@ -109,7 +109,7 @@ class Channel:
             frames = self._read()
 
     def _last(self) -> None:
-        """The node says no more; its end is the end of a stop that hangs."""
+        """Read until the node orders a stop. It sends nothing else any more. If the stop hangs, this process ends by its deadline."""
         while True:
             if any(frame.kind is FrameKind.STOP for frame in self._read()):
                 return

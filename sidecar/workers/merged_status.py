@@ -208,8 +208,9 @@ class Telling:
         self._answers = answers
 
     async def tell(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":
-        n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``."""
+        """Return the answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream":
+        s, "count": n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``.
+        """
         what, reporter = asked["what"], self._reporter
         if what == "page":
             stream, partition = asked["after"]

@@ -39,7 +39,7 @@ class RelayedGroup:
 
     # ---- what the node says ----------------------------------------------------------------------------------------------
     def image_told(self, snapshot: bytes) -> None:
-        """An image in the place of the one before. Raises LiftError."""
+        """Replace the image. Raises LiftError."""
         self._show(decode_snapshot(snapshot))
 
     def entry_told(self, body: bytes) -> None:
@@ -69,7 +69,7 @@ class RelayedGroup:
         self._watchers.append(callback)
 
     def distrust(self) -> None:
-        """The node's image is contradicted."""
+        """Note that the node's image is contradicted."""
         self._send(FrameKind.DISTRUST, 0, b"")
 
     async def start(self) -> None:
@@ -85,7 +85,7 @@ class RelayedGroup:
         """Do nothing: the main process does it."""
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Through the node, which answers always, and ends this process where it ends."""
+        """Send a request through the node, which always answers. If the node ends, this process ends, too."""
         self._token += 1
         token = self._token
         answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()

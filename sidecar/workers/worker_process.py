@@ -142,7 +142,7 @@ class WorkerHandle(asyncio.Protocol):
         return self._events[kind]
 
     def beat(self) -> None:
-        """Ping it; to be called with each beat of the node's, on its loop."""
+        """Ping the process. Call it with each beat of the node, on its loop."""
         if not self._is_heard or self._is_stopping or self._has_failed:
             return
         if self._unanswered >= self._most_silent:

@@ -97,7 +97,7 @@ class Workers:
         return found
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
-        """The node is registered, and its promises are one journal: the workers open what the image shows."""
+        """Let the workers open the partitions of the image, after the node is registered and its promises are in one journal."""
         if not self.handles:
             return
         self._group = group
@@ -172,7 +172,7 @@ class Workers:
         self._fatal(error)
 
     def worker_damaged(self, reason: str) -> None:
-        """The node comes back and repairs it."""
+        """Note a damaged log of a worker. The node restarts and repairs it."""
         self._repair(reason)
 
     # ---- status ------------------------------------------------------------------------------------------------------------

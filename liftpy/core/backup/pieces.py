@@ -137,8 +137,10 @@ def _producers(state: State) -> Producers:
 
 
 def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
-    """The batches of a piece, after the chain ``before`` and a record of ``last_epoch``. Raises CorruptionError: other bytes than
-    were written, a batch with a wrong CRC, an order that no log has, another chain."""
+    """Return the batches of a piece, which follow the chain ``before`` and a record of ``last_epoch``.
+
+    Raises CorruptionError if the bytes have changed, a batch has a wrong CRC, the order is impossible, or the chain differs.
+    """
     path = piece.file.path
     check_file(piece.file, data)
     try:

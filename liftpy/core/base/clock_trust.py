@@ -96,7 +96,7 @@ class ClockTrust:
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
 
     def told(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
-        """``node`` has answered, with its wall time or without (None)."""
+        """Note that ``node`` has answered. ``wall_ns``: its wall time, None if the answer had none."""
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
             self._told[node] = _ToldTime(offset_ns, asked_ns)

@@ -110,7 +110,7 @@ class GroupCoordinator(Service):
             self._machine.restore(snapshot)
 
     def on_record(self, record: Record) -> None:
-        """A command, or an empty record for the time in it."""
+        """Apply a command. An empty record only advances the time."""
         if record.value:
             self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
         else:

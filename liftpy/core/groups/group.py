@@ -102,7 +102,9 @@ class ConsumerGroup:
 
     # ---- members ---------------------------------------------------------------------------------------------------------
     def join(self, join: pb.JoinGroup, number: int, now_ns: int) -> None:
-        """A member joins or repeats its join. There is room. ``number``: of the command, 0 without one."""
+        """Let a member join, or repeat its join. The caller has checked that there is room. ``number``: number of the
+        command, 0: none.
+        """
         member = self.members.get(join.member)
         is_new = member is None
         if member is None:
@@ -182,7 +184,9 @@ class ConsumerGroup:
         return next((member for member in self.members.values() if instance and member.instance == instance), None)
 
     def _take_over(self, former: GroupMember, member: GroupMember) -> None:
-        """``member`` is the same to the user as ``former``, which is fenced: its grants are of other generations from here on."""
+        """Replace ``former`` by ``member``, which is the same member for the user. ``former`` is fenced, because its grants
+        have other generations.
+        """
         member.streams = former.streams
         self.targets = {place: member.name if name == former.name else name for place, name in self.targets.items()}
         for place in list(former.held):
@@ -210,7 +214,7 @@ class ConsumerGroup:
             self._grant()
 
     def _known(self, names: Iterable[str]) -> list[tuple[str, int]]:
-        """Incarnation and partitions of each of the streams."""
+        """Return (incarnation, number of partitions) of each stream."""
         found = (self.streams.get(name) for name in names)
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
@@ -394,10 +398,10 @@ _MAX_PASSES = 8
 
 
 def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held: Mapping[Place, str]) -> dict[Place, str]:
-    """(stream, partition) -> member, for all partitions of all streams that have readers.
+    """Return (stream, partition) -> member, for all partitions of all streams that have readers.
 
-    ``counts``: partitions of each stream. ``readers``: of each stream, in an order that is the same everywhere (of their joining).
-    ``held``: what was assigned before, also to members that are gone.
+    ``counts``: number of partitions per stream. ``readers``: readers per stream, in the order in which they joined. ``held``:
+    the previous assignment, including members that have left.
     """
     load: dict[str, int] = {}
     shares: dict[str, dict[str, int]] = {}

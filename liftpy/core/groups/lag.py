@@ -35,9 +35,10 @@ MOST_ENDS = 32
 
 
 def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
-    """(partition, offset of the next record) of what it has committed, and of its work queues, where all below is done.
+    """Yield (partition, offset of the next record) for committed offsets and work queues.
 
-    Nothing of a cursor: its reader comes when it comes, so it is never behind."""
+    A cursor yields nothing. Its reader may read at any time, so it is never behind.
+    """
     if group.cursor:
         return
     readers = group.readers
@@ -78,8 +79,7 @@ class PartitionEnds:
         return self._ends[-1] if self._ends else -1
 
     def behind(self, position: int, now_ns: int) -> tuple[int, int]:
-        """(records, ns) by which a reader is behind that has ``position`` before it. Records below the log start are not
-        there to be read."""
+        """Return (records, ns) by which a reader at ``position`` is behind. Records below the log start do not count."""
         position = max(position, self._start)
         at = bisect_right(self._ends, position)
         if at == len(self._ends):

@@ -90,7 +90,9 @@ class KeyOrder:
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
-        """``offset`` is done, or the log does not have it any more. Returns the offset that is free by that, None: none is."""
+        """Note that ``offset`` is done, or no longer in the log. Return the offset that becomes free by this, None if there
+        is none.
+        """
         line = self._lines[key]
         was_first = line[0] == offset
         line.remove(offset)
@@ -366,7 +368,7 @@ class WorkQueue:
             yield index, self._settled(settlement, piece, now_ns)
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
-        """Indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` has by ``lease``."""
+        """Return the indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` holds by ``lease``."""
         if not lease:
             return []
         pieces = self._pieces
@@ -528,7 +530,7 @@ class WorkQueue:
         return fresh[-1]
 
     def _free_next(self, done: QueuePiece) -> None:
-        """The next record of the key of ``done`` may be given."""
+        """Make the next record with the key of ``done`` available."""
         free = self._order.remove(done.key, done.start) if done.key else None
         if free is not None and free >= self.prefix:
             self._remember(self._pieces[self._index(free)])

@@ -156,7 +156,7 @@ def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
 
 
 def timestamps_ns(group: Sequence[Rows]) -> NDArray[np.int64]:
-    """int64[rows]: timestamp of every record, ns since the epoch."""
+    """Return the timestamps of all records as int64[rows], in ns since 1970."""
     return _joined([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
 
 

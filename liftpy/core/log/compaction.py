@@ -96,7 +96,7 @@ class Superseded:
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
     def kept(self, batch: RecordBatch) -> Mask:
-        """bool[record_count], of the second pass: which records stay."""
+        """Return which records of the batch stay, as bool[record_count]. The second pass calls this."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
         keep = np.ones(batch.record_count, dtype=np.bool_)
@@ -390,7 +390,7 @@ class _Writer:
 
 
 def _batches(segment: Segment) -> Iterator[RecordBatch]:
-    """The batches of a sealed segment, checked."""
+    """Yield the checked batches of a sealed segment."""
     data = segment.file.read(0, segment.size_bytes)
     position = 0
     while position < len(data):
@@ -430,14 +430,14 @@ class Cleaning:
         return any(purge not in before for purge in self.purges)
 
     def cut(self, end_offset: int) -> None:
-        """The log was truncated to ``end_offset`` (exclusive). 0: it starts again."""
+        """Note that the log was truncated to ``end_offset`` (exclusive). 0: the log starts again."""
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
     def passed(self, log_start_offset: int, committed_end_offset: int) -> None:
-        """The log now starts at ``log_start_offset`` and is committed below ``committed_end_offset`` (exclusive).
+        """Note the log start ``log_start_offset`` and the end of the committed records (exclusive).
 
-        Purges below its start are done.
+        A purge that ends below the log start is done.
         """
         for purge in self.purges:
             if purge.end_offset <= min(log_start_offset, committed_end_offset):
@@ -492,7 +492,7 @@ class Cleaning:
         return inputs if ends or (dirty_bytes >= least_bytes and (dirty_bytes or not min_dirty_ratio)) else ()
 
     def ran(self, run: Compaction) -> None:
-        """A run is over, and its outputs are in their places."""
+        """Note that a run is complete and that its files are in place."""
         end_offset = run.covered[-1].next_offset if run.covered else 0
         self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
         self._ids_held_until_ns = run.rules.ids_held_until_ns

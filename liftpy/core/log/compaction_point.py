@@ -88,8 +88,10 @@ class CompactionHorizon:
         return True
 
     def forget(self, deletes_end: int = 0) -> None:
-        """The log is empty: nothing of it has been compacted. ``deletes_end``: of the leader from which it will be fetched. Raises
-        StorageError."""
+        """Note that the log is empty, so nothing of it is compacted. Raises StorageError.
+
+        ``deletes_end``: value of the leader from which the log will be fetched.
+        """
         value = NEVER._replace(deletes_end=deletes_end)
         if self.value != value:
             self._storage.replace(HORIZON_NAME, encode_horizon(value))

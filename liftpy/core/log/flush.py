@@ -48,7 +48,7 @@ class Flush:
             raise
 
     def _run(self) -> None:
-        """An index comes last: it proves to the next opening that its segment, and its name, are on the disk [S12]."""
+        """Flush the index last. It proves to the next start that its segment, and the name of the segment, are on disk [S12]."""
         for job in self.seals:
             job.file.sync()
         self.active.sync()

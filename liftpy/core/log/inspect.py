@@ -121,7 +121,7 @@ def _index_state(storage: Storage, base: int, summary: SegmentSummary) -> str:
 
 
 def headers(storage: Storage, base_offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of the batches of one segment that are right."""
+    """Yield (position, header) of the valid batches of one segment."""
     segment = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
     end = walk(segment).end
     yield from segment.batches(0, end)

@@ -262,7 +262,7 @@ class Log:
     # ---- commitment --------------------------------------------------------------------------------------------------
 
     def raise_high_watermark(self, high_watermark: int) -> None:
-        """Records through ``high_watermark`` are committed. Never falls, never above the log [D7, D8]."""
+        """Note that records through ``high_watermark`` are committed. It never falls and is never above the log end [D7, D8]."""
         check(high_watermark <= self.newest_offset, "D7", "HW", high_watermark, "newest", self.newest_offset)
         if high_watermark > self.high_watermark:
             self.high_watermark = high_watermark
@@ -462,9 +462,10 @@ class Log:
         self._advanced()
 
     def drop_prefix(self, log_start_offset: int) -> None:
-        """Records below ``log_start_offset`` are not served any more, and whole segments below it are deleted.
+        """Stop serving records below ``log_start_offset``, and delete whole segments below it.
 
-        Never above HW + 1 [D26], and only ever forward; an offset inside a batch is lowered to the batch's first.
+        The log start is never above HW + 1 [D26] and only grows. An offset inside a batch is lowered to the first offset of
+        the batch.
         """
         self._must_be_open()
         wanted = min(log_start_offset, self.high_watermark + 1)

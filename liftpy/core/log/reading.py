@@ -42,7 +42,7 @@ def offset_at(segment: Segment, position: int) -> int:
 
 
 def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
-    """Batches from the one that holds ``from_offset`` on that end at or below ``limit`` (exclusive offset)."""
+    """Read the batches that end at or below ``limit`` (exclusive), from the one that holds ``from_offset``."""
     chunks: list[memoryview] = []
     size_bytes, next_offset = 0, from_offset
     for segment in segments[segment_at(segments, from_offset) :]:
@@ -78,7 +78,7 @@ def without_past(result: ReadResult, from_offset: int) -> ReadResult:
 
 
 def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool) -> tuple[memoryview, int]:
-    """(bytes, offset after them) from one segment; a first batch may be larger than ``max_bytes``."""
+    """Return (bytes, offset after them) from one segment. The first batch may be larger than ``max_bytes``."""
     hint = segment.entry_at(offset)
     segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
     start = segment.locate(offset)

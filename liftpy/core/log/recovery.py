@@ -486,7 +486,7 @@ def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogF
 
 
 def _copy(storage: Storage, file: LogFile, start: int, end: int, name: str) -> None:
-    """Bytes ``start`` to ``end`` as a new file ``name``: all of it, on the disk, or none. Raises StorageError."""
+    """Copy the bytes ``start`` to ``end`` into a new file ``name``, completely and durably, or not at all. Raises StorageError."""
     temporary = f"{name}.tmp"
     copy = storage.create(temporary)
     try:

@@ -33,7 +33,7 @@ def log_name(base_offset: int) -> str:
 
 
 def index_name(base_offset: int) -> str:
-    """File name of that segment's index."""
+    """Return the file name of the index of the segment."""
     return f"{base_offset:020d}.index"
 
 
@@ -175,7 +175,7 @@ class Segment:
         return self.entries[index].position if index >= 0 else 0
 
     def batches(self, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches from ``position`` on that begin below ``end``; their CRCs are not checked."""
+        """Yield (position, header) of the batches from ``position`` that begin below ``end``. Their CRCs are not checked."""
         block, start = memoryview(b""), position
         while position < min(end, self.size_bytes):
             if position + HEADER_SIZE_BYTES > start + len(block):
@@ -203,9 +203,10 @@ class Segment:
         return self.size_bytes
 
     def end_of_whole_batches(self, start: int, limit: int, end_offset: int) -> int:
-        """Position up to which whole batches lie from ``start`` on: at most ``limit``, and none at or past ``end_offset``.
+        """Return the position up to which there are whole batches from ``start``: at most ``limit``, and none at or past
+        ``end_offset``.
 
-        ``start`` itself when not even one fits. The sparse index is used to skip over most of them.
+        Return ``start`` if no batch fits. The sparse index skips most of them.
         """
         if self.size_bytes <= limit and self.next_offset <= end_offset:
             return self.size_bytes
@@ -265,7 +266,7 @@ def _size_at(block: memoryview, position: int) -> int:
 
 
 def _check_order(segment: Segment, batch: RecordBatch) -> None:
-    """Offsets only grow within a file and epochs never fall [D14, D15]; holes are compaction's."""
+    """Check that offsets grow within a file and that epochs never fall [D14, D15]. Compaction may leave gaps."""
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
             f"The batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "

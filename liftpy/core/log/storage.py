@@ -194,7 +194,7 @@ class MemoryStorage:
         self.fault = fault
 
     def used_bytes(self) -> int:
-        """Bytes in all files."""
+        """Return the number of bytes in all files."""
         return sum(len(f.data) for f in self.files.values())
 
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:

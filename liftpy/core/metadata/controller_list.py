@@ -79,7 +79,7 @@ def first_list(members: Iterable[str]) -> ControllerList:
 
 
 def list_to_pb(held: ControllerList) -> pb.ControllerList:
-    """ControllerList -> its protobuf."""
+    """Convert a ControllerList to protobuf."""
     return pb.ControllerList(voters=held.voters, learner=held.learner, leaving=held.leaving, index=held.index)
 
 

@@ -24,7 +24,7 @@ class Departures:
         self._deleted_uids: set[str] = set()
 
     def seen(self, deleted: Iterable[StreamImage]) -> None:
-        """The image has shown that these streams are deleted."""
+        """Note that the image shows these streams as deleted."""
         self._deleted_uids.update(stream.uid for stream in deleted)
 
     def gone(self, key: PartitionKey, image: ClusterImage) -> bool:

@@ -156,7 +156,7 @@ class ClusterPages:
         return self._next
 
     def add(self, page: pb.ClusterDescription) -> None:
-        """The answer to ``request``; raise ProtocolError if it has nothing new."""
+        """Add the answer to ``request``. Raise ProtocolError if it has nothing new."""
         asked, image = self._next, self.cluster.image
         assert asked is not None
         rest = list(page.image.streams)
@@ -209,7 +209,7 @@ class StreamPages:
         return pb.DescribeStream(name=self.stream.name, uid=self.stream.uid, fromPartition=self._next_partition)
 
     def add(self, response: pb.ControlResponse) -> None:
-        """The beginning, or the answer to ``request``; raise ProtocolError if it does not go on there."""
+        """Add the first page, or the answer to ``request``. Raise ProtocolError if it does not continue there."""
         part = response.stream
         if not self._next_partition:
             self.stream.CopyFrom(part)

@@ -113,7 +113,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 
 def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
-    """``candidate`` promotes itself in a new LeaderEpoch."""
+    """Make ``candidate`` the candidate in a new LeaderEpoch."""
     draft.appointed(candidate)
     return replace(
         partition,
@@ -125,7 +125,10 @@ def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> 
 
 
 def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Online, led by the candidate, in one change. One that may lack data is the only member from then on [C11]."""
+    """Make the candidate the leader and the partition Online, in one change.
+
+    A candidate that may miss records becomes the only member of the ISR [C11].
+    """
     candidate = partition.candidate
     unclean = candidate in partition.incomplete
     staying = {candidate} if unclean else {candidate, *partition.isr} - {partition.deposed, *partition.incomplete}
@@ -405,7 +408,7 @@ MOVES_AT_ONCE = 32
 
 
 def misplaced(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
-    """(partition, its preferred leader) of every partition that another one leads and that could go back without loss."""
+    """Return (partition, preferred leader) of every partition that can return to its preferred leader without loss."""
     return [
         (stream.key(partition.partition), partition.replicas[0])
         for stream in sorted(image.streams.values(), key=lambda stream: stream.name)

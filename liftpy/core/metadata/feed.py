@@ -65,7 +65,7 @@ class FeedProducer:
         return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
 
     def applied(self, index: int, records: tuple[Record, ...]) -> None:
-        """The entry ``index`` was applied and did ``records`` (``ClusterFsm.last_records``)."""
+        """Note that the entry ``index`` was applied and gave ``records`` (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
@@ -102,9 +102,9 @@ class FeedProducer:
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-        """Entries, a chunk, or None: then ``snapshot_is_ready`` has to be called first, and this again.
+        """Return entries, or a chunk of the image. None: call ``snapshot_is_ready`` first, then this method again.
 
-        An empty answer of index 0: nothing has been applied here, so there is no image of the cluster yet; ask again.
+        An empty answer with index 0 means that nothing is applied here yet. The follower asks again.
         """
         response = self._answer(request)
         if response is not None:
@@ -154,7 +154,9 @@ class FeedProducer:
             del self._snapshots[index]
 
     def _entries(self, after: int, limit_bytes: int | None) -> Iterator[pb.FeedEntry]:
-        """The entries after index ``after``, coalesced up to the bound of one message; in all at most ``limit_bytes``."""
+        """Yield the entries after index ``after``. They are combined up to the limit of one message, and have at most
+        ``limit_bytes`` in total.
+        """
         entry: pb.FeedEntry | None = None
         size = total = 0
         for index, previous, records in self._held:
@@ -259,7 +261,7 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """A published entry, or the head of the feed."""
+        """Apply a published entry, or the head of the feed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()

@@ -78,7 +78,9 @@ def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Bra
 
 
 def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
-    """Streams at or below ``branch`` of which a subject or a partition's subject overlaps with ``tokens``, wildcards included."""
+    """Yield the streams at or below ``branch`` whose subject, or a partition's subject, overlaps with ``tokens``, including
+    wildcards.
+    """
     if not tokens:
         yield from (name for name, _ in branch.streams)
         return
@@ -96,7 +98,7 @@ def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
 
 
 def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator[str]:
-    """Streams that overlap with the partitions 1 to ``partitions`` - 1 (inclusive) of a stream on ``tokens``."""
+    """Yield the streams that overlap with the partitions 1 to ``partitions`` - 1 (inclusive) of a stream on ``tokens``."""
     if partitions < 2:
         return
     if tokens:
@@ -117,7 +119,7 @@ def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator
 
 
 def _all(branch: _Branch) -> Iterator[str]:
-    """Everything that has at least one token more than ``branch``."""
+    """Yield everything that has at least one more token than ``branch``."""
     yield from (name for name, partitions in branch.streams if partitions > 1)
     for key in sorted(branch.below):
         yield from (name for name, _ in branch.below[key].streams)
@@ -405,7 +407,7 @@ class ClusterImage:
                 yield stream, stream.partitions[number]
 
     def live_nodes(self) -> list[str]:
-        """Ids of the nodes that are not fenced, in ascending order."""
+        """Return the ids of the nodes that are not fenced, in ascending order."""
         return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
 
     def is_live(self, node_id: str) -> bool:

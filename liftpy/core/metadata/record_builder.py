@@ -98,7 +98,7 @@ class RecordBuilder:
         return self._epoch - count
 
     def needs_entry(self) -> None:
-        """The request belongs into the log although it changes nothing: its entry is an event."""
+        """Note that the request needs an entry in the log although it changes nothing, because its entry is an event."""
 
     def takes_long(self) -> None:
         """Call it before a decision that needs many steps."""

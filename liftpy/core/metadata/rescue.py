@@ -20,7 +20,7 @@ LEAP = 1 << 20
 
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
-    """``image``, as the surviving log gives it, for the controllers ``voters``; its index leaps too."""
+    """Return ``image`` of the surviving log for the controllers ``voters``. Its index also increases by a large step."""
     index, empty = image.index + LEAP, ClusterImage()
     was = image.counters
     epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP

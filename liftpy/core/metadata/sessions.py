@@ -151,7 +151,7 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
-        """A heartbeat came; ``confirmed_ns``: when a majority last confirmed this node as the metadata leader."""
+        """Answer a heartbeat. ``confirmed_ns``: time at which a majority last confirmed this node as the metadata leader."""
         if not self._leading:
             return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
         if now_ns - confirmed_ns > self._confirmed_within_ns:
@@ -196,7 +196,7 @@ class NodeSessions:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
     def _first_heard(self, now_ns: int) -> None:
-        """The sessions of all others begin, as late as this first one comes."""
+        """Begin the sessions of all other nodes at the time of the first heartbeat."""
         self._anybody_heard = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
         if took_ns > self._longest_session_ns:

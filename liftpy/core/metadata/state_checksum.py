@@ -43,7 +43,9 @@ Checkpoint = tuple[int, bytes]
 
 
 def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
-    """The digest after the entry that made ``after`` of the image before, whose digest it still holds; b'' while the group is new."""
+    """Return the digest after the entry that led to the image ``after``. This object still has the digest before it. b'': the
+    group is new.
+    """
     if after.feature_level == NO_LEVEL:
         return b""
     chain = hashlib.blake2b(after.digest, digest_size=DIGEST_SIZE)
@@ -82,7 +84,7 @@ class AppliedDigests:
         """Members that differ, and the place."""
 
     def applied(self, before: int, index: int, digest: bytes) -> None:
-        """An entry was applied, ``before`` was the one before it. While the group is new there is no digest."""
+        """Note that an entry was applied after ``before``. While the group is new, there is no digest."""
         if digest and before // self._every != index // self._every:
             self._keep(self._node_id, index, digest)
             self.newest = (index, digest)

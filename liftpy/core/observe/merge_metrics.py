@@ -17,7 +17,7 @@ _PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
 def together(texts: Mapping[str, str]) -> str:
-    """Node -> its text; becomes one, by metric, of each the nodes by name."""
+    """Merge the metrics of all nodes into one text, by metric, and for each metric by node name. ``texts``: node -> its text."""
     told: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for node, text in sorted(texts.items()):

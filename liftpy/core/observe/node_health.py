@@ -85,7 +85,9 @@ class Synced:
         self._were: set[PartitionKey] = set()
 
     def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
-        """``replicas``: those here, learners left out, and whether each is in sync; ``opened``: these are all."""
+        """Check the replicas. ``replicas``: (partition, is in sync) without learners. ``opened``: these are all replicas of
+        the node.
+        """
         if self.done:
             return Check("synced")
         missing, count = [], 0

@@ -55,7 +55,7 @@ def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
 
 
 def marks_of(event: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(node, mark) of an event, one for each row that it belongs to; the node '' is the cluster's own row."""
+    """Return (node, mark) of an event, one for each row that it belongs to. The node '' is the row of the cluster."""
     kind = str(event.get("kind", ""))
     mark = _OF.get(kind, "other")
     was, now = str(event.get("was", "")), str(event.get("now", ""))
@@ -75,8 +75,10 @@ def _version(process: str) -> str:
 
 
 def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str, str, int]]:
-    """(wall clock in s, node, mark, how many): what fell into the same ``step`` s of a row is one, of the most severe mark; the newest
-    ``MOST_MARKS``."""
+    """Return (wall clock in s, node, mark, count) of the newest ``MOST_MARKS``.
+
+    Marks of one row within ``step`` seconds are combined into one, with the most severe mark.
+    """
     found: dict[tuple[int, str], tuple[int, int]] = {}
     for event in events:
         at = int(event.get("time_ns", 0)) // 1_000_000_000 // step * step
@@ -94,7 +96,7 @@ _Event = dict[str, Any]
 
 
 def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
-    """``events`` as ``ClusterEvent.as_object`` made them, newest first; so are the groups, and what is in each."""
+    """Group ``events``, which ``ClusterEvent.as_object`` made. Events, groups, and the events in a group are ordered newest first."""
     groups: list[list[_Event]] = []
     newest: dict[tuple[str, ...], list[_Event]] = {}
     for event in events:
@@ -110,7 +112,7 @@ def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
 
 
 def group_in_words(group: list[_Event]) -> str:
-    """Several events of one group, in one line, without their kind."""
+    """Return one line of text for several events of one group, without their kind."""
     streams = {str(event["stream"]) for event in group}
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
     kind = group[0]["kind"]

@@ -51,7 +51,7 @@ _PARSED_A_LINK = 4
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
-    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``MOST_LINKS``, in their order, each once."""
+    """Return the sampled contexts of the first messages of ``batch`` that have one, each once, in order, at most ``MOST_LINKS``."""
     parsed = parse_batch(batch, verify=False)  # it was sealed a moment ago
     if Columns.HEADERS not in Columns(parsed.header.column_bits):
         return ()
@@ -114,7 +114,7 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
 def _places(
     column: BytesColumn,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """(starts, sizes), int64 each."""
+    """Return (starts, sizes) as int64 arrays."""
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
@@ -273,7 +273,7 @@ class PartitionTraces:
         node.open[self] = None
 
     def flushed(self, end_offset: int) -> None:
-        """Everything below ``end_offset`` is on the disk."""
+        """Note that everything below ``end_offset`` is on disk."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset >= end_offset:
@@ -302,7 +302,9 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def acked(self, policy: AckPolicy, through_offset: int) -> None:
-        """Publishers that wait for ``policy`` have their answers, up to ``through_offset``, inclusive. The last answers count."""
+        """Note that publishers that wait for ``policy`` have their answers, up to ``through_offset`` (inclusive). The last
+        answers count.
+        """
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > through_offset:

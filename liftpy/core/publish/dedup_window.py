@@ -113,7 +113,7 @@ class RecentIds:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """The next batch of the log."""
+        """Add the next batch of the log."""
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
@@ -246,7 +246,7 @@ class RecentIds:
         return not self.is_blind(0)
 
     def hold_in_hand(self, ids: Iterable[bytes]) -> None:
-        """A leader has taken them."""
+        """Note that a leader has accepted these ids."""
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
     def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
@@ -298,7 +298,7 @@ def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
 
 
 def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
-    """(last offset, log time, ids, offsets) of each batch. Raises CorruptionError for what ``_encoded`` never gives."""
+    """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError for bytes that ``_encoded`` never writes."""
     try:
         row_count, id_count = _COUNTS.unpack_from(data)
         at, columns = _COUNTS.size, []

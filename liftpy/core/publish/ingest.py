@@ -268,7 +268,7 @@ class Ingest:
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
-        """The stream's settings and the number of its partitions, at first and whenever they change."""
+        """Apply the stream's settings and number of partitions, at the start and after each change."""
         self.reader.quota = quota_for(stream, partitions, self.reader.quota)
         self.reader.max_message_bytes = stream.max_message_bytes
         self.reader.wants_offsets = stream.optimistic_concurrency
@@ -827,7 +827,7 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        """The batch was appended: its publishers now wait for acks."""
+        """Note that the batch was appended. Its publishers now wait for acks."""
         in_hand = self._taken_out(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count

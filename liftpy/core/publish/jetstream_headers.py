@@ -158,12 +158,12 @@ def number_of(text: bytes) -> int:
 
 
 def wrong_sequence(last: int) -> Rejection:
-    """The ``last`` sequence, of the stream or a subject, is another one than was expected."""
+    """Return the rejection for a ``last`` sequence, of the stream or a subject, that differs from the expected one."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
 
 
 def wrong_last_id(last: bytes) -> Rejection:
-    """The last record has another message id."""
+    """Return the rejection for a last record with another message id."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
 
 
@@ -173,7 +173,7 @@ def asked_for(name: str) -> bool:
 
 
 def first_refused(names: Iterable[str]) -> str:
-    """The first of ``names`` that stands for a condition or a promise that a record within a published batch can't have; '': none."""
+    """Return the first of ``names`` that is a condition or a promise which a record in a published batch cannot have. '': none."""
     return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
 
 

@@ -223,7 +223,7 @@ class LastOfSubjects:
         self._high_watermark = high_watermark
 
     def take(self, batch: NewBatch) -> None:
-        """The next batch of the log."""
+        """Add the next batch of the log."""
         if not self.wanted:
             if not batch.asks:
                 return
@@ -353,7 +353,7 @@ class LastOfSubjects:
         return 1 + end - first + len(subject_filter) // _CHECK_BYTES
 
     def _range(self, subject_filter: str) -> tuple[int, int]:
-        """Range in ``_names`` of the subjects with the literal tokens before the filter's first wildcard: (first, end)."""
+        """Return (first, end) of the subjects in ``_names`` with the literal tokens before the filter's first wildcard."""
         if self._names is None:
             self._names = sorted(self._kept.keys() | self._over.keys())
         begin = literal_prefix(subject_filter.split("."))

@@ -116,7 +116,7 @@ def sliced(values: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def packed(values: Iterable[int], kind: Any) -> list[bytes]:
-    """Numbers as a column of ``kind``, a numpy type, in pieces."""
+    """Return numbers as a column of the numpy type ``kind``, in pieces."""
     return [np.array(some, kind).tobytes() for some in sliced(values)]
 
 
@@ -132,7 +132,7 @@ def numbers(column: np.ndarray) -> Iterator[int]:
 
 
 def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
-    """The texts that stand in ``data`` from ``at`` on, one behind the other, of ``sizes`` bytes each."""
+    """Yield the consecutive texts in ``data`` from ``at``, with ``sizes`` bytes each."""
     for first in range(0, len(sizes), SLICE):
         ends = at + np.cumsum(sizes[first : first + SLICE], dtype=np.int64)
         for start, end in pairwise((at, *ends.tolist())):

@@ -162,7 +162,7 @@ def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
-    """Value, key and headers of one record, at most, of those from index ``first`` on."""
+    """Return an upper bound for value, key and headers of one record, among those from index ``first``."""
     sizes = _sizes(columns.values)
     if columns.keys is not None:
         sizes = sizes + _sizes(columns.keys)
@@ -187,7 +187,9 @@ def _check_sizes(headers: HeadersColumn) -> None:
 
 
 def _distinct_names(headers: HeadersColumn) -> set[bytes]:
-    """Mostly all records have the same names in the same order: those are compared as one piece of memory."""
+    """Return the distinct header names. Records mostly have equal names in equal order, so these are compared as one piece of
+    memory.
+    """
     names, count = headers.names, len(headers.ends)
     width = int(headers.ends[0])
     if width and len(names.ends) == width * count:

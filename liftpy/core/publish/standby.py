@@ -190,7 +190,7 @@ class InLog:
         """Number of messages that are recognized only by their count."""
 
     def add(self, batch: RecordBatch) -> None:
-        """The next batch of the log."""
+        """Add the next batch of the log."""
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
@@ -644,12 +644,12 @@ class Standby:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """The high watermark has increased. It does not tell which publishers the previous leader has answered."""
+        """Note the increased high watermark. It does not tell which publishers the previous leader has answered."""
         if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        """The log was truncated or emptied. Records from there on will arrive again."""
+        """Note that the log was truncated or emptied. Records from there will arrive again."""
         self._ends.cut(self.log.log_end_offset)
 
     # ---- when it leads ---------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class StateTaker:
         """Times that it went on without one, ever: its leader does not know the question."""
 
     def started_afresh(self) -> None:
-        """The log was emptied and begins elsewhere."""
+        """Note that the log was emptied and begins elsewhere."""
         self.is_wanted = self._log.log_start_offset > 0
         self._begin()
 
@@ -158,7 +158,7 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """True if there were no responders. That says nothing about the version of the leader."""
+        """Note that there were no responders. That says nothing about the version of the leader."""
         self._silent = 0
 
     def fetched(self) -> bool:

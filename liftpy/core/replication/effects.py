@@ -625,5 +625,5 @@ _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
 
 
 def acts_of(handler: EffectHandler) -> Acts:
-    """Effect -> the handler's method."""
+    """Return the handler's method for each effect."""
     return {effect: getattr(handler, name) for effect, name in _NAMES.items()}

@@ -284,7 +284,7 @@ class FetchHandler:
         )
 
     def positions(self) -> dict[str, int | None]:
-        """Newest flushed offset by replica (inclusive; None: unknown in this epoch), this node's own included."""
+        """Return the newest flushed offset (inclusive) of each replica, including this node. None: unknown in this epoch."""
         positions = {replica: progress.position for replica, progress in self.followers.items()}
         positions[self._shared.node_id] = self._log.flushed_newest_offset
         return positions

@@ -173,7 +173,7 @@ class FollowerRole(ReplicaRole):
             self._begin(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """The candidate leads: now it listens."""
+        """Subscribe if the candidate leads now."""
         leads = self.shared.state.status is PartitionStatus.ONLINE
         if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
@@ -593,7 +593,7 @@ class FollowerRole(ReplicaRole):
         return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """A request timed out, a wait ended, or the leader is to be looked at."""
+        """Handle a timeout of a request, the end of a wait, or a due check of the leader."""
         if kind is Deadline.REQUEST:
             self._failed(now_ns, out)
         elif kind is Deadline.LEADER:

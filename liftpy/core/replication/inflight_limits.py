@@ -84,13 +84,13 @@ class InflightLimits:
         )
 
     def appended(self, last_offset: int, size_bytes: int) -> None:
-        """A batch was appended."""
+        """Note that a batch was appended."""
         self._uncommitted.append((last_offset, size_bytes))
         self.uncommitted_bytes += size_bytes
         self._node.unreplicated_bytes += size_bytes
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen to ``high_watermark``, inclusive."""
+        """Note that HW has risen to ``high_watermark`` (inclusive)."""
         while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
             _, size_bytes = self._uncommitted.popleft()
             self.uncommitted_bytes -= size_bytes
@@ -278,7 +278,7 @@ class Overflow:
         return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
 
     def roomy(self) -> None:
-        """The buffer is less than half full: everything is read."""
+        """Note that the buffer is less than half full, so everything is read."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
     def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:

@@ -220,7 +220,7 @@ class LeaderRole(ReplicaRole):
         out.append(DropPendingAcks())
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Derived state covers the log: open."""
+        """Open the partition if the derived state covers the log."""
         if finished and self.phase is Leading.REPLAY:
             self.to_phase(Leading.INIT, out)
             self._open_when_free(now_ns, out)
@@ -555,7 +555,9 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """Accepted: the image will show it, and until then old and new count. Refused: see IsrChange."""
+        """Handle the answer of the metadata group. While the image does not show an accepted change, old and new members
+        count. A rejection is handled by IsrChange.
+        """
         change = self.isr_change
         if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
             return
@@ -569,7 +571,7 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Lag, lease, notices, or no answer of the metadata group."""
+        """Handle a due check of lag, lease or notices, or a missing answer of the metadata group."""
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
         elif kind is Deadline.LEASE:

@@ -156,7 +156,7 @@ class QuietFetches:
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
     def answered(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
-        """The fetches at the indexes ``over`` wait no more, the others do; None: nothing follows from it."""
+        """Handle an answer: the fetches at the indexes ``over`` no longer wait, the others do. None: nothing changes."""
         link = self._links.get(question.leader)
         if link is None or link.open.pop(question.number, None) is None:
             return None

@@ -101,7 +101,7 @@ _MASK = (1 << 64) - 1
 
 
 def splitmix64(state: int) -> tuple[int, int]:
-    """(next state, a well mixed 64-bit number) of Steele, Lea and Flood's generator."""
+    """Return (next state, mixed 64-bit number) of the generator SplitMix64 by Steele, Lea and Flood."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
     mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -131,7 +131,7 @@ class Backoff:
         return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
 
     def succeeded(self) -> None:
-        """The next failure is the first again."""
+        """Note a success. The next failure counts as the first one."""
         self._failures = 0
 
 
@@ -228,10 +228,10 @@ class ReplicaRole:
         self.shared.deadlines.cancel_all(out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """The metadata changed, but not this role."""
+        """Handle a change of the metadata that does not change this role."""
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """The lease was extended."""
+        """Note that the lease was extended."""
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle a deadline of this role. ``late_ns``: its delay."""
@@ -244,14 +244,14 @@ class ReplicaRole:
         """Handle a completed truncation."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """The proposed LeaderEpoch is on disk."""
+        """Note that the proposed LeaderEpoch is on disk."""
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Derived state covers the log up to ``end_offset``."""
+        """Note that the derived state covers the log up to ``end_offset``."""
 
     # ---- requests of others ----------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Messages on the data subject."""
+        """Handle messages on the data subject."""
         out.append(DropPublishes(token=event.token))
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
@@ -279,7 +279,7 @@ class ReplicaRole:
 
     # ---- answers and notices ---------------------------------------------------------------------------------------
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """An answer to a fetch."""
+        """Handle an answer to a fetch."""
         if event.spans:
             out.append(DropFetched(token=event.token, why="not following"))
 
@@ -293,7 +293,7 @@ class ReplicaRole:
         """Handle a fetch or an epoch query without an answer."""
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """An answer to an epoch query."""
+        """Handle an answer to an epoch query."""
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """Handle a restored connection. Requests and answers may be lost."""
@@ -317,7 +317,7 @@ class ReplicaRole:
         """Handle the end of a quiet wait."""
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """The metadata group answered."""
+        """Handle the answer of the metadata group."""
 
 
 def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:

@@ -382,9 +382,10 @@ class ServiceMachine:
         return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
 
     def snapshot(self, position: int | None = None) -> Snapshot:
-        """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records).
+        """Return a snapshot of the current state as of ``position``. None: the machine's position. Between the two there are
+        no records.
 
-        Its bytes may be still to be made, in any thread (``Snapshot.whole``).
+        Its bytes may be made later, in any thread (``Snapshot.whole``).
         """
         if self.failed:
             raise ServiceFailedError(
@@ -426,8 +427,10 @@ class ServiceMachine:
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
-        """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises, and where the state is
-        half of one (``failed``)."""
+        """Return the service's answer about its state at ``position``.
+
+        Raises ServiceFailedError if the service raises, or if its state is incomplete (``failed``).
+        """
         if self.failed:
             raise ServiceFailedError(
                 f"{self.identity} failed at offset {self.position}. Its state is invalid, so it answers no queries. "

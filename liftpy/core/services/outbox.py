@@ -185,7 +185,7 @@ class Outbox:
             self.diverged = self.diverged or _differs(number)
 
     def trim(self) -> None:
-        """FOLLOWER: drop the oldest down to the bounds."""
+        """Drop the oldest outputs until the limits are met. Only a FOLLOWER does this."""
         while len(self._kept) > 1 and (len(self._kept) > self._max_records or self._kept_bytes > self._max_bytes):
             self._drop_first()
 
@@ -204,7 +204,7 @@ class Outbox:
         return [self._kept[index] for index in range(skipped, end)]
 
     def written(self, end: int) -> None:
-        """Outputs below ``end`` (exclusive) are committed in the output stream."""
+        """Note that outputs below ``end`` (exclusive) are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
         while self._kept and self._kept[0].number < self.emitted_end:
             self._drop_first()
@@ -241,7 +241,9 @@ class Outbox:
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """``record`` is at ``proof_at``. Raises OutputMismatchError when the state began with other outputs than those written."""
+        """Check ``record``, which is at ``proof_at``. Raises OutputMismatchError if the state began with other outputs than
+        the written ones.
+        """
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise OutputMismatchError(
@@ -253,11 +255,13 @@ class Outbox:
             self.compared_end = max(self.compared_end, self._began_at)
 
     def learned(self, record: Record) -> None:
-        """A committed record of the output stream, the next after ``emitted_end``: check it, and count it as written.
+        """Check a committed record of the output stream, the next one after ``emitted_end``, and count it as written.
 
-        Outputs between the two were written, and purged since. Nobody can write them again: an append at their offsets is refused.
+        Outputs between the two were written and have been purged. They cannot be written again, because an append at their
+        offsets is rejected.
 
-        Raises OutputConflictError when it is no output of this service, DivergedError when it is not the one of this node.
+        Raises OutputConflictError if the record is no output of this service, DivergedError if it differs from this node's
+        output.
         """
         number = max(self.emitted_end, record.offset)
         theirs = self._digest_in(record, number)

@@ -77,7 +77,7 @@ class QueryDesk:
         return [query for query in self._waiting if query.position is None]
 
     def placed(self, queries: list[Query], position: int) -> None:
-        """The leader's answer for ``queries``: every record below ``position`` is committed."""
+        """Note the leader's answer for ``queries``: every record below ``position`` is committed."""
         for query in queries:
             query.position = position
 

@@ -158,7 +158,7 @@ class AnswerTable:
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
-        """The command's first answer."""
+        """Store the first answer to a command."""
         self._by_id[answer.message_id] = answer
         self._size_bytes += answer.size_bytes
         while len(self._by_id) > self._max_answers or self._size_bytes > self._max_bytes:

@@ -245,7 +245,7 @@ class ServiceSessions:
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """A registration or a heartbeat; ``inbox`` has been checked."""
+        """Handle a registration or a heartbeat. ``inbox`` is already checked."""
         refusal = self._why_not(hello, now_ns)
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
@@ -274,7 +274,7 @@ class ServiceSessions:
         return [self._join_log(session, view), *self._gate_moved()]
 
     def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
-        """A service has connected, or has reached its stop."""
+        """Note that a service has connected, or has reached its stop."""
         session = self._sessions.get(ack.service)
         order = session.order if session is not None else None
         if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
@@ -359,12 +359,14 @@ class ServiceSessions:
         return session.instance, session.failing, session.life, session.version, session.digests
 
     def held_from(self) -> int | None:
-        """The log is needed from here on (inclusive), for a replay of the slowest service, also of one that is gone; None: of none."""
+        """Return the offset from which the log is needed (inclusive) to replay the slowest service, including one that has
+        ended. None: no service.
+        """
         here = [session.snapshot_position for session in self._sessions.values()]
         return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
-        """A snapshot of its state shall be taken."""
+        """Request a snapshot of the service's state."""
         session = self._sessions.get(service)
         if session is None or session.order is None:
             return []
@@ -447,7 +449,7 @@ class ServiceSessions:
         return session is not None and session.replayed_epoch == gate.leader_epoch
 
     def role_changed(self, view: ReplicaView) -> list[Effect]:
-        """The replica has another role or phase."""
+        """Note that the replica has another role or phase."""
         gate = self._gate
         if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
             self._gate, self._failed_one = None, True

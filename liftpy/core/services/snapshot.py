@@ -429,8 +429,9 @@ class Agreement:
     _lives: dict[str, int] = field(default_factory=dict)
 
     def told(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
-        """``node`` has stored these: position -> digest. What it stored in another life is forgotten: it may have been of records
-        that are gone."""
+        """Note the stored snapshots of ``node``, as position -> digest. Those of an earlier life are forgotten, because their
+        records may be gone.
+        """
         if self._lives.get(node) != life:
             self._told.pop(node, None)
         if node not in self._told and len(self._told) >= MAX_NODES:
@@ -458,8 +459,8 @@ class Agreement:
         return undecided
 
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
-        """Position -> (digest, nodes that have it) of the nodes beside ``own``. Positions without a majority digest are
-        left out.
+        """Return position -> (digest, number of nodes that have it), for the nodes other than ``own``. Positions without a
+        majority are skipped.
         """
         told = [digests for node, digests in self._told.items() if node != own]
         found = {}

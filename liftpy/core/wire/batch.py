@@ -56,7 +56,7 @@ _WINDOW_BYTES = 1 << 27
 
 
 def compress(body: bytes, codec: Codec) -> bytes:
-    """``body`` by LZ4 or zstd."""
+    """Compress ``body`` with LZ4 or zstd."""
     if codec is Codec.LZ4:
         return bytes(lz4.block.compress(body, store_size=False))
     return zstandard.ZstdCompressor(level=3).compress(body)
@@ -295,14 +295,14 @@ class RecordBatch:
             raise CorruptionError(f"The batch at offset {self.base_offset} ({len(stored)} bytes) is damaged: {error}") from None
 
     def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """int64[record_count]: the offset of every record."""
+        """Return the offsets of all records as int64[record_count]."""
         deltas = self.columns.deltas
         if deltas is None:
             return np.arange(self.base_offset, self.base_offset + self.record_count, dtype=np.int64)
         return self.base_offset + deltas.astype(np.int64)
 
     def timestamps_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """int64[record_count]: the timestamp of every record."""
+        """Return the timestamps of all records as int64[record_count]."""
         own = self.columns.timestamps_ns
         return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
 
@@ -606,7 +606,7 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
 
 
 def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
-    """The batches that lie back to back in ``buffer``, to its end; raises as ``parse_batch``, with the offset as DamagedBatchError."""
+    """Return the consecutive batches in ``buffer``. Raises as ``parse_batch``. DamagedBatchError has the offset."""
     view = memoryview(buffer)
     batches: list[RecordBatch] = []
     position = 0
@@ -621,7 +621,7 @@ def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[Re
 
 
 def _refuse_if_damaged(view: memoryview, position: int) -> None:
-    """CorruptionError when a batch of a seemingly unknown version has a wrong CRC: then it is a flipped bit."""
+    """Raise CorruptionError if a batch of a seemingly unknown version has a wrong CRC, because then a bit has flipped."""
     crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
     if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
         raise CorruptionError(
@@ -706,7 +706,9 @@ class RecordColumns:
         return len(self.values)
 
     def sizes(self, record_bytes: int) -> NDArray[np.int64]:
-        """int64[count]: about what each record takes, with ``record_bytes`` for itself and for each of its headers."""
+        """Return the approximate size of each record as int64[count]. ``record_bytes``: overhead of a record and of each of
+        its headers.
+        """
         sizes = self.values.lengths + record_bytes
         if self.keys is not None:
             sizes = sizes + self.keys.lengths
@@ -748,8 +750,11 @@ FEW = 16
 
 
 def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[int, bytes, bytes]]:
-    """(index of the record, name, value), in their order, of a body that has headers and ``count`` records, at least one;
-    CorruptionError where they do not fit in it."""
+    """Return (index of the record, name, value) of all headers in order. The body has headers and ``count`` records, at least
+    one.
+
+    Raises CorruptionError if they do not fit.
+    """
     position = 0
     try:
         for nulls, is_there in ((Columns.VALUE_NULLS, True), (Columns.KEY_NULLS, Columns.KEYS in present)):

@@ -86,7 +86,7 @@ class BytesColumn:
         return width if bool((self.ends[1:] - self.ends[:-1] == width).all()) else 0
 
     def valid(self) -> NDArray[np.bool_]:
-        """bool[count]: False where the entry is null."""
+        """Return bool[count]: False where the entry is null."""
         if self.validity is None:
             return np.ones(len(self.ends), dtype=np.bool_)
         bits = np.unpackbits(np.frombuffer(self.validity, dtype=np.uint8), bitorder="little")
@@ -105,7 +105,7 @@ class DictionaryColumn:
         return list(self.each())
 
     def each(self) -> Iterator[str]:
-        """The entry of every record, one by one."""
+        """Yield the entry of every record."""
         names = [(e or b"").decode(*_TEXT) for e in self.entries.to_list()]
         return repeat(names[0], len(self.index)) if len(names) == 1 else map(names.__getitem__, self.index.tolist())
 
@@ -191,7 +191,7 @@ def _put(pieces: list[bytes], data: bytes) -> None:
 
 
 def _ends(entries: Sequence[Sized]) -> bytes:
-    """Cumulative lengths as ``u32[count]``. For a handful, numpy's fixed cost is more than the work."""
+    """Return cumulative lengths as ``u32[count]``. For a handful of entries, the fixed cost of numpy is higher than the work."""
     count = len(entries)
     if count <= _FEW:
         ends = list(accumulate(map(len, entries)))

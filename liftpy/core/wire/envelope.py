@@ -148,9 +148,9 @@ def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> b
 
 
 def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
-    """Type and payload (a view into ``frame``) of an envelope; raise EnvelopeError for anything that is not one.
+    """Return type and payload (a view into ``frame``) of an envelope. Raise EnvelopeError for anything else.
 
-    ``expected``: the only type that is accepted, None for any.
+    ``expected``: the only accepted type. None: any.
     """
     message_type, _, payload = decode_addressed(frame, expected)
     return message_type, payload
@@ -253,7 +253,7 @@ class Ordinary:
         self._plain_after = self._between + self._after
 
     def envelope(self, value: bytes, msg_id: bytes) -> bytes:
-        """``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
+        """Return an envelope. ``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
         size = len(value)
         if msg_id:
             body = b"%b%b%b%b%b%b%b" % (
@@ -265,7 +265,7 @@ class Ordinary:
         return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
 
     def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
-        """(value, message id or b"") of an envelope of this form; None: it has another one, or its CRC is wrong."""
+        """Return (value, message id or b"") of an envelope of this form. None: it has another form, or its CRC is wrong."""
         before, after, at = self._before, self._after, CRC_HEADER_SIZE_BYTES
         if not (payload.startswith(_HEAD) and payload.startswith(before, at) and payload.endswith(after)):
             return None
@@ -350,7 +350,9 @@ def answered_by(reply: bytes, record_count: int) -> list[bytes]:
 
 
 def counted(reply: bytes) -> tuple[bytes, int]:
-    """(inbox, number) of a reply that counts; the number is -1 where it does not, or is not written as it would be here."""
+    """Return (inbox, number) of a numbered reply subject. The number is -1 if it is missing, or not written as this module
+    writes it.
+    """
     inbox, _, digits = reply.rpartition(b".")
     if not inbox or not digits.isdigit() or len(digits) > MAX_DIGITS or (digits[0] == _ZERO and len(digits) > 1):
         return b"", -1

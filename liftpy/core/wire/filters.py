@@ -110,7 +110,9 @@ class Filter:
         return SubjectTree(self.subjects)
 
     def mask(self, batch: RecordBatch) -> Mask:
-        """bool[record_count]: which records fit. Nothing of a control batch does. CorruptionError as of ``RecordBatch.columns``."""
+        """Return which records match, as bool[record_count]. Records of a control batch never match. Raises CorruptionError
+        as ``RecordBatch.columns``.
+        """
         if batch.header.control or not batch.record_count:
             return np.zeros(batch.record_count, dtype=np.bool_)
         columns = batch.columns

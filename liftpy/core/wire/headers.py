@@ -106,5 +106,5 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def is_status(block: bytes, payload: bytes) -> bool:
-    """Return whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
+    """Return whether the NATS server itself sent the message (503: no responders), and not a publisher."""
     return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

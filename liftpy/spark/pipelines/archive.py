@@ -213,7 +213,7 @@ NEEDED = ("stream", "partition", "offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivePlan:
-    """What ``archive`` writes, and where to.
+    """Plan of ``archive``: the streams, the table and the options.
 
     Args:
         streams: Names of the streams.
@@ -322,7 +322,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What ``archive`` would do.
+    """The work that ``archive`` would do.
 
     Attributes:
         starts: (stream, partition) -> offset to continue at.
@@ -382,7 +382,7 @@ def start_archive(
 
     Args:
         spark: The Spark session.
-        plan: What to archive, and where to.
+        plan: Streams, table and options.
         once: If True, stop at the records that are committed now. Default False: run forever.
         tell: Function that is called after each micro-batch, on the driver, by another thread.
 
@@ -427,7 +427,7 @@ def archive(
 
     Args:
         spark: The Spark session.
-        plan: What to archive, and where to.
+        plan: Streams, table and options.
         once: If True (default), stop at the records that are committed now. False: run forever.
         tell: Function that is called after each micro-batch.
 
@@ -474,7 +474,7 @@ def outlook(plan: ArchivePlan) -> Outlook:
     """Return what ``archive`` would do. Write nothing. Needs no Spark.
 
     Args:
-        plan: What to archive, and where to.
+        plan: Streams, table and options.
     """
     table = table_at(plan.table, plan.kind)
     options = SourceOptions.parse(plan.options())

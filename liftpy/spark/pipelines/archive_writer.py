@@ -112,7 +112,7 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches joined to row groups."""
+    """Join batches to row groups."""
     group: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:

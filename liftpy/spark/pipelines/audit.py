@@ -144,7 +144,7 @@ class Dropped:
             self.learn_ends(node, ends)
 
     def culprits(self, gap: Gap, *, has_key: bool) -> tuple[str, tuple[str, ...], str]:
-        """(kind of finding, nodes, why) of a record that nothing supersedes."""
+        """Return (kind of finding, nodes, reason) for a record that has no newer record of its key."""
         most_hold = 2 * len(gap.holding) > len(gap.holding) + len(gap.lacking)
         if not has_key:
             if 2 * len(gap.lacking) > len(gap.holding) + len(gap.lacking):
@@ -208,8 +208,11 @@ def lost_of(
 
 
 async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_to: int, patience_s: float) -> dict[bytes, int]:
-    """Key -> offset of its newest record, of the keys of ``gaps``, each on a replica that has the record which others lack.
-    ``read_to``: an offset, exclusive, to which all of them have to be read, at least."""
+    """Return key -> offset of its newest record, for the keys of ``gaps``.
+
+    Each key is read on a replica that has the record which others lack. ``read_to``: offset (exclusive) to which at least all
+    of them are read.
+    """
     transport = await link.transport(patience_s)
     newest: dict[bytes, int] = {}
     for node in sorted({gap.holding[0] for gap in gaps.values()}):
@@ -236,7 +239,7 @@ async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_
 
 
 def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """Keys in portions that fit a filter each."""
+    """Split keys into portions that fit into one filter each."""
     portion: list[bytes] = []
     for key in keys:
         if portion and (len(portion) == MAX_KEYS or sum(map(len, portion)) + len(key) > MAX_FILTER_BYTES):
@@ -508,7 +511,7 @@ class _SpanWork:
             self._found.findings.append(found)
 
     async def _judge(self, part: _SpanPart) -> None:
-        """Findings of a part of the span."""
+        """Add the findings of a part of the span."""
         for node, block in part.blocks.items():
             if block.damaged is not None:
                 text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
@@ -569,7 +572,7 @@ class _SpanWork:
             self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
 
     def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
-        """The records are the same, their batches are not: control batches, stamps of producers, how they are packed."""
+        """Compare batches with equal records: control batches, stamps of producers, and how records are packed."""
         for node in batches:
             offset = first_other_batch(batches[reference], batches[node])
             if offset is not None:

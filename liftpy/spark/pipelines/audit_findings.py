@@ -147,8 +147,10 @@ class AuditReport:
 
 
 def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, list[str]]:
-    """(the digest to be expected, whether more than half have it, the nodes that have another). ``digests``: node -> digest.
-    Where no digest has more nodes than every other, that of the node ``reference`` is expected."""
+    """Return (expected digest, whether more than half have it, nodes with another digest). ``digests``: node -> digest.
+
+    If no digest has more nodes than every other, the digest of the node ``reference`` is expected.
+    """
     counts = Counter(digests.values()).most_common(2)
     tied = len(counts) > 1 and counts[0][1] == counts[1][1]
     expected = digests[reference] if tied else counts[0][0]
@@ -170,8 +172,9 @@ class HeldRecords:
 
     @classmethod
     def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> HeldRecords:
-        """The records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for columns that don't
-        fit their header."""
+        """Return the records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for
+        columns that do not fit their header.
+        """
         rows = pa.Table.from_batches([to_arrow(batches, from_offset=start_offset, end_offset=end_offset)])
         place = rows.schema.get_field_index("timestamp")
         rows = rows.set_column(place, "timestamp", rows["timestamp"].cast(pa.int64()))

@@ -49,7 +49,7 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("recor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactPlan:
-    """What ``compact`` reads and writes.
+    """Plan of ``compact``: the stream, the output table and the options.
 
     Args:
         stream: Name of the stream.
@@ -92,9 +92,9 @@ class CompactPlan:
 
 @dataclass(frozen=True, slots=True)
 class CompactStep:
-    """What one run reads.
+    """Input of one run.
 
-    Of each partition, offsets [``starts``, ``cuts``) come from the archive and [``cuts``, ``ends``) from the stream.
+    The offsets [``starts``, ``cuts``) of each partition come from the archive, and [``cuts``, ``ends``) from the stream.
 
     Attributes:
         starts: (stream, partition) -> first offset.
@@ -171,7 +171,7 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """Return what ``compact`` would do. Write nothing.
 
     Args:
-        plan: What to read and write.
+        plan: Stream, output table and options.
         output: The output table.
 
     Raises:
@@ -214,7 +214,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
     Args:
         spark: The Spark session.
-        plan: What to read and write.
+        plan: Stream, output table and options.
         tell: Function that is called with the planned step before it runs.
 
     Returns:
@@ -288,7 +288,7 @@ def _folded(frame: DataFrame) -> DataFrame:
 
 
 def write_part(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's rows as a file, and the row about it."""
+    """Write the rows of a task to a file, and yield the row that describes it."""
     schema = arrow_schema(COLUMNS)
     path = f"{DATA}/latest-{uuid.uuid4().hex}.parquet"
     cast: Iterator[Any] = (batch.cast(schema) for batch in batches if batch.num_rows)

@@ -125,7 +125,7 @@ class IcebergFolder:
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    """Absolute path -> records, of a snapshot's files, None: the newest."""
+    """Return absolute path -> number of records of the files of a snapshot. None: the newest snapshot."""
     found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
     return {one.file_path.removeprefix("file://"): one.record_count for one in found}
 

@@ -213,7 +213,7 @@ class ReplicaReads:
     async def _patiently(
         self, request: client_pb2.ReadRequest, offset: int, patience_s: float
     ) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """``_asked`` until it is answered. Raises NotFoundError where the stream is another one by now."""
+        """Repeat a request until it is answered. Raises NotFoundError if another stream has this name now."""
         try:
             async for attempt in retrying(patience_s, reads=True):
                 with attempt:
@@ -244,7 +244,9 @@ class InBlocks:
         """Read, and not yet of a block."""
 
     async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
-        """The batches that begin before ``end`` (exclusive), and not in the block before; they go ``into`` a list that is given."""
+        """Return the batches that begin before ``end`` (exclusive) and after the previous block. ``into``: list to which they
+        are added.
+        """
         found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:
             while True:

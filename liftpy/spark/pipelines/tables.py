@@ -149,8 +149,10 @@ def commit_of(
 ) -> Commit | None:
     """Return the commit of a micro-batch for the table's ``marks``, None if it is already in the table.
 
-    Raises FencedError where another archive was here, DataLossError where records are missing before or between the ranges (unless
-    that is not to fail), NotFoundError where the table holds a stream that was deleted and made again since.
+    Raises:
+        FencedError: Another archive has changed the table.
+        DataLossError: Records are missing before or between the ranges, and ``fail_on_data_loss`` is True.
+        NotFoundError: The table has records of a stream that was deleted and created again.
     """
     if marks.get(batch_mark(query_id), -1) >= batch_id:
         return None

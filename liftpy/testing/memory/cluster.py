@@ -537,7 +537,7 @@ class MemoryService:
     def __init__(
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
     ) -> None:
-        """``settings``: name, stream, partition, output stream or '', tick in s."""
+        """``settings``: name, stream, partition, output stream or '', tick in seconds."""
         name, stream, partition, output, tick_interval_s = settings
         self._client = client
         self._subjects = subjects

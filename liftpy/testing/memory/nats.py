@@ -114,7 +114,7 @@ class Bus:
         self.publish(_bytes(subject), b"", b"".join(chunks))
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Answers to publishers: lines ``PUB <inbox>  <size>``, each with its payload."""
+        """Send answers to publishers: lines ``PUB <inbox>  <size>``, each with its payload."""
         for line in lines:
             head, _, rest = line.partition(b"\r\n")
             _, subject, size = head.split()
@@ -234,7 +234,7 @@ class NatsSession:
         return end + 2
 
     def _publish(self, data: bytes, begin: int, fields: list[bytes], header_bytes: int) -> int:
-        """``fields``: subject, maybe a reply subject, and the size with the headers."""
+        """Publish a message. ``fields``: subject, optional reply subject, and the size with the headers."""
         size_bytes = int(fields[-1])
         if size_bytes > self._bus.max_payload:
             raise ProtocolError("Maximum Payload Violation")

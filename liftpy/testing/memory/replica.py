@@ -186,7 +186,7 @@ class Readers:
         self._bus.send(asker, chunks)
 
     def request_failed(self, asker: str, error: Exception) -> None:
-        """A defect: tests are to see it."""
+        """Raise the error of a request, so that a test sees the defect."""
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
@@ -242,7 +242,7 @@ class MemoryReplica(MemoryAsking, Peers):
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        """Apply a new state of the partition, of its stream's settings, or of the set of live nodes."""
         self.state = held.state
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config, held.partition_count)

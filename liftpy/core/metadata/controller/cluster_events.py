@@ -353,7 +353,7 @@ class EventTrail:
         """Events that went before they were written."""
 
     def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """The entry ``index`` was applied."""
+        """Note that the entry ``index`` was applied."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns

@@ -118,7 +118,7 @@ def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
 
 
 def unfence_node(draft: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
-    """The node's heartbeats are back, in the same process."""
+    """Unfence a node whose heartbeats are back, in the same process."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node

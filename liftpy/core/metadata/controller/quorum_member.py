@@ -262,7 +262,7 @@ class QuorumMember:
         self._leaving = True
 
     def catching_up(self) -> None:
-        """``CatchUp`` is being done."""
+        """Note that the member carries out ``CatchUp``."""
         self._catching_up = True
 
     def caught_up(self) -> None:

@@ -40,8 +40,11 @@ OVERLAP_ERR_CODE = 10065
 
 
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
-    """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty. Without enough
-    nodes it waits for them, without partitions."""
+    """Create a stream. Each partition is Online, led by its first replica, with all replicas in the ISR, because all logs are
+    empty.
+
+    Without enough nodes, the stream waits without partitions.
+    """
     try:
         held = draft.image.streams.get(request.name)
         config = _checked(draft, request, held)
@@ -445,7 +448,7 @@ class WaitingStreams:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Note that an entry was applied."""
         if self._image is None:
             return
         before, self._image = self._image, image

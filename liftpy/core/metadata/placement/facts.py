@@ -38,7 +38,7 @@ class NodeFacts:
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
-        """Replicas that it still takes; ``unlimited`` where it takes any number."""
+        """Return how many more replicas the node accepts, ``unlimited`` if there is no limit."""
         return self.budget - self.replicas if self.budget else unlimited
 
 
@@ -93,7 +93,7 @@ def in_order(nodes: Sequence[str]) -> list[str]:
 
 
 def ordered(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    """``nodes`` in the order of their ids."""
+    """Return ``nodes`` in the order of their ids."""
     by_id = {node.node_id: node for node in nodes}
     return [by_id[node_id] for node_id in in_order(list(by_id))]
 

@@ -162,7 +162,7 @@ def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def row_of(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    """Stages 1 and 2: all nodes, neighbours on different racks as far as the racks' sizes allow."""
+    """Run stages 1 and 2: return all nodes, with neighbors on different racks as far as the sizes of the racks allow."""
     racks: dict[str, list[NodeFacts]] = {}
     for node in nodes:
         racks.setdefault(node.rack, []).append(node)
@@ -196,7 +196,7 @@ _EXACT = Context(prec=DIGITS)
 
 
 def rendezvous(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every weight is above 0."""
+    """Return the replicas of each partition by rendezvous hashing. All weights are above 0."""
     spread = any(node.rack for node in nodes)
     room = {node.node_id: node.room(wanted.partitions) for node in nodes}
     ranking = _Ranking(nodes, wanted.stream)
@@ -268,7 +268,9 @@ class _Ranking:
 
 
 def _scores(hashes: npt.NDArray[np.uint64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Roughly: what is best has its hash near 2^64, and is counted from there, or its logarithm would lose all digits."""
+    """Return the scores. The best hashes are near 2^64. The logarithm is computed from there, because it would lose all
+    digits otherwise.
+    """
     from_above = (np.bitwise_not(hashes).astype(np.float64) + 0.5) / _TWO_64
     below = np.minimum((hashes.astype(np.float64) + 0.5) / _TWO_64, 0.5)
     logarithms = np.where(from_above < 0.5, np.log1p(-np.minimum(from_above, 0.5)), np.log(below))

@@ -361,7 +361,7 @@ class LeadershipPlan:
 
 
 def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
-    """Return the transfers that balance the leaderships (``held``: partition -> replicas, preferred leader first)."""
+    """Return the transfers that balance the leaderships. ``held``: partition -> replicas, preferred leader first."""
     return _Evening(ordered(nodes), held).plan()
 
 
