@@ -220,11 +220,13 @@ class Node:
         await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
         recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
         try:  # side by side: the group may have to elect a leader first, which is waiting
-            self._thread = GroupThread(
+            self._thread = group = GroupThread(
                 lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys),
+                self.fatal,
                 self.instruments,
             )
-            self.group = group = await self._thread.open(self.fatal)
+            await group.start()
+            self.group = group
             self._membership = Membership(settings, group, self._heard, self.fatal)
             await asyncio.shield(recovery)
             elsewhere = await self._workers.recovered()
@@ -581,7 +583,7 @@ class Node:
         if self._quiet is not None:
             self._quiet.close()
         if self._thread is not None:
-            await self._thread.close()
+            await self._thread.stop()
         self._drops.close()
         if self._links is not None:
             await self._links.close()

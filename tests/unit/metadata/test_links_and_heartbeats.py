@@ -78,7 +78,7 @@ async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: 
     async def stop() -> None:
         third.calls.append("group")
 
-    link._group = SimpleNamespace(stop=stop)  # type: ignore[assignment]
+    link._role = SimpleNamespace(backends=[], stop=stop)  # type: ignore[assignment]
     await link.close()
     assert third.calls == ["group", "flush", "close"]
 
@@ -102,7 +102,8 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
     group: Any = Beaten()
     answered: list[Any] = []
     beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-    running = membership.Heartbeats(group, beat, membership.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
+    role: Any = SimpleNamespace(current=group)
+    running = membership.Heartbeats(role, beat, membership.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
     home: list[Any] = []
     loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
     running._home = loop

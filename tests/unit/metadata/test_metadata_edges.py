@@ -170,8 +170,8 @@ async def test_heartbeats_slow_answer_shortens_the_next_pause(monkeypatch: pytes
         if len(slept) == len(takes):
             raise Over
 
-    group: Any = Slow()
-    running = membership.Heartbeats(group, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
+    role: Any = SimpleNamespace(current=Slow())
+    running = membership.Heartbeats(role, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
     monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()

@@ -204,7 +204,7 @@ async def test_membership_heartbeat_pace_and_session_come_from_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, group, _, _ = a_member(tmp_path)
-    group.inner = group.loop = None
+    group.role = group.loop = None
 
     def not_run(loop: Any, running: Any, *_: Any, **__: Any) -> None:
         running.close()
@@ -551,7 +551,7 @@ async def test_group_link_reports_connection_changes_to_the_group(tmp_path: Path
     link, heard = a_link(tmp_path), []
     await link._disconnected()
     await link._reconnected()
-    link._group = SimpleNamespace(bus_changed=heard.append)  # type: ignore[assignment]
+    link._role = SimpleNamespace(backends=[SimpleNamespace(bus_changed=heard.append)])  # type: ignore[assignment]
     await link._disconnected()
     await link._reconnected()
     assert heard == [False, True]
