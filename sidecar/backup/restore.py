@@ -43,6 +43,7 @@ from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTi
 from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
+from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
@@ -336,6 +337,20 @@ class RestoredStream:
         """New uid of the stream."""
         return self.image.uid if self.image is not None else ""
 
+    def partitions_of(self, now: StreamImage | None) -> tuple[PartitionState, ...]:
+        """Return the restored partitions of the stream as it is now. An operator may have added others.
+
+        Raises:
+            NotFoundError: The stream was deleted.
+        """
+        if now is None or now.uid != self.uid:
+            raise self.deleted()
+        return now.partitions[: len(self.copy.partitions)]
+
+    def deleted(self) -> NotFoundError:
+        """Return the error for a stream that was deleted during its restore."""
+        return NotFoundError(f"Stream {self.wish.into} was deleted during the restore. Start the restore again.")
+
 
 @dataclass(slots=True)
 class Restored:
@@ -617,8 +632,11 @@ class Restore:
         sync_folder(streams)
 
     async def _is_served(self, one: RestoredStream) -> bool:
-        now = await self._client.stream(one.wish.into)
-        if any(partition.leader != self._helper_id for partition in now.partitions):
+        try:
+            partitions = one.partitions_of(await self._client.stream(one.wish.into))
+        except NotFoundError:
+            raise one.deleted() from None
+        if any(partition.leader != self._helper_id for partition in partitions):
             return False
         for number, log in enumerate(one.logs):
             bounds = await self._client.bounds(one.wish.into, number)
@@ -641,10 +659,8 @@ class Restore:
         async def is_done() -> bool:
             image = (await self._client.describe_cluster()).image
             for one in self._streams:
-                now = image.streams.get(one.wish.into)
-                if now is None or now.uid != one.uid:
-                    raise NotFoundError(f"Stream {one.wish.into} was deleted during the restore. Start the restore again.")
-                for partition, nodes in zip(now.partitions, one.plan, strict=True):
+                partitions = one.partitions_of(image.streams.get(one.wish.into))
+                for partition, nodes in zip(partitions, one.plan, strict=True):
                     if set(partition.isr) != {*nodes, *extra} or partition.target or not partition.leader:
                         return False
             return True
