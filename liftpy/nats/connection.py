@@ -48,7 +48,7 @@ class Receiver(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         """The reading task waits for this; None: it is busy, and what comes waits for it."""
         self._ended: Exception | None = None
-        """Why nothing more will come."""
+        """Error that ended the data. None: more may come."""
         self._stopped = False
         transport.set_protocol(self)
 

@@ -54,7 +54,7 @@ _REMEMBERED_BYTES = 256
 _PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
 """The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
-"""One that can't be taken for more than one field, or line, of the protocol."""
+"""Subjects that cannot be confused with more than one field, or line, of the protocol."""
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )

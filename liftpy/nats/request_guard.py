@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 200
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 """(subject, reply, payload, header block), as the connections of a node call it."""
 Reject = Callable[[bytes, Exception], Awaitable[Any] | object]
-"""(reply subject, what the handler raised): sends a rejection, and returns what is to be awaited for it, if anything."""
+"""Function (reply subject, error of the handler) that sends a rejection. It returns an awaitable, or None."""
 
 
 class RequestGuard:

@@ -66,7 +66,7 @@ _AHEAD_S = 5.0
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
-"""(message, name of who says it, how it is answered); nothing of it gets lost."""
+"""Function (message, name of the sender, callback for the answer). No message is lost."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class _Serving:
     reader_of: Callable[[ReadOptions], PartitionReader] | None = None
     say: Say | None = None
     acknowledged: tuple[int, int] = (0, -1)
-    """Order and position, where that can't have got lost."""
+    """Order and position that the node is known to have received."""
     thread: int = field(default_factory=threading.get_ident)
 
     def wake(self) -> None:
@@ -132,7 +132,7 @@ class ServiceHost:
         """True if a first JoinLog has come: the hellos after it don't take anybody's place."""
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
-        """When the last JoinLog came, monotonic seconds."""
+        """Monotonic time of the last JoinLog, in seconds."""
         self._unheard = 0
         """Number of hellos since the node last answered."""
         self._unbound = False

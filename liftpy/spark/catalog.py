@@ -43,7 +43,7 @@ WAIT_S = 1.0
 POLL_S = 0.2
 """Between two questions to nodes that do not wait."""
 PAUSE_S = 0.01
-"""After an answer with news: a partition that commits without a break is asked so often."""
+"""Pause after an answer with news. It limits the questions about a partition that commits all the time."""
 PAUSE_EACH_S = 0.0002
 """Pause for each watched partition, so that many partitions are asked less often, in seconds."""
 UNWANTED_S = 10.0

@@ -94,7 +94,7 @@ class StreamOffsets:
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, where that is known."""
+        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, if known."""
         known = ((key, offset, self.epochs.get(key, 0)) for key, offset in self.next_offsets.items())
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 

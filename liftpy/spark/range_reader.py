@@ -210,7 +210,7 @@ def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) ->
 
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Read at a time; more where one batch is larger."""
+"""Number of bytes to read at once. It is more if a batch is larger."""
 ELSEWHERE_S = 60.0
 """Time for which a node on another host, or without local reads, is not asked again, in seconds."""
 SILENT_S = 5.0

@@ -87,7 +87,7 @@ class FetchRules:
     leader_first: bool = False
     fail_on_data_loss: bool = True
     files: bool = False
-    """True if files of replicas on this host are read; ``expects_files``: it is told where they are not."""
+    """True if files of replicas on this host are read. ``expects_files``: log if there are none."""
     expects_files: bool = False
     left_out: int = 0
     """Columns that are not wanted (``liftpy.core.wire.filters``)."""

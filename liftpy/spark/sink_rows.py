@@ -31,7 +31,7 @@ WRITTEN: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "topic": ("string", lambda kind: kind in _TEXT),
     "partition": ("int", lambda kind: kind == pa.int32()),
 }
-"""Column -> its type in words, and whether an Arrow type is that."""
+"""Column -> name of its type for people, and a function that checks an Arrow type."""
 
 
 def _is_headers(kind: pa.DataType) -> bool:

@@ -627,7 +627,7 @@ class PeersGiven:
 
     @property
     def jars(self) -> Path:
-        """Raises ConfigError where none are given."""
+        """Directory of Kafka's jars. Raises ConfigError if it is not given."""
         if self.kafka_jars is None:
             raise ConfigError("Kafka needs its jars. Give their directory with --kafka-jars.")
         return self.kafka_jars

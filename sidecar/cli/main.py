@@ -31,7 +31,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 """Every command: wrong usage or setting."""
 EXIT_UNAVAILABLE = 3
-"""Every command: nobody answered. Retry."""
+"""Every command: no answer from NATS or the cluster. Retry."""
 EXIT_INTERRUPTED = 130
 """Every command: interrupted by Ctrl-C."""
 SIGNALED = 128

@@ -149,7 +149,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 """``liftpy service``: wrong usage, setting or class. No restart."""
 EXIT_UNAVAILABLE = 3
-"""``liftpy service``: nobody answers. Restart."""
+"""``liftpy service``: no answer from NATS or the cluster. Restart."""
 EXIT_DATA = 65
 """EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
 EXIT_PLACE_TAKEN = 69

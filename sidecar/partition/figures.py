@@ -146,7 +146,7 @@ class LabelSums:
         self.shown: Numbers = _NOTHING_SHOWN
         """Values in the order of SHOWN, then of ROLES."""
         self.records: dict[Any, int] = {}
-        """Partition -> what its last follower lacks, where one lacks anything."""
+        """Partition -> number of records that its last follower lacks, if any."""
         self.since_ns: dict[Any, int] = {}
         """Value -> monotonic time since which it holds."""
         self.now: list[Numbers] = []

@@ -31,7 +31,7 @@ from sidecar.transport.connection import send_answer
 
 Feed = Callable[[events.Event], None]
 Deliver = Callable[[str, int, str, events.Event], None]
-"""(stream, partition, stream uid, event) -> to the replica of that partition on this node, if there is one."""
+"""Function (stream, partition, stream uid, event) that delivers the event to the replica of that partition on this node, if any."""
 
 
 @dataclass(frozen=True, slots=True)

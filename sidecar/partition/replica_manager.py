@@ -45,7 +45,7 @@ logger = logging.getLogger("liftpy.partitions")
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
-"""Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
+"""Maximum number of partitions that are opened or stopped at once. The others wait."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
 """Time for which a leader in a planned transfer tries to answer its publishers, in seconds."""

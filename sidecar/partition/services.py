@@ -125,14 +125,14 @@ class PartitionServices:
         )
         self._report_ended = report_ended
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)
-        """When the last ends of services were reported as events."""
+        """Times of the last reported ends of services."""
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
         """True if the next check is planned."""
         self._report = Timer(self._tell_others)
         self._report_ns = 0
-        """When the next report is planned; 0: it is not."""
+        """Time of the next planned report. 0: none is planned."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
         """Last report and its receiver."""
         self._replay_end_offset = 0

@@ -114,7 +114,7 @@ class PeerSessions:
     first: tuple[str, ...] = field(init=False)
     """The list of the settings."""
     _said_at: float = -1e9
-    """When a term that is out of reach was logged last."""
+    """Time of the last log line about a term that is out of reach."""
     _list_said_at: float = -1e9
 
     def __post_init__(self) -> None:

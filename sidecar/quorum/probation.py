@@ -68,7 +68,7 @@ class FolderLineage:
         """Peer -> the nonce of this folder by which it last said to know it."""
         self.majority = majority
         self._doubts: dict[str, int] = {}
-        """Peer -> the nonce by which it last said to know this folder, where the folder holds nothing of that process."""
+        """Peer -> the nonce by which it last claimed to know this directory, if the directory has nothing of that process."""
         self._changed = True
         self._load()
         if self.nonce:

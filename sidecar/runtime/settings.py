@@ -570,7 +570,7 @@ SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
 CLUSTER = "cluster"
-"""Source of what stands in the metadata image."""
+"""Source of values from the metadata image."""
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:

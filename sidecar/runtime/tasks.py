@@ -144,7 +144,7 @@ def _is_ours(error: BaseException | None) -> bool:
 
 
 SLICE_S = 0.008
-"""One slice ends with the first piece of work that is done after this."""
+"""Duration of a slice, in seconds. A slice ends with the first piece of work that is done after this."""
 
 Item = TypeVar("Item", bound=Hashable)
 

@@ -95,7 +95,7 @@ class PageAnswers:
         self._most_bytes = most_bytes
         self._rested = RestedAnswers(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
-        """Stream -> what was said of it, as long as its image is the same."""
+        """Stream -> its last summary, while its image is unchanged."""
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
         """Return whether ``payload`` is one of these questions. Then ``answer`` is called with the answer, now or soon."""

@@ -161,7 +161,7 @@ class Viewing:
         self.seq = 0
         self._histories: dict[str, History] = {}
         self._ask_kept_s: dict[str, float] = {}
-        """Silent node -> when others are asked again for what they keep of it."""
+        """Silent node -> time at which other nodes are asked again for its kept history."""
         self._forget()
 
     def _forget(self) -> None:

@@ -139,7 +139,9 @@ class BusConnection(StrictConnection):
         self.all_have_lost_it = False
         """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
-        """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
+        """Prefix of the subjects on which this connection gets answers, without the last dot. It cannot be guessed. Set when
+        the connection opens.
+        """
 
     # ---- out ----------------------------------------------------------------------------------------------------------
     def send(

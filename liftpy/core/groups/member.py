@@ -110,7 +110,7 @@ class MemberMachine:
         self._new_id = new_id
         self._streams = list(streams)
         self._streams_from = 1
-        """Number of the first command that tells of them; 0: it is known that they are."""
+        """Number of the first command that names the streams. 0: the coordinator knows them."""
         self._instance, self._client, self._session_ms = instance, client, session_ms
         self._session = 0
         """Random number of this session. A member that was removed and joins late by a copied join has another one."""
@@ -122,7 +122,7 @@ class MemberMachine:
         self._number = 0
         """Number of the newest command."""
         self._news_after = -1
-        """After which command something happened that the next one tells."""
+        """Number of the last command before a change that the next command reports."""
         self._sent_ns: dict[int, int] = {}
         """Number -> when it left: commands whose answers would count."""
         self._due_ns = self._until_ns = _LONG_AGO

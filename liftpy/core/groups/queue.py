@@ -111,7 +111,7 @@ _MANY_PIECES = 1000
 _SHORT_REASON = 32
 """Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
 _FEW_EXPIRED = 32
-"""Leases that one ``expire`` ends one by one; where more are over, it looks at all pieces once."""
+"""Number of leases that one ``expire`` ends one by one. If more have expired, it checks all pieces once."""
 _SPARSE = 16
 """Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
 

@@ -99,7 +99,7 @@ class OpenReport:
     """The checkpoint's HW was above the log: records that were committed are gone here."""
 
     set_aside: tuple[str, ...] = ()
-    """Files in the folder that were set aside, now or earlier."""
+    """Quarantined files in the directory, from this or an earlier start."""
 
     lost_flushed: bool = False
     """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
@@ -108,7 +108,7 @@ class OpenReport:
     """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
-    """A flush of this log has failed since it was opened last, and why; '' when none has, or the disk did not take the mark."""
+    """Reason of a failed flush since the log was opened last. '': none has failed, or the disk did not store the mark."""
 
     @property
     def must_leave_isr(self) -> bool:

@@ -118,7 +118,7 @@ class History:
         self._newest = dict.fromkeys(LENGTHS, 0)
         """Step -> the last second, or the first of the last ten, that there is a place for; 0: none."""
         self._oldest = dict.fromkeys(LENGTHS, 0)
-        """Step -> the first one that was ever put; 0: none."""
+        """Step -> its first value. 0: none."""
 
     @property
     def newest(self) -> int:

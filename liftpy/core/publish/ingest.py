@@ -195,7 +195,7 @@ _UNDECIDED = Rejection(
     RejectReason.NOT_LEADER, "The leader changed before the publish was stored. It is not stored: send it again."
 )
 INGEST_OVERFLOW = "ingest_overflow"
-"""Why publishes were dropped that no partition ever saw."""
+"""Reason of publishes that were dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 _NOBODY = Numbering(0, 0, 0, None)
@@ -243,7 +243,7 @@ class Ingest:
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._ids_in_hand: dict[bytes, tuple[PendingBatch, int]] = {}
-        """Message id -> where it is, and the record's index there."""
+        """Message id -> its pending batch, and the index of the record there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
             ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,

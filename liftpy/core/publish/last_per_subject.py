@@ -50,7 +50,7 @@ WAIT_BYTES = 1 << 20
 WAIT_PUBLISHES = 1000
 """Publishes that wait for the index of one partition, at most."""
 _WAIT_OVERHEAD_BYTES = 400
-"""Memory of a waiting publish besides its parts."""
+"""Memory of a waiting publish in addition to its parts, in bytes."""
 
 
 class _Waiting(NamedTuple):

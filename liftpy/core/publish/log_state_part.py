@@ -52,9 +52,9 @@ class NewBatch(NamedTuple):
     """Offset -> message id, ascending, of the records that have one."""
     numbering: Numbering | None = None
     stored: RecordBatch | bytes = b""
-    """The batch itself, for what is seldom needed of it; valid during the call."""
+    """The batch itself, for rarely needed data. It is valid during the call."""
     asks: bool = False
-    """One of its records was published under an expected last sequence of a subject."""
+    """True if one of its records was published with an expected last sequence of a subject."""
 
 
 class Part(Protocol):

@@ -247,7 +247,7 @@ class MessageColumns:
     asked: Question | None = None
     """The one message asks how a process may go on; there is nothing to store."""
     apart: list[int] = field(default_factory=list)
-    """Indices of whole batches among several messages. Each is to be read alone; no other column is filled in."""
+    """Indices of whole batches among several messages. Each is read alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> why the message can't be stored as it is, ascending. Its other columns are not complete."""
     unfit_then: dict[int, Rejection] = field(default_factory=dict)
@@ -291,7 +291,7 @@ class MessageDecoder:
         ]
         """Common forms of envelopes. The one seen last comes first."""
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
-        """Shared wishes of publishers with equal wishes, within one ``read``."""
+        """Shared options of publishers with equal options, within one ``read``."""
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing

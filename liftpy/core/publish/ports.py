@@ -57,7 +57,7 @@ class IngestShell(AckShell, Protocol):
 
     @property
     def max_payload(self) -> int:
-        """Bytes of one message at most, as of now."""
+        """Maximum size of a message at this time, in bytes."""
 
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None

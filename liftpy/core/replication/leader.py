@@ -97,7 +97,7 @@ def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
 
 SAID_BY_EVERY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
 _AGAIN_NS = 250_000_000
-"""After the metadata group did not do what it was asked for."""
+"""Time to wait after the metadata group did not do what was requested."""
 
 
 class Pausing:
@@ -142,7 +142,7 @@ Records that arrive in this time carry the HW. So a busy partition sends no noti
 one.
 """
 _ISR_RETRY_NS = 250_000_000
-"""After the metadata group refused or did not answer."""
+"""Time to wait after the metadata group rejected a request or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
 """Between two attempts to hand the leadership over."""

@@ -223,12 +223,12 @@ class Replica:
 
     @property
     def state(self) -> PartitionState:
-        """The partition as of the last PartitionChanged."""
+        """State of the partition at the last PartitionChanged."""
         return self._shared.state
 
     @property
     def min_isr(self) -> int:
-        """The effective one, as of the last PartitionChanged."""
+        """Effective min ISR at the last PartitionChanged."""
         return self._shared.held.min_isr
 
     @property

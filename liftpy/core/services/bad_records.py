@@ -53,7 +53,7 @@ from liftpy.errors import LiftError
 MAX_ERROR_BYTES = 500
 MAX_SKIPS = 256
 FIRST_WAIT_S = 1.0
-"""Wait before a unit that failed twice is tried again beside a follower, in seconds. It doubles each time."""
+"""Wait in a follower's host before a unit that failed twice is tried again, in seconds. It doubles each time."""
 LONGEST_WAIT_S = 60.0
 DECIDED_WAIT_S = 10.0
 """Time to look for a decision that was appended, before it is made again, in seconds."""
@@ -180,7 +180,7 @@ class Failing:
     scanned: int = 0
     again_s: float = 0.0
     decided_s: float | None = None
-    """When a decision was appended here, monotonic."""
+    """Monotonic time at which a decision was appended here. None: none was."""
     scan_end: int | None = None
     """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
     wait for the next scan. None: no scan is under way."""

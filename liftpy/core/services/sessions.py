@@ -123,7 +123,7 @@ class _Order:
     stop_position: int
     leader_epoch: int
     kind: str
-    """Kind of the order: follow, replay (promotion), catch-up (beside a leader) or lead."""
+    """Kind of the order: follow, replay (promotion), catch-up (in the leader's host) or lead."""
     ack_id: int
     acknowledged: bool = False
 
@@ -156,7 +156,7 @@ class _ServiceSession:
     version: int = 0
     active_version: int = 0
     lowest_version: int = 0
-    """Lowest version that the code beside all replicas supports. 0: not known for all."""
+    """Lowest version that the code in the hosts of all replicas supports. 0: not known for all."""
     fetching: bool = False
     """True while it searches for a snapshot of another node's service."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
@@ -165,7 +165,7 @@ class _ServiceSession:
     given_bytes: int = 0
     figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
-    """Description of how its state differs from the services beside other nodes."""
+    """Description of how its state differs from the services of other nodes."""
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class _Gate:
     stop_position: int
     names: frozenset[str]
     ends_ns: int
-    """When those that go on, but slowly, are excused."""
+    """Time after which the promotion no longer waits for slow services."""
     began: dict[str, int]
     """Position of each when it began."""
     may_fail: bool

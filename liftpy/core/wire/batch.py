@@ -100,7 +100,7 @@ MAGIC = 0x424C
 """The bytes ``LB``."""
 VERSION = 1
 SIGNATURE = b"LB\x01"
-"""Magic and version as they lie at ``SIGNATURE_POSITION`` of every batch: what a search for batches looks for."""
+"""Magic and version at ``SIGNATURE_POSITION`` of every batch. A search for batches looks for them."""
 SIGNATURE_POSITION = 4
 
 _HEADER = struct.Struct("<IHBBIIqQqQIHHII")
@@ -230,7 +230,7 @@ class RecordBatch:
         self.view = view
         """The whole batch, header included."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
-        """Told of columns that can't be had: they are made long after the batch was taken."""
+        """Called for columns that cannot be decoded, which happens long after the batch was received."""
 
     @property
     def base_offset(self) -> int:

@@ -118,10 +118,11 @@ class Scope:
     inbox_prefix: str = "_INBOX"
     principal: str = ""
     services: tuple[str, ...] = ()
-    """Replicated services that a reader or an operator may query, ``*``: all; a service's own user: those that it is. Empty: none, and
-    all."""
+    """Replicated services that a reader or an operator may query. ``*``: all. For a service's own user: the services that it
+    runs. Empty: none, or all for such a user.
+    """
     replies: tuple[str, ...] = ()
-    """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers; of members, which nodes do."""
+    """Inbox prefixes, without a dot at the end, on which a service's user answers commands, or on which nodes answer members."""
     jetstream: str = ""
     """Domain under which nodes answer JetStream's read API, of all streams; '': they do not."""
 

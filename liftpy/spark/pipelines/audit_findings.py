@@ -33,11 +33,11 @@ _WORDS = {
     LOST: "lacks a record that nothing supersedes",
     REVIVED: "has a record that other replicas deleted",
 }
-"""Kind of finding -> what its replica does, in words."""
+"""Kind of finding -> description of what is wrong with the replica."""
 MAX_FINDINGS = 100
 """Maximum number of findings for a part of a partition."""
 ABSENT = "nothing"
-"""Instead of a digest, where there is no record."""
+"""Text instead of a digest, if there is no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

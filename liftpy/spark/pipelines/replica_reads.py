@@ -97,7 +97,7 @@ class ReplicaReads:
         self.compacted = False
         """True if it has said that offsets may be without a record."""
         self.compacted_end = 0
-        """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R11]."""
+        """Exclusive: the highest offset that compaction had reached, over all answers [R11]."""
         self.deletes_end = 0
         """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
 

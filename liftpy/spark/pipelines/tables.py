@@ -89,7 +89,7 @@ MANIFEST = pa.schema(
         ("newest_us", pa.int64()),
     ]
 )
-"""One row for each range: the fields of ArchivedRange."""
+"""Schema with one row per range: the fields of ArchivedRange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

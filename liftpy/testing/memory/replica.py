@@ -211,7 +211,7 @@ class MemoryReplica(MemoryAsking, Peers):
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
         self.failed = ""
-        """Why its log is given up."""
+        """Reason why its log has failed."""
         self.state: PartitionState | None = None
         self.gone = False
         """Stopped, or its node is dead: nothing reaches it any more."""

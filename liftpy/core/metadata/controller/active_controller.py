@@ -86,7 +86,7 @@ class ActiveController:
         self._rules = rules or Rules()
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._in_log: set[bytes] = set()
-        """Ids of operations that were put into the log and are not applied yet."""
+        """Ids of operations that are in the log and not applied yet."""
         self._answered: Counter[str] = Counter()
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)

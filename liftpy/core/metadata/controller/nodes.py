@@ -28,7 +28,7 @@ from liftpy.errors import ConfigError, InvalidNameError
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
 MAX_NODES = 1000
-"""A node that registers beyond them takes the place of one that neither runs nor holds data: such nodes keep no real one out."""
+"""Maximum number of nodes. One more node replaces one that neither runs nor holds data, so dead entries keep no node out."""
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 

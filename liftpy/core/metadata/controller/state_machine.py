@@ -52,7 +52,7 @@ class _Ahead:
     index: int
     work: Steps[_Applied]
     applied: _Applied | None = None
-    """When the work is done."""
+    """Result of the work. None: it is not done."""
 
     def step(self) -> bool:
         """Do some of the work. Return whether it is done."""
