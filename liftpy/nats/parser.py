@@ -207,7 +207,7 @@ class StrictParser(Parser):
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:
-        """Handle one complete message or command; return where it ends, or ``position`` when it is not complete."""
+        """Handle one complete message or command. Return the position after it, ``position`` if it is not complete."""
         if self._needed_bytes or position >= len(buffer):
             return position
         eol = buffer.find(b"\r\n", position)

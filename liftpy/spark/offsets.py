@@ -167,7 +167,7 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Return a time for each partition, JSON as of offsets with ms since 1970; ConfigError naming the option."""
+    """Parse a time for each partition: JSON in the form of offsets, with ms since 1970. Raises ConfigError that names the option."""
     problem = f'{option} = {shown(text)}: use JSON such as {{"orders": {{"0": 1767225600000}}}}, ms since 1970'
     try:
         document = load_json(text)

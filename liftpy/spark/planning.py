@@ -185,10 +185,10 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
-    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
+    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and a text about lost records.
 
-    With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
-    not name are read from the oldest record that is kept. Empty ranges make no task.
+    With ``fail_on_data_loss``, a loss raises DataLossError. Without it, the rest is read. Partitions of ``ends`` that
+    ``starts`` does not name are read from the oldest record that is kept. Empty ranges make no task.
     """
     ranges: list[PlannedRange] = []
     losses: list[str] = []

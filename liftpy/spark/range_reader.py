@@ -524,7 +524,7 @@ class _LinedRange:
 
 
 def _first_base(answer: memoryview) -> int | None:
-    """Return the base offset of an answer's first batch; None where it has none, or is no answer."""
+    """Return the base offset of an answer's first batch. None: it has none, or is no answer."""
     try:
         head, body = frames.decode_read_response(answer)
         return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset

@@ -264,9 +264,10 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
 
 
 def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
-    """Return the last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
+    """Return the last record's LeaderEpoch.
 
-    That the batches follow each other was checked before; here, that none has a hole inside.
+    Raises DataLossError if an epoch is above the planned one, ProtocolError if epochs fall along the log. An earlier check
+    ensures that batches follow each other. This one checks that none has a gap inside.
     """
     for piece in pieces:
         epoch, header = piece.batch.leader_epoch, piece.batch.header

@@ -190,7 +190,7 @@ class LiftReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges between startingOffsets and endingOffsets, as of now."""
+        """Return the current ranges between startingOffsets and endingOffsets."""
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)

@@ -465,7 +465,7 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """Return the module of that name, or what is in the file: a script's name is ``__main__``."""
+    """Return the module with this name, or the one in the file. A script has the name ``__main__``."""
     if name != "__main__":
         try:
             return importlib.import_module(name)

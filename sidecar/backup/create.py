@@ -115,7 +115,9 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
 
 
 async def _in_thread(work: Callable[..., object], *given: object) -> None:
-    """Do ``work``, which writes, in a thread. One that is cancelled waits for it, so that nothing is written behind the clean-up."""
+    """Do ``work``, which writes, in a thread. If the caller is cancelled, it waits for the thread, so that nothing is written
+    after the clean-up.
+    """
     working = attended(asyncio.to_thread(work, *given))
     try:
         await asyncio.shield(working)

@@ -197,7 +197,7 @@ def _may_run(backup: str, by: datetime) -> bool:
 def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
     """Return running backups -> the backup that they reuse ('': none, '?': unknown).
 
-    ``ids``: complete ones. ``died``: those that count as dead.
+    ``ids``: complete backups. ``died``: backups that count as dead.
     """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]

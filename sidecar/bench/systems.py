@@ -650,7 +650,7 @@ DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the systems to measure: ``names``, or the defaults and all installed ones.
 
-    ``say`` gets those that are left out. Raise ConfigError if a named one is missing.
+    ``say`` is called with skipped systems. Raise ConfigError if a named one is missing.
     """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:

@@ -332,7 +332,7 @@ async def pass_over(
 
 
 def _partition_in(stream: str, count: int, partition: int | None) -> int:
-    """Return ``partition``, None: the only one of ``count``. Raises ConfigError where there are several, and NotFoundError."""
+    """Return ``partition``. None: the only one of ``count``. Raises ConfigError if there are several, and NotFoundError."""
     if partition is None and count > 1:
         raise ConfigError(f"Stream {stream} has {count} partitions, and a service has its own state in each. Set --partition.")
     place = partition or 0

@@ -291,7 +291,7 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
-    Also of a folder that is there, and of those above it: who made them may have died before it flushed their names.
+    This also flushes the names of existing directories, because the process that created them may have died before it did so.
     """
     with _storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]

@@ -309,7 +309,7 @@ class FoundState(NamedTuple):
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Return the state file beside ``log`` that fits.
+    """Return the state file of ``log`` that fits.
 
     Others are logged and removed. Runs in any thread. Raises StorageError.
     """

@@ -177,7 +177,7 @@ class QuietTalk:
         return question
 
     def over(self, question: pb.QuietFetches) -> list[int]:
-        """Return the places of those fetches in the question that the leaders here have not counted."""
+        """Return the indexes of the fetches in the question that the leaders here have not counted."""
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count

@@ -161,9 +161,7 @@ class PartitionServices:
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
-        """Process a heartbeat. ``inbox`` may be answered. ``told``: the callback of a service in this process, instead of
-        an inbox.
-        """
+        """Process a heartbeat. ``inbox`` may be answered. ``told``: callback of a service in this process, instead of an inbox."""
         if hello.leaving:
             self._here.pop(inbox, None)
         elif told is not None:
@@ -177,7 +175,7 @@ class PartitionServices:
             self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
-        """Record the state of the services beside another replica."""
+        """Record the state of the services of another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -364,7 +362,7 @@ class Found(Protocol):
     """Finds the services of a partition of this node by name."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services beside a partition, None if it is not on this node."""
+        """Return the services of a partition, None if it is not on this node."""
 
 
 class ServiceDesk:

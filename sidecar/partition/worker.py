@@ -466,7 +466,10 @@ class PartitionWorker:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def drop_set_aside(self) -> None:
-        """Remove what recovery set aside: this replica is in sync again, without an unclean election. Off the event loop."""
+        """Remove the files that recovery has quarantined, because this replica is in sync again without an unclean election.
+
+        Call it off the event loop.
+        """
         try:
             removed = drop_set_aside(self.log.storage)
         except StorageError as error:

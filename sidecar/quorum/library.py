@@ -139,7 +139,7 @@ def _journal(given: Any) -> Any:
 
 
 def check_library() -> None:
-    """Take pickle out of the library, and raise ConfigError if it is not exactly the one that was proven."""
+    """Remove pickle from the library. Raise ConfigError unless the library is exactly the checked version."""
     if VERSION != SUPPORTED_VERSION:
         raise ConfigError(
             f"pysyncobj {VERSION} is installed, but the metadata group supports only {SUPPORTED_VERSION}. Install "
@@ -169,7 +169,7 @@ class StateMachine(Protocol):
         """Apply one entry; return its answer. Never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do a step of the work on the entry that is to be applied next; whether that was the last, so that ``apply`` is short."""
+        """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step."""
 
 
 def settings(

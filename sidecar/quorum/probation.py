@@ -77,7 +77,7 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Return whether the directory has the knowledge of that process."""
+        """Return whether the directory has the knowledge of this process."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
@@ -312,7 +312,7 @@ class Probation:
             self._end()
 
     def waits_for(self) -> str:
-        """Return what it waits for, for people. '' when it is over."""
+        """Return a text that says what the probation waits for. '' when it is over."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property

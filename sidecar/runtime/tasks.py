@@ -167,7 +167,7 @@ class Slices(Generic[Item]):
         return thing in self._waiting
 
     def add(self, things: Iterable[Item]) -> None:
-        """Queue things. Those that already wait are not added twice."""
+        """Queue things. Queued things are not added twice."""
         if self._closed:
             return
         self._waiting.update(dict.fromkeys(things))

@@ -261,7 +261,7 @@ class WorkerHandle(asyncio.Protocol):
 
 
 def _end_of(process: subprocess.Popen[Any]) -> int:
-    """Exit code; one that hangs is killed."""
+    """Return the exit code of the process. A process that hangs is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_END_S)
     process.kill()

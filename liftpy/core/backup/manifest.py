@@ -192,7 +192,7 @@ def piece_path(stream: str, uid: str, partition: int, start: int, backup: str) -
 
 
 def writer_of(path: str) -> str:
-    """Return the backup that has written the piece at ``path``; '' where no backup writes one under such a name."""
+    """Return the backup that has written the piece at ``path``, '' if its name is not one that a backup writes."""
     name = path.rpartition("/")[2]
     backup = name.removesuffix(".batches").partition("-")[2]
     return backup if name.endswith(".batches") and is_backup_id(backup) else ""
@@ -382,7 +382,7 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
 
 
 def _file(said: Any, path: str) -> StoredFile:
-    """Return the one that must lie at ``path``: no manifest names a file of elsewhere."""
+    """Return the file entry for ``path``. Raise if the manifest names another path."""
     if said["path"] != path:
         raise ValueError(f"{shown(str(said['path']))} should be at {path}")
     return StoredFile(path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_matched(_DIGEST, said["sha256"]))

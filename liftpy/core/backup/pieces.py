@@ -70,7 +70,7 @@ def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unf
 
 
 def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """Return the missing files and those of another size, in words. ``sizes``: of the existing files, by path."""
+    """Return texts about missing files and files of another size. ``sizes``: path -> size of the existing files."""
     return [
         f"{path}: it is missing" if path not in sizes else f"{path}: it has {sizes[path]} bytes, not {file.size_bytes}"
         for path, file in sorted(manifest.files.items())

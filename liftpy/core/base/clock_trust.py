@@ -121,7 +121,9 @@ class ClockTrust:
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """Return the time that records get, both clocks read just now: ``wall_ns``, or that of others as of the last look."""
+        """Return the time for records. ``wall_ns``: this node's wall clock, read just now. While it is in doubt, use the
+        clocks of the others at the last check.
+        """
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
     def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:

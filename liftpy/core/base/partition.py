@@ -226,7 +226,7 @@ class PartitionState:
         return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
 
     def min_isr(self, config: StreamConfig) -> int:
-        """Return the effective one, of as many replicas as there are before and after a change of them: at least 1."""
+        """Return the effective min ISR, for the smaller number of replicas before and after a move. At least 1."""
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:

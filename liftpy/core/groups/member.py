@@ -198,9 +198,11 @@ class MemberMachine:
         return pb.GroupCommand(group=self.group, number=self._number, beat=beat)
 
     def commit(self, positions: dict[PartitionKey, tuple[int, int]]) -> pb.GroupCommand | None:
-        """Return a commit of (position, LeaderEpoch) of owned partitions, None without any. At most ``MAX_POSITIONS``.
+        """Return a commit of (position, LeaderEpoch) of owned partitions, at most ``MAX_POSITIONS``. None: there is nothing
+        to commit.
 
-        An answer says what of it was refused: that is another's."""
+        The answer names the rejected partitions. They belong to another member.
+        """
         mine = [
             pb.GroupPosition(
                 stream=key.stream, uid=key.uid, partition=key.partition, position=position, leaderEpoch=epoch,

@@ -192,8 +192,10 @@ class Superseded:
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
     def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
-        """Return a mask of records that supersede a record kept for its message id: the newest of its key, and those that a
-        purge matches by key or subject."""
+        """Return a mask of records that stay because they replace a record which is kept for its message id.
+
+        These are the newest records of its key, and those that a purge matches by key or subject.
+        """
         stays = np.zeros(batch.record_count, dtype=np.bool_)
         if self._held_keys and batch.columns.keys is not None:
             held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)

@@ -40,7 +40,9 @@ class Flush:
         return not self.seals and not self.new_names
 
     def run(self) -> None:
-        """Make it durable; raises StorageError, and leaves a mark of it [S4]. Thread-safe against appends to the same log."""
+        """Make the bytes durable. Thread-safe with appends to the same log. Raises StorageError, and leaves a mark of the
+        failure [S4].
+        """
         try:
             self._run()
         except StorageError as error:

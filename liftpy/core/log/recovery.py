@@ -468,7 +468,7 @@ def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) ->
 
 
 def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
-    """Return the file cut at ``position``, durably; one that can't be flushed any more is replaced by a copy."""
+    """Return the file, truncated at ``position`` and durable. A file whose flush has failed before is replaced by a copy."""
     try:
         file.truncate(position)
         return file

@@ -38,6 +38,6 @@ def together(texts: Mapping[str, str]) -> str:
 
 
 def _metric(name: str, known: Mapping[str, object]) -> str:
-    """Return the one that a sample belongs to."""
+    """Return the metric that a sample belongs to."""
     bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
     return name if name in known or bare not in known else bare

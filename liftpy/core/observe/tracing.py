@@ -314,7 +314,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def ended(self, why: str = ENDED) -> None:
-        """End all traces: the leadership is over, or ``why`` they are not followed any more."""
+        """End all traces at the end of the leadership, or because of ``why``."""
         self._let_go(self._open, why)
 
     def look(self, now_ns: int) -> None:

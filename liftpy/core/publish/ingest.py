@@ -729,10 +729,12 @@ class Ingest:
             return None
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return False.
+        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return
+        False.
 
-        What a message may expect depends on those before it, which may be rejected for other reasons. Messages whose condition does not
-        hold are therefore judged when everything before them is: a run of them at once, since nothing is stored between them.
+        The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message
+        whose condition does not hold is checked after everything before it. Consecutive ones are checked together, because
+        nothing is stored between them.
         """
         end_offset = self._log_end_offset()
         unmet = unmet_conditions(columns, self._derived, end_offset)

@@ -220,7 +220,7 @@ class Share:
         self.hold(size_bytes)
 
     def beside(self) -> Share:
-        """Return another share of the same kind without a limit of its own."""
+        """Return another share of the same kind that has no limit."""
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:

@@ -109,7 +109,7 @@ class ReadSource(Protocol):
         """Return whether its HW may be returned as the latest one [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record lies on this log [R6]."""
+        """Return whether a reader's last record is in this log [R6]."""
 
 
 class ReplicaSource:

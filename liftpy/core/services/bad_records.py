@@ -201,7 +201,7 @@ class Failing:
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """Return the next step. ``leads``: True if this service runs beside the partition's leader."""
+        """Return the next step. ``leads``: True if this service runs in the host of the partition's leader."""
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:

@@ -388,7 +388,7 @@ class ServiceSessions:
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
-        """Record that the code beside all replicas supports ``version``. 0: unknown."""
+        """Record that the code in the hosts of all replicas supports ``version``. 0: unknown."""
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
@@ -429,7 +429,8 @@ class ServiceSessions:
     def lose_patience(self, now_ns: int) -> list[Effect]:
         """Continue the promotion without slow services.
 
-        One that hangs (nothing applied since) or is gone fails it, once: on another node it may be well.
+        A service that hangs (nothing applied since) or has ended fails the promotion once, because it may work on another
+        node.
         """
         gate = self._gate
         if gate is None or now_ns < gate.ends_ns:
@@ -462,7 +463,7 @@ class ServiceSessions:
         return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
 
     def _give_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
-        """Give the session the order that it shall have now; whether it is a new one."""
+        """Give the session the order for its current state. Return whether it is a new order."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
         role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
@@ -688,7 +689,7 @@ class Wellness:
 
         ``own``: all services that were ever registered here, with their last positions.
 
-        Call it regularly, also beside a follower, so that the failed services are known when the follower is promoted.
+        Call it regularly, also on a follower, so that the failed services are known when the follower is promoted.
         """
         self._forget_old(now_ns)
         elsewhere = {name for report in self._reports.values() for name in report.services}

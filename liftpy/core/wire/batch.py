@@ -315,7 +315,7 @@ class RecordBatch:
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """Return the reply subjects that the publishers gave, None where there was none."""
+        """Return the reply subjects that the publishers gave. None: a publisher gave none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
@@ -365,9 +365,9 @@ def encode_body(
     codec: Codec = Codec.NONE,
     note: bytes = b"",
 ) -> Body:
-    """Return the body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+    """Return the body of a batch of ``len(values)`` >= 1 records. Optional columns have as many entries.
 
-    A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
+    A column in which every entry is None is omitted. Raises ValueError for no records or columns of other lengths,
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
@@ -470,7 +470,7 @@ def build_batch(
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
     """Return a batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    It stands where compaction dropped whole batches, so that batches follow on each other without a gap [D15].
+    It takes the place of batches that compaction dropped, so that batches follow each other without a gap [D15].
     """
     fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
     head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
@@ -482,7 +482,7 @@ def build_remains(batch: RecordBatch) -> bytes:
 
     It has the same offsets, stamps and note, so that a reader of the log knows the position of the producer [A4].
 
-    Its one record is null: a batch that has a column has a record, and every reader passes over those of control batches.
+    Its only record is null. A batch with a column must have a record, and readers skip records of control batches.
     """
     header = batch.header
     delta, note = header.last_offset_delta, batch.columns.note

@@ -55,7 +55,7 @@ class SubjectTree:
             node[_END] = {}
 
     def matches(self, subject: str) -> bool:
-        """Return whether one of the subjects stands for ``subject``, which has no wildcards."""
+        """Return whether one of the subjects matches ``subject``, which has no wildcards."""
         nodes = [self._root]
         for token in subject.split("."):
             below = []

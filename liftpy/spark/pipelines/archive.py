@@ -179,7 +179,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
 
 
 def remove_orphans(orphans: Orphans) -> None:
-    """Take them away; one that is gone already is no error."""
+    """Remove the files. A file that is already gone is no error."""
     for path in orphans.files:
         try:
             Path(path).unlink(missing_ok=True)

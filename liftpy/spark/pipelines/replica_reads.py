@@ -111,11 +111,11 @@ class ReplicaReads:
         """Return the producer and message-id state of the replica, including deleted records.
 
         Returns:
-            The offset that the state ends at, and the bytes of its state file; (0, b""): the replica knows nothing that its log does
-            not say; None: it is a node of an earlier version, which does not know the question.
+            The offset that the state ends at, and the bytes of its state file. (0, b""): the log itself has everything. None:
+                the node has an earlier version, which does not support this request.
 
         Raises:
-            Away: The replica does not answer, or does not know all of it yet.
+            Away: The replica does not answer, or does not know the complete state yet.
         """
         end, held, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
         while True:

@@ -264,7 +264,7 @@ def _beside(one: Measures) -> Measures:
 
 
 def _join_beside(whole: Measures, one: Measures) -> None:
-    """Add another partition of the same stream, which is beside ``whole``, not after it."""
+    """Add another partition of the same stream to ``whole``. Its time range is parallel, not later."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)

@@ -284,7 +284,7 @@ def check_archived(stream: str) -> str:
 
 
 def batch_mark(query_id: str) -> str:
-    """Mark -> the last micro-batch of that query which is in the table."""
+    """Return the mark of a query. Its value is the query's last micro-batch in the table."""
     return query_id
 
 

@@ -370,7 +370,7 @@ class MemoryReplica(MemoryAsking, Peers):
         return False
 
     def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
-        """Store HW, retention, and a run of compaction where that is asked for and worth it."""
+        """Store HW, apply retention, and run compaction if it is requested and useful."""
         if self.failed or self.gone:
             return
         if self.stored(self.log.checkpoint):

@@ -144,11 +144,11 @@ class ActiveController:
     def answer(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """Return the answer to a request that is not for the log, or None: it has to be proposed.
+        """Return the answer to a request that does not need the log. None: the request must be proposed.
 
-        ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
-        a description that need not be linearizable are answered here; and what would change nothing, or take the place of a node
-        that runs, is refused.
+        Heartbeats, progress of candidates and descriptions that need not be linearizable are answered here. Requests that
+        would change nothing, or replace a running node, are rejected here. ``confirmed_ns``: time at which a majority last
+        confirmed that this controller leads.
         """
         response = self._answer(request, image, now_ns, confirmed_ns)
         if response is None:

@@ -389,7 +389,7 @@ class ReassignmentPlanner:
                     yield _reassign(place, target, reason)
 
     def _without_gone(self, look: _Look, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-        """Return the replicas, others in the places of those that are gone; as far as there are others."""
+        """Return the replicas with other nodes in the place of lost ones, as far as there are enough nodes."""
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if look.is_gone(node_id):
