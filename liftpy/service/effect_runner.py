@@ -46,7 +46,9 @@ class _Try:
 
 
 class EffectRunner:
-    """``machine``: the state that runs; ``leads``: whether this service may act; ``emitted_end``: as of ``Replier``."""
+    """Runs effects. ``machine``: state that runs. ``leads``: returns whether this service may act. ``emitted_end``: as in
+    ``Replier``.
+    """
 
     def __init__(
         self,

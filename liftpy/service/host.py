@@ -71,7 +71,7 @@ Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
 
 @dataclass(slots=True, kw_only=True)
 class _Serving:
-    """State besides the feeding.
+    """State that does not belong to the feeding.
 
     ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
     """

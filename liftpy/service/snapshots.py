@@ -115,7 +115,7 @@ class OpenSnapshot:
 
 
 class Incoming:
-    """A snapshot on its way into the store: nothing of it counts before ``finish``. ``close`` it in the end."""
+    """A snapshot that is being received. It does not count before ``finish``. Call ``close`` at the end."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self._path = path

@@ -147,9 +147,9 @@ def _moved(link: Link, planned: PlannedRange, rules: FetchRules, compacted_end: 
 class _Span:
     """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
 
-    ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
-    one answer holds and leave the rest. ``tombstones``: of the span before (``ReadProgress.tombstones``), None:
-    this is the first.
+    ``node``: node that is asked first, then any in-sync replica. ``answer_bytes``: limit of one answer. ``one_answer``: read
+    only what one answer contains. ``tombstones``: tombstones of the previous span (``ReadProgress.tombstones``), None: this
+    is the first.
     """
 
     planned: PlannedRange

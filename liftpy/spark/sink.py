@@ -506,7 +506,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class Appending:
-    """At least once: rows as they come. ``open`` is by use; ``close`` when it is over."""
+    """Writes rows as they come, at least once. ``open`` runs at the first use. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, admin: Admin, options: SinkOptions) -> None:
         self._transport = transport

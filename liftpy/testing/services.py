@@ -260,7 +260,7 @@ class ServiceTest:
 
 
 class _Run:
-    """A machine, its service and what it has put out."""
+    """A machine, its service and its outputs."""
 
     def __init__(self, factory: Callable[[], Service], role: Role, snapshot: Snapshot | None = None) -> None:
         self._factory, self._role = factory, role

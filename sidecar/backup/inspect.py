@@ -46,7 +46,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Deleted backups, or those that would be deleted. ``waits_for``: running backups that still need some files."""
+    """Deleted backups, or backups that would be deleted. ``waits_for``: running backups that still need some files."""
 
     backups: tuple[str, ...]
     files: tuple[str, ...]

@@ -41,7 +41,7 @@ def _storage_errors(what: str) -> Iterator[None]:
 
 
 class Store:
-    """Files by path. Raises StorageError, and CorruptionError for one that is missing."""
+    """Files by path. Raises StorageError. Raises CorruptionError for a missing file."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem

@@ -81,13 +81,16 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCopy:
-    """One partition. ``start``: its log start, inclusive; the first piece may begin below. ``high_watermark``: inclusive, -1: none;
-    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
-    where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
-    that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
-    were read [D30]. ``state``: producers and message ids as a replica knew them; None: the copy has none. ``knows_dropped``: whether
-    the copy says what was known of producers and message ids whose records were dropped below ``start``: by ``state``, or because
-    nothing was known. False: a program or a node of an earlier version did not tell."""
+    """One partition in a backup.
+
+    ``start``: log start, inclusive. The first piece may begin below it. ``high_watermark``: inclusive, -1: none. ``pieces``
+    contain all records up to it, without gaps. ``before``: the chain before the first piece. ``compacted_end``: offset
+    (exclusive) that compaction of the replicas had reached when they were read, at most the end of the copy. A restored log
+    that ends below it would lack keys [R11]. ``deletes_end``: below it (exclusive), delete markers were gone from all logs
+    that were read [D30]. ``state``: producers and message ids of a replica. None: the copy has none. ``knows_dropped``: True
+    if the copy has the producers and message ids of records that were deleted below ``start``, or if there were none. False:
+    an earlier version of a program or node did not report them.
+    """
 
     partition: int
     start: int

@@ -40,10 +40,10 @@ PARTITION_BYTES = 60
 
 @dataclass(slots=True)
 class GroupMember:
-    """One member.
+    """One member of a group.
 
-    ``heard_ns``: last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: of its newest command.
-    ``held``: (stream, partition) -> generation of its grant.
+    ``heard_ns``: time of the last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: number
+    of its newest command. ``held``: (stream, partition) -> generation of its grant.
     """
 
     name: str
@@ -69,9 +69,12 @@ class GroupMember:
 
 @dataclass(slots=True)
 class KnownIncarnation:
-    """A stream as members know it. ``partitions`` 0: only positions name it. ``placed``: partitions of which a position is, or was,
-    committed: another incarnation forgets those, and looks at no other stream's. ``first_partitions``: how many there were when the
-    group met the stream: those that were added since have no "new" of their own, they are read from their first record on."""
+    """A stream as the members know it.
+
+    ``partitions``: 0: only positions name it. ``placed``: partitions with a committed position, now or earlier. A new
+    incarnation of the stream resets only these. ``first_partitions``: number of partitions when the group first used the
+    stream. Later partitions are read from their first record, because "new" has no meaning for them.
+    """
 
     uid: str
     partitions: int = 0

@@ -76,7 +76,7 @@ _COPY_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A segment that was set aside. ``first_offset``: inclusive, the first one missing; ``fault``: what was found."""
+    """A quarantined segment. ``first_offset``: first missing offset, inclusive. ``fault``: what is wrong."""
 
     name: str
     first_offset: int

@@ -146,7 +146,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """No step to propose: the list is as wanted, or changes by itself."""
+    """No step to propose: the list is as requested, or changes by itself."""
 
     detail: str
 

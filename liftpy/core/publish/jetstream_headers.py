@@ -85,7 +85,7 @@ _MAX_DIGITS = 19
 
 
 class Expected(NamedTuple):
-    """Conditions of a publish besides the last sequence."""
+    """Conditions of a publish, without the last sequence."""
 
     sequence: int | None
     """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""

@@ -224,9 +224,9 @@ _NO_TOMBSTONE = Rejection(
 
 @dataclass(slots=True, kw_only=True)
 class MessageColumns:
-    """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
+    """Messages as columns of equal length. None: the column is absent. A value of None is a tombstone.
 
-    ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
+    ``expected``: record index -> expected offset. -1 (which no record ever gets) if the expected value is no offset [A7].
     """
 
     values: list[bytes | None]

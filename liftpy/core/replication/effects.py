@@ -154,9 +154,11 @@ class CutLog:
 
 @value
 class StartLogAfresh:
-    """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
-    common with the leader's, was compacted by records that are to be cut, or lacks delete markers that the leader has dropped [D30].
-    Answer LogCut when that is on the disk."""
+    """Discard the local log and begin an empty one.
+
+    The log ends before the leader's log start [D26], has nothing in common with the leader's, was compacted by records that
+    will be truncated, or lacks delete markers that the leader has dropped [D30]. Answer LogCut when the new log is on disk.
+    """
 
     start_offset: int
     """Inclusive: log start and log end of the new one."""
@@ -210,8 +212,11 @@ class SendFetch:
 
 @value
 class WaitQuietly:
-    """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
-    (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
+    """Follower: send no fetch while ``leader`` confirms, with others, that the fetch with an empty answer still waits
+    (``quiescence.py``).
+
+    The answer is QuietEnded, unless StopWaiting comes first.
+    """
 
     request_id: int
     """Id of the fetch."""

@@ -28,7 +28,7 @@ def value(cls: type[T]) -> type[T]:
 
 @value
 class LogOpened:
-    """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
+    """The log is open and recovered, and completely on disk. It is the first event of a replica, before any PartitionChanged."""
 
     log_start_offset: int
     """Inclusive: of the oldest record. Always the first offset of a batch, here and in every other event."""
@@ -71,11 +71,11 @@ class PartitionChanged:
 
 @value
 class MetadataHeard:
-    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
+    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``. The lease begins then [D22].
 
-    To be fed only when the local image is at or past the index that the answer names, and every PartitionChanged of it has
-    been fed: a node that comes back after a pause would otherwise hold a lease on leaderships that it has lost. Also fed
-    to a replica that is new, with the last such heartbeat of the node.
+    Feed it only when the local image has reached the index in the answer and all its PartitionChanged events were fed.
+    Otherwise a node that continues after a pause would have a lease on leaderships that it has lost. A new replica gets it
+    with the node's last such heartbeat.
     """
 
     sent_ns: int
@@ -275,7 +275,8 @@ class EpochQueryAnswered:
 class LogFlushed:
     """More of the log is durable, or counts as durable under the flush policy of the stream.
 
-    A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
+    If a truncation overtook a flush, only the remaining part is reported, and never an offset that was appended after the
+    flush began.
     """
 
     end_offset: int
@@ -288,7 +289,7 @@ class LogFlushed:
 class LogCut:
     """The truncation of CutLog, or the new log of StartLogAfresh, is durable.
 
-    What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
+    The remaining records need not be flushed. LogFlushed reports when they are, and must be fed for them too.
     """
 
     end_offset: int
@@ -411,7 +412,7 @@ class DeadlineReached:
 
 @value
 class ReplayProgressed:
-    """Derived state covers more of the log, not yet all of it: the candidate is alive."""
+    """The derived state covers more of the log, but not all of it. It shows that the candidate is alive."""
 
     end_offset: int
     """Exclusive: covered below it."""

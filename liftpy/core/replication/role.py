@@ -199,7 +199,7 @@ class ReplicaContext:
 
 
 class ReplicaRole:
-    """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
+    """A replica that does not act, and the base class of the acting ones. ``phase`` is shown in status and logs."""
 
     name: RoleName
 

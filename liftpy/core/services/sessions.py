@@ -69,8 +69,9 @@ _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """The replica as of now. ``high_watermark`` inclusive, ``log_end_offset`` exclusive; ``leads``: and may say so, and all records of
-    earlier epochs are committed."""
+    """Current state of the replica. ``high_watermark``: inclusive. ``log_end_offset``: exclusive. ``leads``: True if it leads
+    with a lease and all records of earlier epochs are committed.
+    """
 
     leads: bool
     candidate: bool
@@ -205,7 +206,7 @@ class _Gate:
 
 
 class ServiceSessions:
-    """All services beside one replica.
+    """All services of one replica.
 
     ``now_ns``: monotonic time. ``first_ack_id``: a number above the ids of earlier processes of the node.
     """

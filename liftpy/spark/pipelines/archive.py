@@ -138,7 +138,8 @@ class DataFile:
 class Orphans:
     """Files of failed attempts.
 
-    ``files``: removable. ``size_bytes``: of them. ``left``: complete files outside the table, which stay.
+    ``files``: removable ones. ``size_bytes``: their total size. ``left``: number of complete files outside the table, which
+    stay.
     """
 
     files: tuple[str, ...] = ()

@@ -65,9 +65,9 @@ class ReplicaAddress:
 class HeldBlock:
     """The batches of a replica that begin in a range of offsets.
 
-    ``digest``: of their bytes, hexadecimal. ``unpacked_bytes``: about what their columns take. ``end_offset``: exclusive, of
-    the last one. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: whether offsets may be without a record.
-    ``damaged`` or ``away``: why not all of them could be had; the others are of those before.
+    ``digest``: digest of their bytes, hexadecimal. ``unpacked_bytes``: approximate size of their columns. ``end_offset``: end
+    of the last batch, exclusive. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: True if offsets
+    may have no record. ``damaged`` or ``away``: reason why batches are missing. The existing ones come before that.
     """
 
     digest: str = ""

@@ -29,7 +29,7 @@ EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 class TableState:
     """One version of a table.
 
-    ``files``: absolute paths. ``record_count``: in them. ``marks``: existing ones of the requested marks.
+    ``files``: absolute paths. ``record_count``: number of their records. ``marks``: existing ones of the requested marks.
     """
 
     version: int

@@ -442,7 +442,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
 
 class _Flusher:
-    """The ``FlushShell``: a flush is over before the loop's next turn ends."""
+    """A ``FlushShell`` whose flush ends before the loop's next turn ends."""
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica

@@ -26,7 +26,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Sender that may make a request, besides the metadata leader."""
+    """Sender that may make a request, in addition to the metadata leader."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"

@@ -46,7 +46,7 @@ class _Applied:
 
 @dataclass(slots=True)
 class _Ahead:
-    """The work on the entry that is to be applied next."""
+    """Work on the next entry that will be applied."""
 
     entry: bytes
     index: int

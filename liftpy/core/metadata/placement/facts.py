@@ -133,7 +133,7 @@ class Defect:
 
 
 class ManualError(PlacementError):
-    """A map made by hand is wrong; ``defects`` are all of them, and the text names each with its entry."""
+    """An assignment by hand is invalid. ``defects``: all errors. The text names each with its entry."""
 
     def __init__(self, defects: Sequence[Defect]) -> None:
         entries: dict[str, list[int]] = {}
