@@ -120,8 +120,7 @@ class StrictParser(Parser):
     """Replaces ``nats.protocol.parser.Parser`` in a connection. Messages go to nats-py's subscriptions.
 
     ``errors`` counts skipped messages by kind. ``check_subjects``: False on a shared connection, because JetStream
-    delivers under
-    subjects without a subscription.
+    delivers under subjects without a subscription.
     """
 
     takes_plain = True

@@ -1,10 +1,8 @@
 """``RequestGuard``: the one place where the exception of a request handler ends [A15].
 
 The bytes of a request come from outside. An exception that they cause concerns this request alone. The guard rejects
-the request if its
-kind has a rejection, counts it and logs it. The node continues. A background task of the node is different:
-``sidecar.runtime.tasks``
-stops the node when one fails.
+the request if its kind has a rejection, counts it and logs it. The node continues. A background task of the node is
+different: ``sidecar.runtime.tasks`` stops the node when one fails.
 """
 
 from __future__ import annotations

@@ -289,9 +289,9 @@ class Transport:
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether),
-        ClientClosedError,
-        NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
+        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown
+        whether), ClientClosedError, NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever
+        the connection does."""
         self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
         if not self._answers.is_open:

@@ -2,12 +2,9 @@
 emits.
 
 The machine decides what must be the same everywhere. This module is the shell around it: NATS, files and time.
-Everything runs on one
-event loop. Records come only from the sidecar of the own node, through the client's reader, so they are never past that
-node's HW. The
-heartbeats run between steps of ``step_s``. The role follows the sidecar's orders (JoinLog). The host gives the role up
-when it got no
-order within the lease that the last order named.
+Everything runs on one event loop. Records come only from the sidecar of the own node, through the client's reader, so
+they are never past that node's HW. The heartbeats run between steps of ``step_s``. The role follows the sidecar's
+orders (JoinLog). The host gives the role up when it got no order within the lease that the last order named.
 """
 
 from __future__ import annotations

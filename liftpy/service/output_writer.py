@@ -1,10 +1,8 @@
 """Writes the leader's outputs to the output stream, each at its own offset. Followers read them. See ``outbox.py``.
 
 The outputs travel in record batches (BatchPublish), several in flight. Each batch contains the expected offset of its
-first output, and
-gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of the output stream
-before it sends
-again.
+first output, and gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of
+the output stream before it sends again.
 """
 
 from __future__ import annotations

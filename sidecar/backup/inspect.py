@@ -125,10 +125,8 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
 
     Manifests are removed first. A prune that fails therefore leaves complete backups, and files that the next one
-    finds. An incomplete
-    backup does not count for ``keep``, and stays if it is newer than the oldest kept one. The backups whose pieces a
-    running backup uses
-    stay. No piece is removed if a backup begins or ends during the prune.
+    finds. An incomplete backup does not count for ``keep``, and stays if it is newer than the oldest kept one. The
+    backups whose pieces a running backup uses stay. No piece is removed if a backup begins or ends during the prune.
 
     Args:
         now: Current time. A clock that is years ahead does not make a backup count as dead.

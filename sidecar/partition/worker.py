@@ -358,10 +358,8 @@ class PartitionWorker:
         [S4].
 
         The complete node restarts, because a disk seldom fails for one file alone, and a planned transfer of its
-        leaderships is faster than
-        timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A full disk is no reason:
-        written data stays valid, and
-        housekeeping notices free space [S8].
+        leaderships is faster than timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A
+        full disk is no reason: written data stays valid, and housekeeping notices free space [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")

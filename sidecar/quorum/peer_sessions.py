@@ -37,8 +37,7 @@ TERM_REACH = 1 << 24
 """Maximum distance of a peer's term above the own one. Higher terms are ignored.
 
 A member alone needs months of elections to get there, a forged frame one step. The limit grows with each second in
-which the peer sends
-only such terms, so that no peer is excluded forever.
+which the peer sends only such terms, so that no peer is excluded forever.
 """
 _SAY_EVERY_S = 1.0
 _SAY_LIST_EVERY_S = 10.0

@@ -1,12 +1,9 @@
 """Starts background tasks. Each unexpected end is reported [A6].
 
 If a loop that writes checkpoints, sends heartbeats or checks free space ends by an unexpected error, the node looks
-healthy and is not.
-Code that starts a task without waiting for it therefore uses ``spawn``. An unexpected end goes to the event loop's
-exception handler. A
-node sets it with ``fatal_on``, and it stops the node. Callbacks of the loop (timers, ends of flushes) go the same way.
-Tasks handle
-expected errors themselves.
+healthy and is not. Code that starts a task without waiting for it therefore uses ``spawn``. An unexpected end goes to
+the event loop's exception handler. A node sets it with ``fatal_on``, and it stops the node. Callbacks of the loop
+(timers, ends of flushes) go the same way. Tasks handle expected errors themselves.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers of a node to pages: history, partitions (worst first), streams and events of the cluster, metrics.
 
 Requests arrive on ``<ns>.status.<node>`` as one JSON object with one field, the name of the request. Lists are built in
-slices of the loop's
-time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer, others wait.
+slices of the loop's time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer,
+others wait.
 """
 
 from __future__ import annotations

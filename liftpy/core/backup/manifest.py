@@ -1,10 +1,8 @@
 """Manifest of a backup: its files with partitions and digests. Pure.
 
 A backup consists of the files that its manifest names. The manifest is written last: a backup without manifest does not
-exist.
-The records of a partition are in *pieces*: files of complete record batches, byte for byte as in its log, one after the
-other. A
-full piece never changes, and later manifests name it, too. Layout of a store::
+exist. The records of a partition are in *pieces*: files of complete record batches, byte for byte as in its log, one
+after the other. A full piece never changes, and later manifests name it, too. Layout of a store::
 
     backups/<id>/manifest.json          the manifest
     backups/<id>/image                  the metadata at the barrier, in the snapshot format of the metadata group
@@ -13,10 +11,8 @@ full piece never changes, and later manifests name it, too. Layout of a store::
     running/<id>                        exists while the backup is being made
 
 The *chain* of a partition has 16 bytes. Before the first batch they are zero. After each batch they are the BLAKE2b
-digest of the
-previous 16 bytes and the batch. The chain does not depend on the borders of pieces. So a backup continues the chain of
-the one
-before, and a restored log is compared by it.
+digest of the previous 16 bytes and the batch. The chain does not depend on the borders of pieces. So a backup continues
+the chain of the one before, and a restored log is compared by it.
 
 The text is canonical: any flipped bit gives another text, or another digest.
 """

@@ -160,15 +160,14 @@ class PartitionState:
     """Former leader that takes no part in this election. It leaves ``isr`` when there is a new leader."""
     last_leader: str = ""
     """Last leader, or ``leader`` if there is one. While it is in ``isr``, it has every committed record, also with the
-    commit
-    policy ``quorum``.
+    commit policy ``quorum``.
     """
     leaderships: int = 0
     """Number of leaders so far, the current one included. A replica sees by it that it has missed one."""
     complete: tuple[str, ...] = ()
-    """Replicas outside ``isr`` that have every committed record: when they left, the ISR became smaller than ``min.isr``,
-    and HW
-    has not moved since [D20]. If no ISR member remains, one of them may become the leader [KIP-966].
+    """Replicas outside ``isr`` that have every committed record: when they left, the ISR became smaller than
+    ``min.isr``, and HW has not moved since [D20]. If no ISR member remains, one of them may become the leader
+    [KIP-966].
     """
     target: tuple[str, ...] = ()
     """Requested replicas, preferred leader first. Empty: the current ones. One change at a time leads there."""

@@ -5,16 +5,13 @@ Constraint: members learn of a change at their next request, and may be slow, pa
 
 Algorithm: there is a *target* (the members that shall read) and a *grant* (the member that reads, with a generation). A
 change of members or streams sets a new target at once. Grants follow. A member sees in the answer to its heartbeat that
-it
-has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when its
-session and the fence time have ended, the partition is granted to the next member with a new generation. A partition
-missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
+it has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when
+its session and the fence time have ended, the partition is granted to the next member with a new generation. A
+partition missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
 
 Worked example: a owns p0 and p1 by generation 1. b joins, and p1 shall move to b. The next heartbeat of a is answered
-"p0".
-a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by generation 3. A
-later
-commit of p1 by generation 1 is rejected.
+"p0". a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by
+generation 3. A later commit of p1 by generation 1 is rejected.
 
 A member with a static identity takes over from the earlier member with the same identity, which is fenced.
 """

@@ -5,16 +5,11 @@ then.
 Constraint: an answer may be lost or late, and the process may be stopped for any time between two instructions.
 
 Algorithm: a join, then heartbeats, each with its own number. An answer counts only if its command is later than that of
-the
-last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic clock.
-After
-its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to others soon.
-The
-member remembers its partitions. If a later answer has the same generation, no other member had them in between. If an
-answer
-no longer assigns a partition, or assigns it with another generation, the member releases it: the caller finishes,
-commits and
-calls ``given_up``. The next heartbeat leaves the partition out.
+the last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic
+clock. After its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to
+others soon. The member remembers its partitions. If a later answer has the same generation, no other member had them in
+between. If an answer no longer assigns a partition, or assigns it with another generation, the member releases it: the
+caller finishes, commits and calls ``given_up``. The next heartbeat leaves the partition out.
 
 ``on_answer`` returns the actions in order. ``command`` returns the next command when it is due.
 """

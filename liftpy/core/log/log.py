@@ -204,8 +204,7 @@ class Log:
         """Seal the active segment and begin another.
 
         The next flush also flushes the sealed segment and writes its index. An empty segment stays active, because two
-        segments
-        never begin at one offset.
+        segments never begin at one offset.
         """
         active, base = self.segments[-1], self.log_end_offset
         if active.base_offset == base:
@@ -279,8 +278,7 @@ class Log:
         """Write HW, log start and epochs if they changed. The stored HW is never ahead of the flushed records.
 
         This method may run in another thread during appends and a flush. It must not run during a truncation, retention
-        or another
-        checkpoint.
+        or another checkpoint.
         """
         self._must_be_open()
         self._store_checkpoint()
@@ -342,8 +340,7 @@ class Log:
         """Record that a read has found damage, and remove the index of the segment.
 
         Without the index, the next recovery reads the segment, finds the damage and quarantines it [S3]. Until then
-        this replica must
-        not stay in the ISR. ``on_damage`` informs the caller.
+        this replica must not stay in the ISR. ``on_damage`` informs the caller.
         """
         with suppress(StorageError):  # then the next reader meets it again
             for segment in self.segments:

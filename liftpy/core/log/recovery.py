@@ -401,12 +401,9 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
     """Make the small files durable that recovery relies on. Their current content may never have reached the disk.
 
     The checkpoint is written again only if that matters, because two flushes for each of thousands of logs are most of
-    the cost
-    of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW proves
-    less, so more is
-    written again. No code has acted on a promise that never became durable, and this process makes its own promise
-    before it acts.
-    Only a log start above the first segment's base would fall back.
+    the cost of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW
+    proves less, so more is written again. No code has acted on a promise that never became durable, and this process
+    makes its own promise before it acts. Only a log start above the first segment's base would fall back.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None

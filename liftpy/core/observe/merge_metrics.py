@@ -1,8 +1,7 @@
 """Merges the metrics of several nodes into one text for Prometheus. Each sample has a label ``node``. Pure.
 
 Each metric is described once. Lines of a node that do not have the exposition format are left out, so no node can
-change the
-samples of another one.
+change the samples of another one.
 """
 
 from __future__ import annotations

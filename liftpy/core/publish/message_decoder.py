@@ -258,8 +258,7 @@ class MessageDecoder:
     """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
 
     An envelope addressed to another stream, uid or partition is rejected [A9]. A stream that never acks keeps it,
-    because its
-    subject may overlap the subjects of other streams.
+    because its subject may overlap the subjects of other streams.
     """
 
     def __init__(

@@ -65,8 +65,7 @@ class IngestShell(AckShell, Protocol):
         """Subscribe to the subject of the partition.
 
         ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)``: called with the number of
-        dropped
-        messages.
+        dropped messages.
         """
 
     def when_heard(self, heard: Callable[[], None]) -> None:

@@ -1,33 +1,25 @@
 """Records that a service cannot apply, and the decision to skip one. Pure.
 
 Goal: a record on which the service's code raises an error stops neither the outputs nor the nodes forever, and all
-nodes treat it
-in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short or the code may
-differ, and
-other nodes may have applied it.
+nodes treat it in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short
+or the code may differ, and other nodes may have applied it.
 
 Algorithm: A RECORD OF THE LOG DECIDES WHAT IS SKIPPED. This decision names the unit that failed: ``on_record`` at an
-offset, or one
-timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which it was made (0:
-by an
-operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits nothing, and ``Feeder``
-rebuilds the
-state up to the unit. Then the service reads on, without applying records, and looks for a decision. If it finds one, it
-skips the
-unit. If it finds none:
+offset, or one timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which
+it was made (0: by an operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits
+nothing, and ``Feeder`` rebuilds the state up to the unit. Then the service reads on, without applying records, and
+looks for a decision. If it finds one, it skips the unit. If it finds none:
 
     on_error   beside the leader                         beside another replica
     stop       the service ends                          the service ends
     skip       tries once more, then decides             tries again with growing waits, until there is a decision
 
 A service that has applied the unit and finds a decision about it goes back to a snapshot below it. No service is LEADER
-in an epoch
-before all records of earlier epochs are in the state, so no output of the unit was sent by then.
+in an epoch before all records of earlier epochs are in the state, so no output of the unit was sent by then.
 
 Worked example: no node can apply record 17. The service beside the leader of epoch 5 tries it twice, writes it to the
-dead-letter
-stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18. Replays do
-the same.
+dead-letter stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18.
+Replays do the same.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Services that are registered beside one replica: their roles, and which of them a promotion waits for. Pure.
 
 Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up
-to the offset
-that was committed when it began. A promotion waits for the services beside the candidate. Constraint: a service that
-hangs must not
-keep the partition without a leader.
+to the offset that was committed when it began. A promotion waits for the services beside the candidate. Constraint: a
+service that hangs must not keep the partition without a leader.
 
 The replica repeats an order (JoinLog) as the answer to every heartbeat until another order replaces it. So a lost frame
-costs one
-heartbeat. The orders:
+costs one heartbeat. The orders:
 
     this replica               its order
     follows                    FOLLOWER, fed up to HW
@@ -18,25 +15,19 @@ heartbeat. The orders:
                                LEADER may be among them [poison])
 
 ``stop`` is never past HW. Records above HW may be truncated, and a service cannot undo a record. A service that hangs
-makes one
-promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
-``patience_ns``. Then
-the log is served without it. The next promotions do not wait for either service until it has caught up once. No
-promotion waits for a
-service that is blocked at a record that it cannot apply.
+makes one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at
+most ``patience_ns``. Then the log is served without it. The next promotions do not wait for either service until it has
+caught up once. No promotion waits for a service that is blocked at a record that it cannot apply.
 
 Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services
-that have
-caught up with the log since they registered. After a failed promotion, no later one fails because of services: it waits
-for half of
-``patience_ns``, then the log is served without the late ones. This holds on a node until a promotion there had all its
-services in
-time, and on every node while the partition's election has skipped a candidate.
+that have caught up with the log since they registered. After a failed promotion, no later one fails because of
+services: it waits for half of ``patience_ns``, then the log is served without the late ones. This holds on a node until
+a promotion there had all its services in time, and on every node while the partition's election has skipped a
+candidate.
 
 An instance stays registered while it sends heartbeats, even if another process claims to be this service. A hello
-proves nothing. When
-it has been silent for half a session, the next claimant replaces it. The old instance does not end then, but asks in
-turn.
+proves nothing. When it has been silent for half a session, the next claimant replaces it. The old instance does not end
+then, but asks in turn.
 
 A compacted stream takes no services, because a replay on one node would miss records that another node has applied.
 """

@@ -8,12 +8,10 @@ All integers are little endian. A batch is a header of 64 bytes, then the body::
     54 u16 columns                   56 u32 body size before compression     60 u32 offset delta of the last record
 
 The body has the columns in the order of ``Columns``. Each column begins at an 8-byte boundary. ``batch_columns`` lays
-them out. The body
-is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
+them out. The body is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
 
 Decompression is limited to the size in the batch's header, before any byte is decompressed. The bytes come from
-outside, and 8 KB can
-expand to gigabytes.
+outside, and 8 KB can expand to gigabytes.
 """
 
 from __future__ import annotations

@@ -6,15 +6,12 @@ subject that the code builds has a row. A test compares the rows with ``Subjects
 elsewhere.
 
 Algorithm: the permissions of a role are the rows that name it. A node has everything below the namespace in one
-pattern. The wildcards
-of NATS are complete tokens, so a pattern such as ``<ns>.*.*.read`` also matches ``<ns>.control.admin.read``. Therefore
-no node and no
-principal may have a name that the subjects of partitions end with. Controllers reject these names
-(``liftpy.core.metadata.controller.admission``).
+pattern. The wildcards of NATS are complete tokens, so a pattern such as ``<ns>.*.*.read`` also matches
+``<ns>.control.admin.read``. Therefore no node and no principal may have a name that the subjects of partitions end
+with. Controllers reject these names (``liftpy.core.metadata.controller.admission``).
 
 Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.orders.*.read`` and
-``liftpy.orders.*.read.*``, and
-subscribe to ``_INBOX.>``.
+``liftpy.orders.*.read.*``, and subscribe to ``_INBOX.>``.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 Goal: every partition is on the nodes that its ``target`` names. The replicas of a node that is drained, or down for
 ``replacement_grace_s``, are copied to others. Publishers and readers notice little of it. Constraint: nothing moves
-without need. A
-partition that lacks replicas, or has a running election, is left alone. A move survives the loss of any node: its state
-is in the
-image. Only the time since which a node is down is kept here.
+without need. A partition that lacks replicas, or has a running election, is left alone. A move survives the loss of any
+node: its state is in the image. Only the time since which a node is down is kept here.
 
 Algorithm, at each check (after a change, at most four times a second):
 
