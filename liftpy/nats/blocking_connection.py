@@ -190,7 +190,10 @@ class BlockingConnection:
 
 
 async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
-    """Return a line, or None where the servers are reached in a way that has none. ``options`` and errors as of ``open_connection``."""
+    """Return a blocking connection. None: the servers are reached in a way that does not support one.
+
+    ``options`` and errors are those of ``open_connection``.
+    """
     connection = await open_connection(servers, allow_reconnect=False, **options)
     inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
     taken = await taken_over(connection)

@@ -1,14 +1,10 @@
 """``Receiver``: passes the bytes of a socket to the parser at once, in the callback that brings them.
 
 nats-py reads with asyncio streams. They keep the bytes, wake a task and give it a copy. That costs a turn of the event
-loop and two
-copies for each wake-up, a third of the cost of a reader with large answers. A Receiver replaces the stream protocol
-under the same
-transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that ``take`` leaves (an awaited
-command), and those
-that arrive while the reading task is busy: at most ``bound_bytes``, plus one read of the socket. Beyond that, it stops
-reading until the
-task has caught up.
+loop and two copies for each wake-up, a third of the cost of a reader with large answers. A Receiver replaces the stream
+protocol under the same transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that
+``take`` leaves (an awaited command), and those that arrive while the reading task is busy: at most ``bound_bytes``,
+plus one read of the socket. Beyond that, it stops reading until the task has caught up.
 
 All other events (the end of the connection, the limit for writing) go to the stream protocol, which nats-py uses for
 writing.
@@ -48,7 +44,7 @@ class Receiver(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         """The reading task waits for this; None: it is busy, and what comes waits for it."""
         self._ended: Exception | None = None
-        """Why nothing more will come."""
+        """Error that ended the data. None: more may come."""
         self._stopped = False
         transport.set_protocol(self)
 

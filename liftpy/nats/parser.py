@@ -54,7 +54,7 @@ _REMEMBERED_BYTES = 256
 _PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
 """The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
-"""One that can't be taken for more than one field, or line, of the protocol."""
+"""Subjects that cannot be confused with more than one field, or line, of the protocol."""
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
@@ -120,8 +120,7 @@ class StrictParser(Parser):
     """Replaces ``nats.protocol.parser.Parser`` in a connection. Messages go to nats-py's subscriptions.
 
     ``errors`` counts skipped messages by kind. ``check_subjects``: False on a shared connection, because JetStream
-    delivers under
-    subjects without a subscription.
+    delivers under subjects without a subscription.
     """
 
     takes_plain = True
@@ -207,7 +206,7 @@ class StrictParser(Parser):
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:
-        """Handle one complete message or command; return where it ends, or ``position`` when it is not complete."""
+        """Handle one complete message or command. Return the position after it, ``position`` if it is not complete."""
         if self._needed_bytes or position >= len(buffer):
             return position
         eol = buffer.find(b"\r\n", position)

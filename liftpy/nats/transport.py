@@ -189,13 +189,13 @@ class Transport:
         return found if isinstance(found, Counter) else Counter()
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
+        """Raise ClientClosedError after ``close``. Raise ConfigError in another event loop or thread than that of the constructor."""
         if self.closed or asyncio.get_running_loop() is not self._loop:
             self.must_be_at_home()
             raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
-        """Raise ConfigError in another event loop, or thread, than the one that made it."""
+        """Raise ConfigError in another event loop or thread than that of the constructor."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "A client belongs to the event loop that created it. Open a client in this loop, or use "
@@ -289,9 +289,9 @@ class Transport:
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether),
-        ClientClosedError,
-        NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
+        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown
+        whether), ClientClosedError, NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever
+        the connection does."""
         self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
         if not self._answers.is_open:

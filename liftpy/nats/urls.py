@@ -33,7 +33,7 @@ def shown_address(uri: Any) -> str:
 
 
 def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
-    """Raise ConfigError that names the first one that is wrong, and what is. ``bare``: ``host:port`` will do."""
+    """Raise ConfigError that names the first invalid URL and the reason. ``bare``: ``host:port`` is allowed."""
     given = tuple(urls)
     for url in given:
         if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):

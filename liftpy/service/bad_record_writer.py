@@ -40,9 +40,10 @@ class RecordWriter:
         *,
         first: bool = False,
     ) -> int:
-        """Append one record to a partition; return its offset. Raises ConfigError, UnavailableError where it is not acknowledged.
+        """Append one record to a partition and return its offset. Raises ConfigError. Raises UnavailableError if it is not
+        acknowledged.
 
-        ``first``: as the first record of the partition, or not at all.
+        ``first``: append it only as the first record of the partition.
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:

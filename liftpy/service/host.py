@@ -2,12 +2,9 @@
 emits.
 
 The machine decides what must be the same everywhere. This module is the shell around it: NATS, files and time.
-Everything runs on one
-event loop. Records come only from the sidecar of the own node, through the client's reader, so they are never past that
-node's HW. The
-heartbeats run between steps of ``step_s``. The role follows the sidecar's orders (JoinLog). The host gives the role up
-when it got no
-order within the lease that the last order named.
+Everything runs on one event loop. Records come only from the sidecar of the own node, through the client's reader, so
+they are never past that node's HW. The heartbeats run between steps of ``step_s``. The role follows the sidecar's
+orders (JoinLog). The host gives the role up when it got no order within the lease that the last order named.
 """
 
 from __future__ import annotations
@@ -66,12 +63,12 @@ _AHEAD_S = 5.0
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
-"""(message, name of who says it, how it is answered); nothing of it gets lost."""
+"""Function (message, name of the sender, callback for the answer). No message is lost."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Serving:
-    """State besides the feeding.
+    """State that does not belong to the feeding.
 
     ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
     """
@@ -84,7 +81,7 @@ class _Serving:
     reader_of: Callable[[ReadOptions], PartitionReader] | None = None
     say: Say | None = None
     acknowledged: tuple[int, int] = (0, -1)
-    """Order and position, where that can't have got lost."""
+    """Order and position that the node is known to have received."""
     thread: int = field(default_factory=threading.get_ident)
 
     def wake(self) -> None:
@@ -132,7 +129,7 @@ class ServiceHost:
         """True if a first JoinLog has come: the hellos after it don't take anybody's place."""
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
-        """When the last JoinLog came, monotonic seconds."""
+        """Monotonic time of the last JoinLog, in seconds."""
         self._unheard = 0
         """Number of hellos since the node last answered."""
         self._unbound = False

@@ -1,10 +1,8 @@
 """Writes the leader's outputs to the output stream, each at its own offset. Followers read them. See ``outbox.py``.
 
 The outputs travel in record batches (BatchPublish), several in flight. Each batch contains the expected offset of its
-first output, and
-gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of the output stream
-before it sends
-again.
+first output, and gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of
+the output stream before it sends again.
 """
 
 from __future__ import annotations
@@ -169,12 +167,12 @@ class Emitter:
         """Address of the output stream. It has no subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
-        """True if the end of the output stream has to be learned before anything is sent."""
+        """True if the end of the output stream must be read before anything is sent."""
         self._shorter_since_s: float | None = None
         """Time since which the output stream ends below the written offset."""
         self._wait_s = _AGAIN_S
         self.problem = ""
-        """Why outputs don't leave; shown in status."""
+        """Reason why outputs are not sent. Shown in status."""
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
         self.on_advance: Callable[[], None] = _nothing
@@ -386,7 +384,7 @@ class Router:
         """Offset in the output stream that is looked at next."""
         self._wake = asyncio.Event()
         self.problem = ""
-        """Why copies don't leave; shown in status."""
+        """Reason why copies are not sent. Shown in status."""
 
     def wake(self) -> None:
         """Continue after outputs were written or the role has changed."""

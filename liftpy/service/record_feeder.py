@@ -86,7 +86,7 @@ class Feeder:
         self._stop_position: int | None = None
         """Exclusive: be fed up to here; None: up to HW."""
         self._told = False
-        """True if the callback was told that this stop is reached."""
+        """True if the callback was called for this stop."""
         self._cut: int | None = None
         """The log ends here, below the machine's position: go back."""
         self._began: Snapshot | None = None
@@ -99,7 +99,7 @@ class Feeder:
         self._chunk_records = _FIRST_CHUNK_RECORDS
         self._wake = asyncio.Event()
         self.problem = ""
-        """Why nothing comes; shown in status."""
+        """Reason why no records come. Shown in status."""
 
     # ---- what the host says ------------------------------------------------------------------------------------------------
     def stop_at(self, position: int | None) -> None:

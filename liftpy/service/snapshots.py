@@ -115,7 +115,7 @@ class OpenSnapshot:
 
 
 class Incoming:
-    """A snapshot on its way into the store: nothing of it counts before ``finish``. ``close`` it in the end."""
+    """A snapshot that is being received. It does not count before ``finish``. Call ``close`` at the end."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self._path = path
@@ -365,7 +365,7 @@ class SnapshotKeeper:
         self._blocked_s = 0.0
         """Time for which the last snapshot blocked the service, in seconds."""
         self.given_bytes = 0
-        """Number of bytes sent to services beside other nodes."""
+        """Number of bytes sent to services of other nodes."""
         self.turn = 0
         """Turn of this node, from the sidecar. 0 is the first."""
         self.life = secrets.randbits(62)
@@ -377,11 +377,11 @@ class SnapshotKeeper:
         self.stored_count = 0
         """Snapshots that this process has stored."""
         self.saved_s: float | None = None
-        """When the newest of them was stored, monotonic."""
+        """Monotonic time at which the newest snapshot was stored."""
         self.state_bytes = 0
         """Size of the newest snapshot, in bytes."""
         self.problem = ""
-        """Why the last snapshot was not stored; shown in status where nothing worse is."""
+        """Reason why the last snapshot was not stored. Shown in status if there is no worse problem."""
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
         """Return the newest ``wanted`` snapshot to start from."""
@@ -470,7 +470,7 @@ class SnapshotKeeper:
 
     @property
     def is_due(self) -> bool:
-        """True if ``keep`` is to be called."""
+        """True if ``keep`` must be called."""
         settings = self._settings
         late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
@@ -488,7 +488,7 @@ class SnapshotKeeper:
 
 
 _MAX_HELD = 8
-"""Snapshots that are open at once: those that were asked for last."""
+"""Maximum number of open snapshots. The least recently requested one is closed."""
 _HELD_S = 60.0
 _LOOK_S = 5.0
 _MAX_WAITING = 64

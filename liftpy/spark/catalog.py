@@ -1,19 +1,16 @@
 """Current content of streams, for the driver: partitions and replicas from the metadata group, bounds from the leaders.
 
 Only leaders are asked for bounds, so ``latest`` contains everything that was acked before the query was planned.
-Answers are kept for a
-moment, because Spark asks for an idle stream 80 times a second.
+Answers are kept for a moment, because Spark asks for an idle stream 80 times a second.
 
 A streaming query uses a watch (``watching``): one request per partition waits at the leader until more is committed
 (``PartitionReader.bounds``), and is then repeated. So new records are known at once, and an idle partition costs one
-request in
-``WAIT_S``. Nodes of older versions answer at once, and are asked every ``POLL_S``.
+request in ``WAIT_S``. Nodes of older versions answer at once, and are asked every ``POLL_S``.
 
 An error, another uid or another leadership ends the watch. Then the caller asks the leaders itself. During a watch no
-reported record can
-be lost by an election, because there was none. A deposed leader that does not know it is believed for ``WAIT_S`` and
-the time of an
-answer. Its offsets are then too low, never too high, and readers check each record's LeaderEpoch.
+reported record can be lost by an election, because there was none. A deposed leader that does not know it is believed
+for ``WAIT_S`` and the time of an answer. Its offsets are then too low, never too high, and readers check each record's
+LeaderEpoch.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ WAIT_S = 1.0
 POLL_S = 0.2
 """Between two questions to nodes that do not wait."""
 PAUSE_S = 0.01
-"""After an answer with news: a partition that commits without a break is asked so often."""
+"""Pause after an answer with news. It limits the questions about a partition that commits all the time."""
 PAUSE_EACH_S = 0.0002
 """Pause for each watched partition, so that many partitions are asked less often, in seconds."""
 UNWANTED_S = 10.0

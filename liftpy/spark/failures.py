@@ -22,7 +22,7 @@ from liftpy.errors import (
 
 
 class SourceError(LiftError):
-    """An error of the source as a Spark user sees it: ``[CODE] text``. ``code`` is that of the error behind it."""
+    """An error of the source as a Spark user sees it: ``[CODE] text``. ``code`` is the code of the original error."""
 
     def __init__(self, text: str, code: str = "LIFT_ERROR") -> None:
         super().__init__(text)

@@ -94,7 +94,7 @@ class StreamOffsets:
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, where that is known."""
+        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, if known."""
         known = ((key, offset, self.epochs.get(key, 0)) for key, offset in self.next_offsets.items())
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 
@@ -167,7 +167,7 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Return a time for each partition, JSON as of offsets with ms since 1970; ConfigError naming the option."""
+    """Parse a time for each partition: JSON in the form of offsets, with ms since 1970. Raises ConfigError that names the option."""
     problem = f'{option} = {shown(text)}: use JSON such as {{"orders": {{"0": 1767225600000}}}}, ms since 1970'
     try:
         document = load_json(text)

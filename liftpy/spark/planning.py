@@ -6,11 +6,11 @@ cut into tasks is said in ``splitting``.
 
 Where ranges are cut into tasks, and a micro-batch ends: by bytes, at the borders of record batches. Pure.
 
-Who reads a range in parts gets a batch that lies across a border twice, once for each part. So ranges are cut where a batch begins, as
-the partition's leader says (``liftpy.core.log.range_reads``): a function of the range, the options and that answer, which is
-the same on each
-replica and each time, so that a micro-batch that is run again has the same tasks. Compacted partitions, whose batches change, and those
-of older nodes, which do not say, are cut evenly by offsets.
+Who reads a range in parts gets a batch that lies across a border twice, once for each part. So ranges are cut where a
+batch begins, as the partition's leader says (``liftpy.core.log.range_reads``): a function of the range, the options and
+that answer, which is the same on each replica and each time, so that a micro-batch that is run again has the same
+tasks. Compacted partitions, whose batches change, and those of older nodes, which do not say, are cut evenly by
+offsets.
 
 Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 100 MB, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5,
 rounded up, so that there are never fewer than were asked for: 5 and 1. Partition 0 is cut at the last batches that begin at or before
@@ -185,10 +185,10 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
-    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
+    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and a text about lost records.
 
-    With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
-    not name are read from the oldest record that is kept. Empty ranges make no task.
+    With ``fail_on_data_loss``, a loss raises DataLossError. Without it, the rest is read. Partitions of ``ends`` that
+    ``starts`` does not name are read from the oldest record that is kept. Empty ranges make no task.
     """
     ranges: list[PlannedRange] = []
     losses: list[str] = []

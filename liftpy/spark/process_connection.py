@@ -4,9 +4,8 @@ Spark's workers are synchronous and are used again for task after task. So the l
 between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
 that is killed just vanishes; the servers live with that.
 
-The line carries the answers with the records (``liftpy.nats.blocking_connection``); everything else, and what the line can't
-do, goes over the
-connection.
+The line carries the answers with the records (``liftpy.nats.blocking_connection``); everything else, and what the line
+can't do, goes over the connection.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) ->
 
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Read at a time; more where one batch is larger."""
+"""Number of bytes to read at once. It is more if a batch is larger."""
 ELSEWHERE_S = 60.0
 """Time for which a node on another host, or without local reads, is not asked again, in seconds."""
 SILENT_S = 5.0
@@ -524,7 +524,7 @@ class _LinedRange:
 
 
 def _first_base(answer: memoryview) -> int | None:
-    """Return the base offset of an answer's first batch; None where it has none, or is no answer."""
+    """Return the base offset of an answer's first batch. None: it has none, or is no answer."""
     try:
         head, body = frames.decode_read_response(answer)
         return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset

@@ -87,7 +87,7 @@ class FetchRules:
     leader_first: bool = False
     fail_on_data_loss: bool = True
     files: bool = False
-    """True if files of replicas on this host are read; ``expects_files``: it is told where they are not."""
+    """True if files of replicas on this host are read. ``expects_files``: log if there are none."""
     expects_files: bool = False
     left_out: int = 0
     """Columns that are not wanted (``liftpy.core.wire.filters``)."""
@@ -147,9 +147,9 @@ def _moved(link: Link, planned: PlannedRange, rules: FetchRules, compacted_end: 
 class _Span:
     """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
 
-    ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
-    one answer holds and leave the rest. ``tombstones``: of the span before (``ReadProgress.tombstones``), None:
-    this is the first.
+    ``node``: node that is asked first, then any in-sync replica. ``answer_bytes``: limit of one answer. ``one_answer``: read
+    only what one answer contains. ``tombstones``: tombstones of the previous span (``ReadProgress.tombstones``), None: this
+    is the first.
     """
 
     planned: PlannedRange
@@ -264,9 +264,10 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
 
 
 def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
-    """Return the last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
+    """Return the last record's LeaderEpoch.
 
-    That the batches follow each other was checked before; here, that none has a hole inside.
+    Raises DataLossError if an epoch is above the planned one, ProtocolError if epochs fall along the log. An earlier check
+    ensures that batches follow each other. This one checks that none has a gap inside.
     """
     for piece in pieces:
         epoch, header = piece.batch.leader_epoch, piece.batch.header

@@ -34,7 +34,7 @@ COLUMNS: dict[str, pa.DataType] = {
 
 
 _CLOSE = 0.7
-"""How much two names must have in common, from 0 to 1, to be taken for each other."""
+"""Minimum similarity of two names, from 0 to 1, for a suggestion."""
 _LONGEST_NAME = 100
 _BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUBJECTS}
 

@@ -52,7 +52,7 @@ from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, check_schem
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """TaskContext's local properties in a streaming query's tasks."""
 END_OF_INPUT = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
-"""What the JVM writes behind a task's input that was complete, and only then."""
+"""Bytes that the JVM writes after the complete input of a task, and only then."""
 _MARK_BYTES = len(END_OF_INPUT)
 ADAPTIVE = "spark.sql.adaptive.enabled"
 ADAPTIVE_STREAMING = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -506,7 +506,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class Appending:
-    """At least once: rows as they come. ``open`` is by use; ``close`` when it is over."""
+    """Writes rows as they come, at least once. ``open`` runs at the first use. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, admin: Admin, options: SinkOptions) -> None:
         self._transport = transport

@@ -31,7 +31,7 @@ WRITTEN: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "topic": ("string", lambda kind: kind in _TEXT),
     "partition": ("int", lambda kind: kind == pa.int32()),
 }
-"""Column -> its type in words, and whether an Arrow type is that."""
+"""Column -> name of its type for people, and a function that checks an Arrow type."""
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -76,7 +76,7 @@ def as_binary(batch: pa.RecordBatch) -> pa.Table:
 
 
 def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
-    """Raise ConfigError for nulls where there can be none."""
+    """Raise ConfigError for nulls in columns that must not have any."""
     nulls = rows["value"].null_count
     if nulls and not tombstones:
         text = "A null value is a tombstone: it deletes its key in a compacted stream. To write tombstones, set nullValues = tombstone."
@@ -166,7 +166,7 @@ def _records(rows: pa.Table) -> RecordColumns:
 
 
 def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
-    """Return a column of bytes or text, as it lies in Arrow's buffers."""
+    """Return a column of bytes or text without a copy of Arrow's buffers."""
     array = _one(column).cast(pa.large_binary())
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
     if array.null_count:

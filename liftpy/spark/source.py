@@ -190,7 +190,7 @@ class LiftReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges between startingOffsets and endingOffsets, as of now."""
+        """Return the current ranges between startingOffsets and endingOffsets."""
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
@@ -216,12 +216,12 @@ class LiftReader(DataSourceReader):
 
 
 class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. ``_catalog``, ``_begun``, ``_target``, ``_triggered_s``: only on the driver; the object that reads is
-    another one.
+    """One streaming query. ``_catalog``, ``_begun``, ``_target`` and ``_triggered_s`` exist only on the driver. Another
+    object reads.
 
-    ``_begun``: where a new query begins, None until Spark asks. Spark asks again when it plans micro-batch 0: the first answer holds.
-    ``_target``: what Trigger.AvailableNow froze, None without it. ``_triggered_s``: when a micro-batch was last given, monotonic
-    seconds, None before the first, which is never held back.
+    ``_begun``: start of a new query, None until Spark asks. Spark asks again when it plans micro-batch 0. The first answer
+    stays. ``_target``: end that Trigger.AvailableNow fixed, None without it. ``_triggered_s``: monotonic time of the last
+    micro-batch, in seconds. None before the first one, which is never delayed.
     """
 
     def __init__(self, options: SourceOptions) -> None:

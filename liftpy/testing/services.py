@@ -1,9 +1,7 @@
 """``ServiceTest``: runs a replicated service without a cluster, for unit tests, and checks that it is deterministic.
 
-    test = ServiceTest(Bank)
-    test.send(b'{"id": "1", "do": "open", "account": "a"}').advance(60).send(b'{"id": "2", ...}')
-    assert [json.loads(output.value)["ok"] for output in test.outputs] == [True, True]
-    test.verify()
+    test = ServiceTest(Bank) test.send(b'{"id": "1", "do": "open", "account": "a"}').advance(60).send(b'{"id": "2",
+    ...}') assert [json.loads(output.value)["ok"] for output in test.outputs] == [True, True] test.verify()
 
 The driver is the one of a node (``ServiceMachine``): timers by log time, outputs, snapshots, rejections.
 """
@@ -55,9 +53,7 @@ class ServiceTest:
     Example:
         from liftpy.testing import ServiceTest
 
-        test = ServiceTest(Counter).send(b"one").send(b"two")
-        assert test.service.count == 2
-        test.verify(hash_seeds=0)
+        test = ServiceTest(Counter).send(b"one").send(b"two") assert test.service.count == 2 test.verify(hash_seeds=0)
     """
 
     def __init__(self, factory: Callable[[], Service]) -> None:
@@ -260,7 +256,7 @@ class ServiceTest:
 
 
 class _Run:
-    """A machine, its service and what it has put out."""
+    """A machine, its service and its outputs."""
 
     def __init__(self, factory: Callable[[], Service], role: Role, snapshot: Snapshot | None = None) -> None:
         self._factory, self._role = factory, role
@@ -465,7 +461,7 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """Return the module of that name, or what is in the file: a script's name is ``__main__``."""
+    """Return the module with this name, or the one in the file. A script has the name ``__main__``."""
     if name != "__main__":
         try:
             return importlib.import_module(name)

@@ -3,13 +3,12 @@
 Goal: what is served after a restore is what the backup holds, and nothing before that is served at all; nothing is overwritten.
 Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
 
-Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
-node (``restore.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
-given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
-skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
-From then on its replicas move: to the nodes
-that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
-removed.
+Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*,
+an ordinary node (``restore.py``), registers and stops. The streams are created read-only, with the stopped helper as
+their only replica; it is given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request
+that creates a stream makes the cluster skip the LeaderEpochs below). A stream of many partitions is created with a part
+of them, and the others are added. From then on its replicas move: to the nodes that placement has chosen, and, when all
+of these are in sync and the stream takes publishes again, away from the helper, which is removed.
 
 A stream that is read-only and has a replica on a dead helper is unfinished, has taken no publish, and is removed by the next restore
 of its name. Everything else that is there is refused.

@@ -92,7 +92,7 @@ def stage(
 ) -> StagedLog:
     """Write the log of one partition durably into the new directory ``folder``.
 
-    ``purges``: those that were pending at the backup.
+    ``purges``: purges that were pending at the backup.
     """
     make_folder(folder)
     log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
@@ -139,7 +139,7 @@ def stage(
 
 
 def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
-    """Store the producer and message-id state beside a staged log, which now belongs to ``key`` [A16]."""
+    """Store the producer and message-id state of a staged log, which now belongs to ``key`` [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 _ENVELOPE = struct.Struct(">4sBBBB")
 _MAGIC, _PUBLISH, _ACK = b"\xb9\x0e\x43\xb4", 0, 1
 _REFUSED = re.compile(rb"\x50[\x01-\x7f]\r\n")
-"""An ack's last field, ackError, which is left out where it is 0. No other field of one byte stands at an ack's end."""
+"""Last field of an ack, ackError, which is absent if it is 0. No other one-byte field is at the end of an ack."""
 
 
 class Dialect(NamedTuple):

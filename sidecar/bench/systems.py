@@ -44,9 +44,9 @@ _TRIES = 4
 
 
 class NatsCluster:
-    """``with NatsCluster(3) as cluster``.
+    """nats-servers in a context: ``with NatsCluster(3) as cluster``.
 
-    ``storing``: lines of each one's ``jetstream`` block besides its folder, or None for no JetStream.
+    ``storing``: lines of the ``jetstream`` block of each server, without its directory. None: no JetStream.
     """
 
     def __init__(self, count: int, *, storing: str | None = None) -> None:
@@ -414,8 +414,9 @@ _JAVA_WARM_S = "3"
 
 
 class System(AbstractContextManager["System"], Protocol):
-    """A cluster that stores ``bench``. ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``; ``lacks``: cases that can't be
-    measured of it."""
+    """A cluster that stores ``bench``. ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: cases
+    that cannot be measured with it.
+    """
 
     kind: str
     lacks: frozenset[str]
@@ -476,7 +477,7 @@ class _OverNats(ABC):
 
 
 class Liftpy(_OverNats):
-    """Three nodes. ``nats_servers``: one for all, or three that are a cluster, one beside each node."""
+    """Three nodes. ``nats_servers``: one for all, or three that form a cluster, one per node."""
 
     kind = "liftpy"
     reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
@@ -620,14 +621,14 @@ class Kafka(KafkaCluster):
 
 @dataclass(frozen=True)
 class PeersGiven:
-    """``nats_servers``: of liftpy and Liftbridge; ``kafka_jars``: None where there are none."""
+    """``nats_servers``: of liftpy and Liftbridge. ``kafka_jars``: None if there are none."""
 
     nats_servers: int = 1
     kafka_jars: Path | None = None
 
     @property
     def jars(self) -> Path:
-        """Raises ConfigError where none are given."""
+        """Directory of Kafka's jars. Raises ConfigError if it is not given."""
         if self.kafka_jars is None:
             raise ConfigError("Kafka needs its jars. Give their directory with --kafka-jars.")
         return self.kafka_jars
@@ -650,7 +651,7 @@ DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the systems to measure: ``names``, or the defaults and all installed ones.
 
-    ``say`` gets those that are left out. Raise ConfigError if a named one is missing.
+    ``say`` is called with skipped systems. Raise ConfigError if a named one is missing.
     """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:

@@ -152,7 +152,7 @@ def traced(
 
 
 EXIT_PARTLY = 4
-"""All streams are restored, and something that goes with them is not: it is named."""
+"""All streams are restored, but something that belongs to them is not. The output names it."""
 scratch_option = click.option(
     "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
     help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",

@@ -60,7 +60,7 @@ def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
 
 
 class EventPages:
-    """Goes from one controller to the next where one does not answer."""
+    """Reads pages of events, from the next controller if one does not answer."""
 
     def __init__(self, client: Client, sleep: Callable[[float], Any] | None = None) -> None:
         self._client = client

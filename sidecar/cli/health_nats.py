@@ -119,7 +119,7 @@ def _suspect(image: ClusterImage) -> list[str]:
 
 
 async def _services(client: NodeViews, node_id: str) -> list[str]:
-    """Return a line for ended services beside the node, and one for blocked ones. [] if all run."""
+    """Return a line for ended services of the node, and one for blocked ones. [] if all run."""
     try:
         glance = await client.node_glance(node_id, _TIMEOUT_S)
     except (UnavailableError, OutcomeUnknownError, ProtocolError):

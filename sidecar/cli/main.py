@@ -31,7 +31,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 """Every command: wrong usage or setting."""
 EXIT_UNAVAILABLE = 3
-"""Every command: nobody answered. Retry."""
+"""Every command: no answer from NATS or the cluster. Retry."""
 EXIT_INTERRUPTED = 130
 """Every command: interrupted by Ctrl-C."""
 SIGNALED = 128
@@ -203,8 +203,8 @@ def stop_signals() -> list[signal.Signals]:
 def _ended_by_signals() -> Iterator[list[int]]:
     """Let the first of ``stop_signals`` end the command in this block as Ctrl-C does. Yields the signals that came.
 
-    Later ones change nothing: a closed terminal sends SIGHUP twice, and what a command does at its end is bounded. A command may set
-    handlers of its own.
+    Later signals change nothing, because a closed terminal sends SIGHUP twice. The end of a command takes limited time. A
+    command may set its own handlers.
     """
     came: list[int] = []
 

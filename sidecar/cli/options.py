@@ -190,7 +190,7 @@ def connection_options(function: F) -> F:
 
 
 def add_shared_options(function: F) -> F:
-    """Add the connection options. The command gets their values by name, None where they are not given."""
+    """Add the connection options. The command gets their values by name, None if they are not given."""
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
         function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)

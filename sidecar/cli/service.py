@@ -149,7 +149,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 """``liftpy service``: wrong usage, setting or class. No restart."""
 EXIT_UNAVAILABLE = 3
-"""``liftpy service``: nobody answers. Restart."""
+"""``liftpy service``: no answer from NATS or the cluster. Restart."""
 EXIT_DATA = 65
 """EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
 EXIT_PLACE_TAKEN = 69
@@ -332,7 +332,7 @@ async def pass_over(
 
 
 def _partition_in(stream: str, count: int, partition: int | None) -> int:
-    """Return ``partition``, None: the only one of ``count``. Raises ConfigError where there are several, and NotFoundError."""
+    """Return ``partition``. None: the only one of ``count``. Raises ConfigError if there are several, and NotFoundError."""
     if partition is None and count > 1:
         raise ConfigError(f"Stream {stream} has {count} partitions, and a service has its own state in each. Set --partition.")
     place = partition or 0

@@ -169,7 +169,7 @@ def setting_options(function: F) -> F:
 
 
 def alterable_options(function: F) -> F:
-    """Add an option for each setting that may change later; the command gets ``settings``: those that were given, by field."""
+    """Add an option for each setting that may change later. The command gets ``settings``: field -> value of the given options."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:

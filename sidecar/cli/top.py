@@ -176,7 +176,7 @@ _COLUMNS: tuple[tuple[str, int, int, Callable[[NodeRow], str]], ...] = (
     ("disk", 5, 2, lambda row: _of(row, lambda glance: f"{1 - glance.disk_free:.0%}")),
     ("loop p99", 8, 4, lambda row: _ms(row.loop_p99_s)),
 )
-"""Heading, width, how soon it is left out where there is no room (the highest first), and what stands there. ``disk``: used."""
+"""Heading, width, priority of removal if there is no room (highest first), and the text of the cell. ``disk``: used."""
 _NAME, _STATE, _LEAST_SPARK = 12, 9, 8
 
 
@@ -325,7 +325,7 @@ class Looking:
         self._now = now
         self.watching = watching
         self._named: list[str] = []
-        """By the metadata leader, at the start."""
+        """Nodes that the metadata leader named at the start."""
 
     @property
     def knows_any(self) -> bool:

@@ -72,7 +72,9 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "a service's own folder", "liftpy.core.services.snapshot:VERSION", (3, 4), {FIRST: 4}, is_cache=True
     ),
 }
-"""Name -> what it is. A service snapshot that uses nothing of version 4 is written as 3; the log replays what can't be read."""
+"""Name -> format. A service snapshot that uses nothing of version 4 is written as 3. Unreadable snapshots are replaced by a
+replay.
+"""
 
 
 F = TypeVar("F", bound=Callable[..., Any])

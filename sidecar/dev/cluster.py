@@ -264,9 +264,9 @@ class DevCluster:
         return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
 
     def stop(self) -> None:
-        """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice.
+        """Stop all nodes cleanly and at the same time, then nats-server. Remove the temporary directory. May be called twice.
 
-        SIGINT, not SIGTERM: there is nobody to hand anything over to.
+        The nodes get SIGINT, not SIGTERM, because no node remains that could take over.
         """
         for node in self.nodes.values():
             if node.running:

@@ -177,7 +177,7 @@ def _values_by_offset(file: Path) -> list[bytes]:
 
 
 def first_difference(sent: list[bytes], got: list[Any]) -> str:
-    """Return the first difference of two record lists in words, '' if they are equal."""
+    """Return a text with the first difference of two record lists, '' if they are equal."""
     if sent == got:
         return ""
     for offset, (wanted, found) in enumerate(zip(sent, got, strict=False)):

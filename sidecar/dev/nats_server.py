@@ -47,9 +47,9 @@ def find_nats_server() -> Path:
 
 
 def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
-    """Return the command line of a child of this process that gets ``with_signal`` when its parent ends, however it ends.
+    """Return the command line of a child that gets ``with_signal`` when this process ends in any way.
 
-    Linux sends it when the THREAD that started the child ends: ``spawn`` takes care of that.
+    Linux sends the signal when the thread that started the child ends. ``spawn`` takes care of that.
     """
     script = str(Path(__file__).with_name("dies_with_parent.py"))
     return [sys.executable, "-I", "-S", script, str(int(with_signal)), str(os.getpid()), *command]

@@ -97,7 +97,7 @@ class ClusterUnderTest:
         self._node(node).kill()
 
     def start(self, node: str, timeout_s: float = WAIT_S) -> None:
-        """Start a node that is down; return when it is registered. Raises UnavailableError, ConfigError where it runs already."""
+        """Start a node that is down. Return when it is registered. Raises UnavailableError, and ConfigError if it already runs."""
         found = self._node(node)
         found.start()
         found.wait_ready(timeout_s)
@@ -163,9 +163,8 @@ class ClusterUnderTest:
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
         """Repeat ``condition()`` until its result is true, and return the result.
 
-        Raise UnavailableError after ``timeout_s`` seconds.
-
-        That the cluster can't answer meanwhile (UnavailableError, OutcomeUnknownError...) is waited out; ConfigError is raised.
+        Raise UnavailableError after ``timeout_s`` seconds. Errors that mean no answer (UnavailableError,
+        OutcomeUnknownError...) are ignored until then. ConfigError is raised.
         """
         deadline = time.monotonic() + timeout_s
         while True:

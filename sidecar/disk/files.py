@@ -291,7 +291,7 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
-    Also of a folder that is there, and of those above it: who made them may have died before it flushed their names.
+    This also flushes the names of existing directories, because the process that created them may have died before it did so.
     """
     with _storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
@@ -351,7 +351,7 @@ class MadeFolders:
         self._flushed: set[Path] = set()
         """Folders that were flushed by this process: what an earlier process made in them is durable."""
         self._failed: set[Path] = set()
-        """Folders whose flush has failed once: they are never taken for flushed again."""
+        """Directories whose flush has failed once. They never count as flushed again."""
 
     def make(self, folder: Path) -> None:
         """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
@@ -467,7 +467,7 @@ RESERVE = 256
 MOST_MAPS = 4096
 _UNLIMITED = 1 << 20
 _SPARE = 0.8
-"""A partition that rolls has two segments open until the first one is flushed: a quarter of them may do so at once."""
+"""Share of partitions that may roll at once. A partition that rolls has two open segments until the first is flushed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class FlushTimes:
         self._ring = array("f")
         self._at = 0
         self.count = 0
-        """All that there were."""
+        """Number of all flushes."""
 
     def add(self, took_s: float) -> None:
         """Add a duration."""

@@ -2,31 +2,23 @@
 the node.
 
 A coordinator is a replicated service (``liftpy.service``). It follows the log beside every replica. Beside the
-partition's leader it is
-LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER, and its later answers are fenced.
-So a failover
-replays nothing. This module starts and ends coordinators when the image shows a new replica here or shows one no
-longer. It restarts a
-failed one, later each time, while the node continues.
+partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER, and its
+later answers are fenced. So a failover replays nothing. This module starts and ends coordinators when the image shows a
+new replica here or shows one no longer. It restarts a failed one, later each time, while the node continues.
 
 The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
-coordinator costs
-next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of members take only
-time on the event
-loop from replication, at most ``STEP_S`` at once.
+coordinator costs next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of
+members take only time on the event loop from replication, at most ``STEP_S`` at once.
 
 ``GroupLags`` checks at intervals how far the groups of this node's coordinators are behind
-(``liftpy.core.groups.lag``). The node mostly
-knows where a partition ends, because it has a replica in sync. For other partitions the leading coordinator sends at
-most ``ASKS``
-requests per check, so a scrape sends none. A check takes ``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``,
-however many
-positions there are. With many positions the figures are older.
+(``liftpy.core.groups.lag``). The node mostly knows where a partition ends, because it has a replica in sync. For other
+partitions the leading coordinator sends at most ``ASKS`` requests per check, so a scrape sends none. A check takes
+``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``, however many positions there are. With many positions the
+figures are older.
 
 ``OwnNodeReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
-answer arrives in the
-event loop's next turn. For services in the node's own process, the way to the NATS server and back was a third of a
-command's cost.
+answer arrives in the event loop's next turn. For services in the node's own process, the way to the NATS server and
+back was a third of a command's cost.
 """
 
 from __future__ import annotations

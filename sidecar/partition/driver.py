@@ -140,7 +140,7 @@ class ReplicaDriver:
         self._fatal(error)
 
     def told(self, event: Event | None = None) -> str:
-        """Return the story for people, a line a step, the newest last; ``event``: the one that is being taken."""
+        """Return the last steps as text, one line per step, the newest last. ``event``: the event that is being processed."""
         now_ns = clock.now_ns()
         lines = [
             f"{(at_ns - now_ns) / 1e9:9.3f} s  {came} -> {effects}"[:_MOST_OF_A_STEP] for at_ns, came, effects in self.story

@@ -79,7 +79,7 @@ class Flusher:
         self._thread: Future[int] | None = None
         """The flush that runs in one."""
         self._told = False
-        """True if its place knows of it: the loop has waited for it."""
+        """True if the flush has been reported: the loop has waited for it."""
         self._checkpoint: Future[None] | None = None
         """Running checkpoint."""
         self._checkpoint_began_s = 0.0
@@ -309,7 +309,7 @@ class FoundState(NamedTuple):
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Return the state file beside ``log`` that fits.
+    """Return the state file of ``log`` that fits.
 
     Others are logged and removed. Runs in any thread. Raises StorageError.
     """

@@ -162,7 +162,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(reportPromotion=report))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
-        """Tell that nothing is left of these purges, if that is news; the answer is the next state of the partition."""
+        """Report that no record of these purges is left, if that is news. The answer is the next state of the partition."""
         request = purge_report(key, state, self._node_id, self._incarnation, purged)
         if request is not None:
             self._ask(key, request)

@@ -31,7 +31,7 @@ from sidecar.transport.connection import send_answer
 
 Feed = Callable[[events.Event], None]
 Deliver = Callable[[str, int, str, events.Event], None]
-"""(stream, partition, stream uid, event) -> to the replica of that partition on this node, if there is one."""
+"""Function (stream, partition, stream uid, event) that delivers the event to the replica of that partition on this node, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class QuietTalk:
         return question
 
     def over(self, question: pb.QuietFetches) -> list[int]:
-        """Return the places of those fetches in the question that the leaders here have not counted."""
+        """Return the indexes of the fetches in the question that the leaders here have not counted."""
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count

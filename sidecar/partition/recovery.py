@@ -54,7 +54,7 @@ class RecoveredLogs:
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
         self.missing: list[str] = []
-        """Logs that this node has made, and whose folder is gone; the first process looks for all of them."""
+        """Logs that this node has created and whose directory is gone. The first process looks for all of them."""
         self._held: frozenset[str] = frozenset()
         self._done: list[str] = []
         """Logs that have been looked at."""

@@ -45,7 +45,7 @@ logger = logging.getLogger("liftpy.partitions")
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
-"""Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
+"""Maximum number of partitions that are opened or stopped at once. The others wait."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
 """Time for which a leader in a planned transfer tries to answer its publishers, in seconds."""
@@ -148,7 +148,7 @@ class Partitions:
             worker.feed(event)
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services beside a partition, None if it is not on this node."""
+        """Return the services of a partition, None if it is not on this node."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
@@ -404,7 +404,7 @@ class Partitions:
     async def close_subjects(self, timeout_s: float) -> None:
         """Stop accepting publishes, and answer those that have arrived.
 
-        From then until the successor subscribes, NATS answers publishers with no responders, and they send again.
+        Until the successor subscribes, NATS answers publishers with "no responders", and they retry.
         """
         self._closing = True
         await self._quiet(list(self._leading.values()), timeout_s)

@@ -89,7 +89,7 @@ class ReplicationDesk:
         """Replica -> its fetch that was answered without records."""
         self._next_token = 1
         self._holding = False
-        """Answers of this step leave together, behind the last of them."""
+        """True while answers of this step are collected. They are sent together after the last one."""
         self.giver: StateGiver | None = None
         """Source of the state that the log no longer contains. None: no state."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
@@ -376,7 +376,7 @@ class FetchClient:
         self.taker: StateTaker | None = None
         """Source of the state that the leader's log no longer contains. None: fetches are sent at once."""
         self.failed: Callable[[StorageError], None] = lambda error: None
-        """Told when the state can't be stored."""
+        """Called if the state cannot be stored."""
         self._waiting: tuple[do.SendFetch, int] | None = None
         """The fetch that leaves when the state is here, and this node's incarnation."""
 

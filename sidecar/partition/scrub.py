@@ -66,14 +66,14 @@ class ScrubProgress:
     """Stored position and results of the scrub. Times are wall clock in seconds, 0: never."""
 
     partition: str = ""
-    """The one that is read, or was read last; '' at the begin of a pass."""
+    """Partition that is read, or was read last. '': at the beginning of a pass."""
     base_offset: int = -1
     """Base offset of the current segment. -1: none yet."""
     position: int = 0
     """Position in the segment's file up to which it is checked. -1: the segment is done."""
     pass_began_s: float = 0.0
     last_full_pass_s: float = 0.0
-    """When a pass last came to its end."""
+    """Time at which the last pass ended."""
     findings: int = 0
     """Damaged segments found since the data folder was made."""
     last_finding: str = ""

@@ -125,14 +125,14 @@ class PartitionServices:
         )
         self._report_ended = report_ended
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)
-        """When the last ends of services were reported as events."""
+        """Times of the last reported ends of services."""
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
         """True if the next check is planned."""
         self._report = Timer(self._tell_others)
         self._report_ns = 0
-        """When the next report is planned; 0: it is not."""
+        """Time of the next planned report. 0: none is planned."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
         """Last report and its receiver."""
         self._replay_end_offset = 0
@@ -161,9 +161,7 @@ class PartitionServices:
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
-        """Process a heartbeat. ``inbox`` may be answered. ``told``: the callback of a service in this process, instead of
-        an inbox.
-        """
+        """Process a heartbeat. ``inbox`` may be answered. ``told``: callback of a service in this process, instead of an inbox."""
         if hello.leaving:
             self._here.pop(inbox, None)
         elif told is not None:
@@ -177,7 +175,7 @@ class PartitionServices:
             self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
-        """Record the state of the services beside another replica."""
+        """Record the state of the services of another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -364,7 +362,7 @@ class Found(Protocol):
     """Finds the services of a partition of this node by name."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services beside a partition, None if it is not on this node."""
+        """Return the services of a partition, None if it is not on this node."""
 
 
 class ServiceDesk:

@@ -27,7 +27,7 @@ _FRAMES_PER_TICK = 2_000
 LATE_TICK_S = 0.05
 """A tick this much after its time is counted: neither Raft nor heartbeats may wait longer for anything else."""
 _TICKS_KEPT = 1200
-"""A minute of them."""
+"""Number of kept ticks, for one minute."""
 
 Answer = tuple[bytes | None, int]
 """(answer of the state machine, FAIL_REASON)."""
@@ -84,7 +84,7 @@ class GroupDriver:
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
-        """When it is to fire, by the loop's clock."""
+        """Time at which it fires, by the loop's clock."""
         self.lateness = FlushTimes(_TICKS_KEPT)
         """Delays of the last ticks that a timer started, in seconds: no CPU, no interpreter lock, or another tick was
         running.

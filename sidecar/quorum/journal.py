@@ -40,8 +40,9 @@ _NEW_FRAME_BYTES = 8 << 20
 _APPEND_BYTES = 256 << 20
 """More than this is not appended: the file is rewritten instead."""
 MAX_SPENT_BYTES = 4 << 20
-"""Bytes of the file that mean nothing any more (replaced terms and commit indexes, entries that were cut, frames around them): a group
-without requests writes 3 MB of them a day."""
+"""Maximum number of useless bytes in the file: replaced terms and commit indexes, truncated entries, and their frames. A
+group without requests writes 3 MB of them a day.
+"""
 
 
 class GroupJournal:
@@ -71,7 +72,6 @@ class GroupJournal:
         self._closed = False
         self._failed = False
         """A write or flush failed: the file is left as it is."""
-        """How many times something was flushed."""
         if self._load():
             self.sync()
 

@@ -33,7 +33,9 @@ __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "chec
 
 SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
-"""Bytes of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
+"""Maximum size of the entries in one message, in bytes. An entry must be smaller, because the library would send pieces that
+are not in the protocol.
+"""
 APPLIED_PER_TICK_BYTES = 8 * 1024
 """Maximum size of committed entries and their answers applied in one tick, in bytes, and at least one entry.
 
@@ -137,7 +139,7 @@ def _journal(given: Any) -> Any:
 
 
 def check_library() -> None:
-    """Take pickle out of the library, and raise ConfigError if it is not exactly the one that was proven."""
+    """Remove pickle from the library. Raise ConfigError unless the library is exactly the checked version."""
     if VERSION != SUPPORTED_VERSION:
         raise ConfigError(
             f"pysyncobj {VERSION} is installed, but the metadata group supports only {SUPPORTED_VERSION}. Install "
@@ -167,7 +169,7 @@ class StateMachine(Protocol):
         """Apply one entry; return its answer. Never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do a step of the work on the entry that is to be applied next; whether that was the last, so that ``apply`` is short."""
+        """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step."""
 
 
 def settings(
@@ -218,9 +220,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     ) -> None:
         self._machine = machine
         self.failure: BaseException | None = None
-        """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        """Error for which this process must stop: applying or loading failed. The library itself would continue."""
         self._turned = pysyncobj.syncobj.monotonicTime()
-        """When the last turn began."""
+        """Time at which the last turn began."""
         self._late = False
         """Messages that were late and are rejected."""
         self._by_log = by_log or LogControllers(first_list(members))
@@ -241,7 +243,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._uncompacted_bytes = 0
         """Applied since the last snapshot was written or read."""
         self._applied_at = 0.0
-        """When the last entry was."""
+        """Time at which the last entry was applied."""
         self._goes_on = False
         """True in the second part of a tick, whose total time is limited."""
         self.compactions = 0

@@ -37,8 +37,7 @@ TERM_REACH = 1 << 24
 """Maximum distance of a peer's term above the own one. Higher terms are ignored.
 
 A member alone needs months of elections to get there, a forged frame one step. The limit grows with each second in
-which the peer sends
-only such terms, so that no peer is excluded forever.
+which the peer sends only such terms, so that no peer is excluded forever.
 """
 _SAY_EVERY_S = 1.0
 _SAY_LIST_EVERY_S = 10.0
@@ -114,7 +113,7 @@ class PeerSessions:
     first: tuple[str, ...] = field(init=False)
     """The list of the settings."""
     _said_at: float = -1e9
-    """When a term that is out of reach was logged last."""
+    """Time of the last log line about a term that is out of reach."""
     _list_said_at: float = -1e9
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class FolderLineage:
         """Peer -> the nonce of this folder by which it last said to know it."""
         self.majority = majority
         self._doubts: dict[str, int] = {}
-        """Peer -> the nonce by which it last said to know this folder, where the folder holds nothing of that process."""
+        """Peer -> the nonce by which it last claimed to know this directory, if the directory has nothing of that process."""
         self._changed = True
         self._load()
         if self.nonce:
@@ -77,7 +77,7 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Return whether the directory has the knowledge of that process."""
+        """Return whether the directory has the knowledge of this process."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
@@ -312,7 +312,7 @@ class Probation:
             self._end()
 
     def waits_for(self) -> str:
-        """Return what it waits for, for people. '' when it is over."""
+        """Return a text that says what the probation waits for. '' when it is over."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property

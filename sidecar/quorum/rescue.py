@@ -1,12 +1,10 @@
 """Rescue of a metadata group that has permanently lost its majority: offline, from the remaining journals. docs/backup.md.
 
 The command reads each surviving journal as its own process would, applies its entries to its snapshot, and shows the
-result. It takes
-the newest log (by term, then length, as in an election). Every entry in it counts as committed, because no survivor has
-more of what was
-acked. The command makes an image (``liftpy/core/metadata/rescue.py``) for the new controllers. Each of them gets the
-same snapshot and
-journal, with a leap in index and term. Members that return with the old log are behind, whatever they voted.
+result. It takes the newest log (by term, then length, as in an election). Every entry in it counts as committed,
+because no survivor has more of what was acked. The command makes an image (``liftpy/core/metadata/rescue.py``) for the
+new controllers. Each of them gets the same snapshot and journal, with a leap in index and term. Members that return
+with the old log are behind, whatever they voted.
 
 No directory is changed before the new one next to it is complete. The old one is kept as ``raft-before-rescue``.
 """

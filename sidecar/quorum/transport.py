@@ -1,10 +1,9 @@
 """Transport of the Raft library over ``PeerSessions``, with the strict codec and checks of received messages.
 
 It also knows the basis of a leader's leases. An answer confirms the leadership at the time when its append was SENT:
-the follower returns
-the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S. So no other leader can
-be elected while a
-majority has newer confirmations, unless the leader itself has requested the election.
+the follower returns the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S. So
+no other leader can be elected while a majority has newer confirmations, unless the leader itself has requested the
+election.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ VOTE_AGAIN_S = 0.4
 """Time after an append for which a follower votes for no member, in seconds.
 
 It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the shortest election timeout minus the pause
-between two appends.
-Otherwise a failover would need a second election.
+between two appends. Otherwise a failover would need a second election.
 """
 _GIVE_WAY_S = 0.1
 """Time after a granted vote for which the member itself does not campaign, in seconds. Two candidates would split the votes."""

@@ -1,8 +1,7 @@
 """Decides which failures a node heals by a restart, and the wait before it. Temporary disk errors need no operator [L11].
 
 A process no longer trusts a disk that was full or has rejected a write. The next process does: it reads the data and
-writes it again.
-Failures that no start can heal (damage, another format version, a directory in use) end the node.
+writes it again. Failures that no start can heal (damage, another format version, a directory in use) end the node.
 
 The module also ends a process whose stop hangs.
 """

@@ -380,7 +380,7 @@ def child_environment() -> dict[str, str]:
 
 
 def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
-    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of those that it ignores."""
+    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of the ignored ones."""
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -591,7 +591,7 @@ SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
 CLUSTER = "cluster"
-"""Source of what stands in the metadata image."""
+"""Source of values from the metadata image."""
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
@@ -623,8 +623,11 @@ def defaults() -> dict[str, Any]:
 
 
 def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], live: Collection[str]) -> list[dict[str, Any]]:
-    """Return a row for each setting: ``name``, ``value`` that holds, ``read`` from the file where that differs and waits for a restart,
-    ``source`` (default, file, env, flag), ``default``, ``applies`` (``live`` or ``restart``)."""
+    """Return a row for each setting.
+
+    ``name``. ``value``: the current one. ``read``: value of the file if it differs and waits for a restart. ``source``:
+    default, file, env or flag. ``default``. ``applies``: ``live`` or ``restart``.
+    """
     now, waiting, without = flat(running), flat(read), defaults()
     return [
         {

@@ -1,8 +1,8 @@
 """Answers of a node to pages: history, partitions (worst first), streams and events of the cluster, metrics.
 
 Requests arrive on ``<ns>.status.<node>`` as one JSON object with one field, the name of the request. Lists are built in
-slices of the loop's
-time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer, others wait.
+slices of the loop's time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer,
+others wait.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PageAnswers:
         self._most_bytes = most_bytes
         self._rested = RestedAnswers(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
-        """Stream -> what was said of it, as long as its image is the same."""
+        """Stream -> its last summary, while its image is unchanged."""
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
         """Return whether ``payload`` is one of these questions. Then ``answer`` is called with the answer, now or soon."""

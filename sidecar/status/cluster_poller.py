@@ -1,12 +1,10 @@
 """Fetches the data of a page while a viewer is connected: all nodes are asked once a second over NATS.
 
 Each node is asked for its summary and the new seconds of its history, one controller for the events, and all nodes or
-one for the visible
-partitions. Without viewers no node is asked.
+one for the visible partitions. Without viewers no node is asked.
 
 A node that serves a page also asks some others for their history without viewers, so that the page still has it when
-one of them is gone.
-Times for which a leader is unknown are gaps in the cluster's plots, not zeros.
+one of them is gone. Times for which a leader is unknown are gaps in the cluster's plots, not zeros.
 """
 
 from __future__ import annotations
@@ -179,7 +177,7 @@ class Viewing:
         self.seq = 0
         self._histories: dict[str, History] = {}
         self._ask_kept_s: dict[str, float] = {}
-        """Silent node -> when others are asked again for what they keep of it."""
+        """Silent node -> time at which other nodes are asked again for its kept history."""
         self._forget()
 
     def _forget(self) -> None:

@@ -117,7 +117,7 @@ _HELD = {
     "window_operations": "metadata_operations",
     "window_bytes": "metadata_operations_bytes",
 }
-"""What a controller keeps of the metadata log, and the metric that shows it. The file has a metric of its own."""
+"""Metric of each part of the metadata log that a controller keeps in memory. The file has a metric of its own."""
 
 
 class NodeFigures:

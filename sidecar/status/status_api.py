@@ -70,7 +70,7 @@ PAGE_PARTITIONS = 500
 """Number of partitions in one answer over NATS, and on a page without another number."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
-"""Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
+"""Maximum number of pages that are gathered from a node's processes at once, over NATS. Further requests get no answer."""
 _HEALTH = (b"/livez", b"/readyz")
 _THERE = (
     b"/, /node/ID, /stream/NAME, /groups, /group/NAME, /services, /service/NAME, /events, /api/live, /status, /livez, /readyz, "
@@ -118,7 +118,7 @@ class StatusDesk:
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
-        """Reads the settings again, and says what came of it."""
+        """Reads the settings again and returns the result."""
         self.unknown: UnknownStreams | None = None
         """Data here of streams that the cluster does not know; None: the node only starts."""
         self._gathering = 0

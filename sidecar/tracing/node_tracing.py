@@ -33,10 +33,10 @@ class Tracing:
         self._counters = counters
         self._make_exporter = exporter
         self._thread: SpanThread | None = None
-        """None: off."""
+        """Thread of the spans. None: tracing is off."""
         self._looking: asyncio.TimerHandle | None = None
         self.leads_group = False
-        """True if this node leads the metadata group: one of the controllers tells of a fail-over."""
+        """True if this node leads the metadata group, because only one controller reports a failover."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
         self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
 

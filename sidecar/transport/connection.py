@@ -139,7 +139,9 @@ class BusConnection(StrictConnection):
         self.all_have_lost_it = False
         """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
-        """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
+        """Prefix of the subjects on which this connection gets answers, without the last dot. It cannot be guessed. Set when
+        the connection opens.
+        """
 
     # ---- out ----------------------------------------------------------------------------------------------------------
     def send(
@@ -448,15 +450,15 @@ def send_answer(
 
     Args:
         bus: The connection.
-        rules: Whose inboxes may be answered.
-        counters: Where a reply subject that is no inbox is counted.
-        reply: The reply subject of the request, as it came.
+        rules: Rules for inboxes that may be answered.
+        counters: Counters of rejected reply subjects.
+        reply: The reply subject of the request, as received.
         pieces: The answer, in pieces.
         headers: The header block of the answer.
-        under: What the reply subject has to begin with, where only the inbox of one node may be answered.
+        under: Required beginning of the reply subject, if only the inbox of one node may be answered.
 
     Returns:
-        False when nothing was sent.
+        False if nothing was sent.
     """
     subject = reply_to(reply, rules, counters, under)
     if subject is None:

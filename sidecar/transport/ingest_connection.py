@@ -181,7 +181,7 @@ class Inflow(BusConnection):
         self._done_bytes = 0
         """Out of the buffer, ever."""
         self._due_to = 0
-        """Up to this count of arrived bytes is read in any case, while the buffer is not full."""
+        """Count of received bytes up to which data is read in any case, while the buffer is not full."""
         self.most_waiting_bytes = 0
         self.taken_bytes = 0
         """Parsed and not left out, ever."""
@@ -194,7 +194,7 @@ class Inflow(BusConnection):
         self.bursts = 0
         """Number of times that the thread took over."""
         self._large_ns = 0
-        """When a read was large last."""
+        """Time of the last large read."""
         self._burst_ns = 0
         """Time since which all reads were large. 0: the last one was not."""
         self._loop = asyncio.get_running_loop()
@@ -589,7 +589,7 @@ READ_BYTES = 4 * 1024 * 1024
 _SOCKET_LOOK_AGAIN_S = 0.05
 _LITTLE_BYTES = 64 * 1024
 _GATHER_S = 0.001
-"""After a read that brought less than ``_LITTLE_BYTES``: the next one brings more, for one switch."""
+"""Wait after a read with less than ``_LITTLE_BYTES``, so that the next read brings more with one thread switch."""
 
 
 class SocketThread:

@@ -1,8 +1,8 @@
 """Worker side of the connection between a worker process and its node, with two threads.
 
 One thread reads, so that this process ends with the node whatever its loop does. No worker serves a node that is gone.
-The thread answers
-pings itself while the loop has turned within a session, as the node's heartbeats do for the node's own loop.
+The thread answers pings itself while the loop has turned within a session, as the node's heartbeats do for the node's
+own loop.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ _ADDED = ("copies", "flush_place", "descriptors", "scrub")
 _OF_ONE = frozenset(
     {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
 )
-"""Fields of those that are no counts: the first process's stand."""
+"""Fields that are no counts. The value of the first process is used."""
 
 
 def joined_page(

@@ -1,12 +1,9 @@
 """Manages the worker processes of a node. Without workers it does nothing.
 
 The first process of the node holds the lock, the node file and the clean-stop marker. It is the member of the metadata
-group, registers,
-sends heartbeats and answers status. The workers only hold partitions. They are told changes of the image, answered
-heartbeats and the
-stop. Their requests to the metadata group go through this module. The node has one incarnation. It ends when the first
-of its processes
-ends.
+group, registers, sends heartbeats and answers status. The workers only hold partitions. They are told changes of the
+image, answered heartbeats and the stop. Their requests to the metadata group go through this module. The node has one
+incarnation. It ends when the first of its processes ends.
 """
 
 from __future__ import annotations

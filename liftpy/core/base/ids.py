@@ -38,7 +38,7 @@ MAX_UID_LENGTH = 64
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
+    """Return whether the text can be encoded as UTF-8. Text with a lone surrogate, as from a byte on a command line, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -79,8 +79,7 @@ class Instruments:
     isr_expands: int = 0
     leader_changes: int = 0
     divergences: int = 0
-    """Starts of this process that found its controller's folder marked: its image was not the majority's."""
-    """Of the metadata group, as seen here."""
+    """Number of starts that found the controller's directory marked, because its image differed from the majority's."""
     damaged_segments: int = 0
     """Number of damaged segments that recovery or a read found on this node."""
     recovery_s: float = 0.0

@@ -95,8 +95,8 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """The service. Run it beside every replica of a partition of the groups stream, with ``tick_interval_s`` = 1 and no
-    output.
+    """The coordinator of groups, a replicated service. Run it in the host of every replica of a partition of the groups
+    stream, with ``tick_interval_s`` = 1 and no output.
     """
 
     on_error = "skip"

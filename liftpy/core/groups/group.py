@@ -5,16 +5,13 @@ Constraint: members learn of a change at their next request, and may be slow, pa
 
 Algorithm: there is a *target* (the members that shall read) and a *grant* (the member that reads, with a generation). A
 change of members or streams sets a new target at once. Grants follow. A member sees in the answer to its heartbeat that
-it
-has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when its
-session and the fence time have ended, the partition is granted to the next member with a new generation. A partition
-missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
+it has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when
+its session and the fence time have ended, the partition is granted to the next member with a new generation. A
+partition missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
 
 Worked example: a owns p0 and p1 by generation 1. b joins, and p1 shall move to b. The next heartbeat of a is answered
-"p0".
-a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by generation 3. A
-later
-commit of p1 by generation 1 is rejected.
+"p0". a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by
+generation 3. A later commit of p1 by generation 1 is rejected.
 
 A member with a static identity takes over from the earlier member with the same identity, which is fenced.
 """
@@ -40,10 +37,10 @@ PARTITION_BYTES = 60
 
 @dataclass(slots=True)
 class GroupMember:
-    """One member.
+    """One member of a group.
 
-    ``heard_ns``: last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: of its newest command.
-    ``held``: (stream, partition) -> generation of its grant.
+    ``heard_ns``: time of the last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: number
+    of its newest command. ``held``: (stream, partition) -> generation of its grant.
     """
 
     name: str
@@ -69,9 +66,12 @@ class GroupMember:
 
 @dataclass(slots=True)
 class KnownIncarnation:
-    """A stream as members know it. ``partitions`` 0: only positions name it. ``placed``: partitions of which a position is, or was,
-    committed: another incarnation forgets those, and looks at no other stream's. ``first_partitions``: how many there were when the
-    group met the stream: those that were added since have no "new" of their own, they are read from their first record on."""
+    """A stream as the members know it.
+
+    ``partitions``: 0: only positions name it. ``placed``: partitions with a committed position, now or earlier. A new
+    incarnation of the stream resets only these. ``first_partitions``: number of partitions when the group first used the
+    stream. Later partitions are read from their first record, because "new" has no meaning for them.
+    """
 
     uid: str
     partitions: int = 0

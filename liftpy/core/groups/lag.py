@@ -4,11 +4,9 @@ Goal: a scrape of the groups' metrics sends no requests. Constraint: a coordinat
 groups, but not where their partitions end. The age of a record is only in its log.
 
 Algorithm: the caller reports from time to time where partitions end (``KnownEnds.told``). For each partition, some
-pairs
-(end, time when first seen) are kept. The age of the first unread record is the age of the first end above the committed
-position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A
-computed
-age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
+pairs (end, time when first seen) are kept. The age of the first unread record is the age of the first end above the
+committed position. If there are too many pairs, two old ones are merged into one with the earlier time and the later
+end. A computed age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
 
 Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind
 at

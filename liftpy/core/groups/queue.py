@@ -3,9 +3,8 @@
 The state consists of ranges, never of single records.
 
 Goal: several members work on one partition, record by record in any order. No acked record is delivered again [Q1],
-none is
-forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state has a
-limit.
+none is forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state
+has a limit.
 
 Algorithm: everything below ``prefix`` is done. From there to ``frontier`` the offsets are divided into sorted pieces
 without
@@ -21,16 +20,12 @@ frontier were never delivered.
   member that copies it to the dead letters and then acks it.
 
 An *ordered* queue delivers the records of a key one after the other [Q7]. A take contains the keys of new records, and
-a
-record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK
-without
-being due. The frontier moves past it, so it does not block other keys.
+a record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK
+without being due. The frontier moves past it, so it does not block other keys.
 
 Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acks 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
-a
-fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease
-2,
-BACK 7..10. b acks 0..4: prefix 6.
+a fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by
+lease 2, BACK 7..10. b acks 0..4: prefix 6.
 """
 
 from __future__ import annotations
@@ -111,7 +106,7 @@ _MANY_PIECES = 1000
 _SHORT_REASON = 32
 """Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
 _FEW_EXPIRED = 32
-"""Leases that one ``expire`` ends one by one; where more are over, it looks at all pieces once."""
+"""Number of leases that one ``expire`` ends one by one. If more have expired, it checks all pieces once."""
 _SPARSE = 16
 """Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
 
@@ -129,10 +124,8 @@ class QueuePiece:
     """Offsets from ``start`` to ``end`` (exclusive) with the same state.
 
     ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``:
-    number so far.
-    ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
-    ``key``: digest of
-    the key of its only record, in an ordered queue. A DONE piece has none.
+    number so far. ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the
+    dead letters. ``key``: digest of the key of its only record, in an ordered queue. A DONE piece has none.
     """
 
     start: int
@@ -328,8 +321,7 @@ class WorkQueue:
         """Apply the settlement of a member. It takes one pass over pieces and ranges.
 
         Returns the parts of its ranges that the member no longer owns. They stay unchanged. Acks of records that are
-        done already
-        are not returned. Returns at most about ``most_lost`` parts.
+        done already are not returned. Returns at most about ``most_lost`` parts.
         """
         lost: list[tuple[int, int]] = []
         changes: list[tuple[int, QueuePiece]] = []

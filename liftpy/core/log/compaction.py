@@ -69,7 +69,7 @@ class Superseded:
     _counts: dict[bytes, int] = field(default_factory=dict)
     """Subject -> how many there are."""
     _seen: dict[bytes, int] = field(default_factory=dict)
-    """Subject -> how many of them were judged."""
+    """Subject -> number of its records that were checked."""
     _filters: list[tuple[Purge, Filter]] = field(init=False)
     _held_keys: set[bytes | None] = field(default_factory=set)
     """Keys of records that stay only because of their message ids."""
@@ -81,7 +81,7 @@ class Superseded:
 
     @property
     def is_full(self) -> bool:
-        """True if no more is to be learned."""
+        """True if the map accepts no more keys."""
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
@@ -192,8 +192,10 @@ class Superseded:
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
     def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
-        """Return a mask of records that supersede a record kept for its message id: the newest of its key, and those that a
-        purge matches by key or subject."""
+        """Return a mask of records that stay because they replace a record which is kept for its message id.
+
+        These are the newest records of its key, and those that a purge matches by key or subject.
+        """
         stays = np.zeros(batch.record_count, dtype=np.bool_)
         if self._held_keys and batch.columns.keys is not None:
             held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)
@@ -245,7 +247,7 @@ class Compaction:
     keeps_deletes_longer: bool = False
     """True if delete markers stay longer, while a replica is copied or away. See ``Superseded``."""
     producer_expiry_ns: int = 0
-    """After so much log time without a batch a producer is forgotten; 0: never."""
+    """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
     purges: tuple[Purge, ...] = ()
     rules: Superseded = field(init=False)
     covered: tuple[Segment, ...] = ()
@@ -344,7 +346,7 @@ class _Writer:
         self._file: LogFile = storage.create(self.temporary)
         self._segment = Segment(base_offset, self._file, base_offset, checked=True)
         self._filler: BatchHeader | None = None
-        """Stands for the batches since the last one that was written, all of one epoch."""
+        """Header of the batches since the last one that was written, all of one epoch."""
 
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
         """Write the records of ``batch`` in ``mask``.
@@ -410,7 +412,7 @@ class Cleaning:
     purges: tuple[Purge, ...] = ()
     """Purges of the partition in the metadata."""
     purged: set[int] = field(default_factory=set)
-    """Numbers of those that this log is done with."""
+    """Numbers of the purges that are done in this log."""
     _seen_end_offset: int = 0
     """Exclusive: what a run has looked at since the log was opened."""
     _ids_held_until_ns: int = 0

@@ -103,8 +103,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
     removed [D30].
 
     A tombstone stays while an older record of its key stays for its message id. So it may be removed after tombstones
-    above it.
-    The highest offset alone would then not change, and readers would not notice the removal.
+    above it. The highest offset alone would then not change, and readers would not notice the removal.
 
     Args:
         held: Horizon of the log before the compaction.

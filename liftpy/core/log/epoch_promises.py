@@ -120,8 +120,10 @@ class PromiseJournal:
         return self._held.get(key, 0)
 
     def store(self, promises: Mapping[str, int]) -> None:
-        """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush. Raises NoSpaceError, StorageError: then none of
-        them is to be acted on."""
+        """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush.
+
+        Raises NoSpaceError, StorageError. Then the caller must act on none of them.
+        """
         if self._failed:
             raise StorageError(
                 f"Cannot write the file of epoch promises, because an earlier write failed: {self._failed}. Check the "

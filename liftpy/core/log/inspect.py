@@ -29,11 +29,11 @@ class SegmentReport:
     file_size_bytes: int
     summary: SegmentSummary
     index: str
-    """``right``, ``missing`` (as of an active segment), ``damaged`` or ``wrong`` (does not agree with the segment)."""
+    """State of the index: ``right``, ``missing`` (for an active segment), ``damaged`` or ``wrong`` (it contradicts the segment)."""
     fault: str = ""
     fault_position: int = 0
     torn_tail: bool = False
-    """The fault is at the end, with nothing right behind it: opening cuts it."""
+    """True if the damage is at the end, with no valid batch after it. Then the next start truncates it."""
 
 
 @dataclass(frozen=True, slots=True)

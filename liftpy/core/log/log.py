@@ -162,11 +162,11 @@ class Log:
     def append_batches(
         self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0, *, compacted: Horizon = NEVER
     ) -> None:
-        """Append received batches unchanged, with one write. ``buffer`` begins with their bytes, whose CRCs were checked.
+        """Append received batches unchanged, with one write. ``buffer`` begins with their bytes, whose CRCs are checked.
 
-        They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written. What lies in
-        ``buffer`` behind the last of them is not written either. ``compacted``: how far the compaction of the log that they come
-        from can have looked.
+        The batches must follow each other and the log [D14, D15]. Otherwise InvariantError is raised and nothing is written.
+        Bytes of ``buffer`` after the last batch are not written. ``compacted``: the furthest point that compaction of the
+        source log can have reached.
         """
         self._must_be_open()
         size_bytes = checked_to_follow(batches, self.log_end_offset, self.epochs.latest_epoch)
@@ -204,8 +204,7 @@ class Log:
         """Seal the active segment and begin another.
 
         The next flush also flushes the sealed segment and writes its index. An empty segment stays active, because two
-        segments
-        never begin at one offset.
+        segments never begin at one offset.
         """
         active, base = self.segments[-1], self.log_end_offset
         if active.base_offset == base:
@@ -279,8 +278,7 @@ class Log:
         """Write HW, log start and epochs if they changed. The stored HW is never ahead of the flushed records.
 
         This method may run in another thread during appends and a flush. It must not run during a truncation, retention
-        or another
-        checkpoint.
+        or another checkpoint.
         """
         self._must_be_open()
         self._store_checkpoint()
@@ -295,9 +293,9 @@ class Log:
     def read(self, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
         """Return whole batches from the one that contains ``from_offset``, up to ``end_offset`` (exclusive, default HW + 1).
 
-        At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
-        given. A filler that begins before ``from_offset`` is cut to begin there: a follower appends only what begins at its
-        log end, and its log may end within what compaction dropped here.
+        The size is at most ``max_bytes``, but at least one batch is returned if there is one. A batch that reaches past
+        ``end_offset`` is not returned. A filler that begins before ``from_offset`` is shortened to begin there. A follower
+        appends only batches that begin at its log end, and its log may end within a range that compaction dropped here.
 
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
@@ -327,7 +325,9 @@ class Log:
             raise
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """Return the base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
+        """Return the base offset of the first batch with a timestamp at or past ``timestamp_ns``, ``log_end_offset`` if there
+        is none.
+        """
         self._must_be_open()
         try:
             found = first_offset_at(self.segments, timestamp_ns)
@@ -340,8 +340,7 @@ class Log:
         """Record that a read has found damage, and remove the index of the segment.
 
         Without the index, the next recovery reads the segment, finds the damage and quarantines it [S3]. Until then
-        this replica must
-        not stay in the ISR. ``on_damage`` informs the caller.
+        this replica must not stay in the ISR. ``on_damage`` informs the caller.
         """
         with suppress(StorageError):  # then the next reader meets it again
             for segment in self.segments:
@@ -397,9 +396,10 @@ class Log:
         return self.cut_to(offset + 1)
 
     def cut_to(self, end_offset: int) -> int:
-        """Cut so that the log ends at ``end_offset``, or before it where that is inside a batch: a batch is atomic [D23].
+        """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it, because a batch is atomic
+        [D23].
 
-        Newest files first, each removal durable before the next, so that a process that dies leaves no gap.
+        The newest files are removed first. Each removal is durable before the next, so that a crash leaves no gap.
         """
         self._must_be_open()
         self._join_flush()

@@ -175,10 +175,11 @@ class RangeSize:
 
 
 def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
-    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries.
+    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries, at most
+    MAX_BORDERS.
 
-    By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By records: the
-    last one that begins at most a step after the border before it, and the next one where a batch has more. At most MAX_BORDERS.
+    By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By
+    records: the last batch that begins at most one step after the previous boundary, or the next batch if one is larger.
     Raises CorruptionError.
     """
     if end <= start:

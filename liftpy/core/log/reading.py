@@ -147,8 +147,11 @@ def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | Non
 
 
 def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
-    """Return the base offset of a batch that lies before all batches with a timestamp of at least ``timestamp_ns``, by the
-    indexes alone. Without such a batch: the first one of the last segment."""
+    """Return the base offset of a batch before all batches with a timestamp of at least ``timestamp_ns``. Only indexes are
+    read.
+
+    If there is no such batch, return the first one of the last segment.
+    """
     for segment in segments:
         if segment.size_bytes and segment.max_timestamp_ns >= timestamp_ns:
             before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1

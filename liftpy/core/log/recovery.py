@@ -76,7 +76,7 @@ _COPY_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A segment that was set aside. ``first_offset``: inclusive, the first one missing; ``fault``: what was found."""
+    """A quarantined segment. ``first_offset``: first missing offset, inclusive. ``fault``: what is wrong."""
 
     name: str
     first_offset: int
@@ -99,7 +99,7 @@ class OpenReport:
     """The checkpoint's HW was above the log: records that were committed are gone here."""
 
     set_aside: tuple[str, ...] = ()
-    """Files in the folder that were set aside, now or earlier."""
+    """Quarantined files in the directory, from this or an earlier start."""
 
     lost_flushed: bool = False
     """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
@@ -108,7 +108,7 @@ class OpenReport:
     """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
-    """A flush of this log has failed since it was opened last, and why; '' when none has, or the disk did not take the mark."""
+    """Reason of a failed flush since the log was opened last. '': none has failed, or the disk did not store the mark."""
 
     @property
     def must_leave_isr(self) -> bool:
@@ -401,12 +401,9 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
     """Make the small files durable that recovery relies on. Their current content may never have reached the disk.
 
     The checkpoint is written again only if that matters, because two flushes for each of thousands of logs are most of
-    the cost
-    of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW proves
-    less, so more is
-    written again. No code has acted on a promise that never became durable, and this process makes its own promise
-    before it acts.
-    Only a log start above the first segment's base would fall back.
+    the cost of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW
+    proves less, so more is written again. No code has acted on a promise that never became durable, and this process
+    makes its own promise before it acts. Only a log start above the first segment's base would fall back.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None
@@ -468,7 +465,7 @@ def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) ->
 
 
 def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
-    """Return the file cut at ``position``, durably; one that can't be flushed any more is replaced by a copy."""
+    """Return the file, truncated at ``position`` and durable. A file whose flush has failed before is replaced by a copy."""
     try:
         file.truncate(position)
         return file

@@ -51,7 +51,7 @@ class Segment:
     max_timestamp_ns: int = 0
     record_count: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    """(LeaderEpoch, first offset of it in this segment), ascending."""
+    """(LeaderEpoch, its first offset in this segment), ascending."""
     entries: list[IndexEntry] = field(default_factory=list)
     sealed: bool = False
     """True if nothing is appended to the segment anymore."""
@@ -66,7 +66,7 @@ class Segment:
     awaits_scrub: bool = False
     """True if this process sealed the segment and has not read it back yet."""
     flushing_bytes: int = 0
-    """Size of the file when a flush of it last began."""
+    """Size of the file at the beginning of its last flush, in bytes."""
     made_wall_ns: int = 0
     """Wall clock of the first append by this process, for ``segment_age_s``."""
 

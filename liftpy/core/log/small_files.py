@@ -116,7 +116,7 @@ def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
 
 
 def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
-    """Return the entries, or None where there are none that can be trusted."""
+    """Return the entries, None if the file has no valid ones."""
     body = open_small_file(b"LFEP", data)
     return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
 

@@ -205,7 +205,7 @@ class Names:
         return self._strings.setdefault(value, value)
 
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
-        """Return a tuple of ``values``, shared likewise."""
+        """Return a tuple of ``values`` with shared strings."""
         if not values:
             return ()
         made = tuple(values)

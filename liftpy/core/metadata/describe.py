@@ -103,7 +103,7 @@ def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, ro
 
 
 def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
-    """Return the number of the first one that does not fit, 0 when all do. One always does."""
+    """Add partitions to the page. Return the number of the first one that does not fit, 0 if all do. At least one always fits."""
     for partition in stream.partitions[first:]:
         message = partition_to_pb(partition)
         if not room.takes(message) and described.partitions:

@@ -197,9 +197,9 @@ def _needed(stream: StreamImage, partition: PartitionState) -> int:
 
 
 def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
-    """Return how many of them must be eligible.
+    """Return how many replicas must be eligible.
 
-    With ack by quorum at least one of every majority: one of two replicas, two of three or four.
+    With the commit policy quorum, it is at least one of every majority: one of two replicas, two of three or four.
     """
     return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
 

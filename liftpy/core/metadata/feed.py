@@ -204,8 +204,10 @@ MAX_WAITING_BYTES = 16 << 20
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
 MAX_OTHER_CHUNKS = 32
-"""Chunks of other snapshots, one after the other, for which one that has begun is not given up: any controller answers, each with the
-snapshot that it has made itself, and only one of them may have the rest of this one."""
+"""Number of consecutive chunks of other snapshots after which a started transfer is given up.
+
+Any controller answers, with the snapshot that it has made. Only one of them may have the rest of this one.
+"""
 MAX_HEADS_BELOW = 6
 """Heads of the feed below the own image, one after the other, that it is not given up for: they come every half second, and a leader
 that was replaced may have some on their way."""
@@ -227,10 +229,10 @@ class FeedSubscription:
         self._node_id = node_id
         self._spoken = spoken
         self._unreadable = 0
-        """Whole snapshots, one after the other, that are of another version. One may be forged; all of them are the cluster's."""
+        """Number of consecutive whole snapshots of another version. One may be forged, but not all of them."""
         self.image = ClusterImage()
         self.synced = False
-        """True if ``image`` is one that the cluster had; it may be behind."""
+        """True if the cluster has had ``image``. It may be behind."""
         self.known_index = 0
         """The highest index that the feed has shown; above ``image.index`` something is missing."""
         self.resync_count = 0

@@ -32,7 +32,9 @@ class DirectoryIdentity:
     nonce: int = 0
     """Nonce of the last start. 0: none."""
     registered: int = 0
-    """Nonce of the last one that knew itself registered; kept among ``earlier`` however many follow that don't get so far."""
+    """Nonce of the last process that knew that it was registered. It stays in ``earlier``, however many later processes do
+    not register.
+    """
     earlier: tuple[int, ...] = ()
     """Nonces of starts before the last one, oldest first; at most MAX_EARLIER_NONCES."""
 

@@ -68,7 +68,7 @@ class _NodeSession:
     fenced: bool
     """True if the image shows the node fenced."""
     began_ns: int
-    """When it registered, or this metadata leader began."""
+    """Time at which the node registered, or this metadata leader began."""
     deadline_ns: int
     """Silence until then ends the session."""
     lasts_ns: int
@@ -86,7 +86,7 @@ class _NodeSession:
     absent: bool = False
     """True if NATS reported no responders for it, and no heartbeat has arrived since."""
     wanted_ns: int = _NEVER
-    """When another process asked for its place last."""
+    """Last time at which another process requested this node id."""
 
 
 class NodeSessions:
@@ -99,7 +99,7 @@ class NodeSessions:
         self._times: SessionTimes | None = None
         """Session times of the image. None: those of the settings."""
         self._times_ns = 0
-        """When this metadata leader began to go by them."""
+        """Time since which this metadata leader uses these times."""
         self._settling_ns = _NEVER
         """Time of the last proposal to settle the session times."""
         self._go_by(None, 0)
@@ -108,7 +108,7 @@ class NodeSessions:
         self._leading = False
         self._earliest_ns = 0
         self._began_ns = 0
-        """When this node became the metadata leader."""
+        """Time at which this node became the metadata leader."""
         self._anybody_heard = False
         """True if it has answered a heartbeat since."""
 
@@ -328,7 +328,7 @@ class Granted(NamedTuple):
     """A granted lease."""
 
     sent_ns: int
-    """When the heartbeat was sent, monotonic: from there it runs."""
+    """Monotonic time at which the heartbeat was sent. The lease begins then."""
     lease_ns: int
     """Lease in the answer, in nanoseconds. 0: that of the node's settings."""
 

@@ -11,19 +11,15 @@ Constraint: only a
 majority knows which image is right. Without one, nothing more may be decided.
 
 Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), at the same places
-everywhere. It sends
-the newest one to its leader with its acks. The leader compares them, and its heartbeats name a place where a majority
-of the voters
-agrees. A member with another digest there has diverged: it stops, quarantines its directory and loads a snapshot. A
-leader that differs
-from the majority does so, too. If voters differ and no majority agrees, proposals stop until one does. Each digest
-covers everything
-before it, so the newest place with a majority decides.
+everywhere. It sends the newest one to its leader with its acks. The leader compares them, and its heartbeats name a
+place where a majority of the voters agrees. A member with another digest there has diverged: it stops, quarantines its
+directory and loads a snapshot. A leader that differs from the majority does so, too. If voters differ and no majority
+agrees, proposals stop until one does. Each digest covers everything before it, so the newest place with a majority
+decides.
 
 Worked example: EVERY is 1024, and n1 leads n2 and n3. At 2048 n1 has d, and n2 reports d: agreed. n3 reports e. It
-learns of (2048, d),
-stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be no majority of three:
-proposals stop.
+learns of (2048, d), stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be
+no majority of three: proposals stop.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keeps the last minutes of a node as series of numbers: ten minutes at 1 s, four hours at 10 s, in about 200 KB. Pure.
 
 A second without data is NaN in every series. It stays a gap, and is neither joined nor counted as 0. Seconds are those
-of the
-wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts again.
+of the wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts
+again.
 
 Each series says how ten seconds become one value. Rates and counts of partitions: the mean. Times: the maximum.
 Percentiles:
@@ -118,7 +118,7 @@ class History:
         self._newest = dict.fromkeys(LENGTHS, 0)
         """Step -> the last second, or the first of the last ten, that there is a place for; 0: none."""
         self._oldest = dict.fromkeys(LENGTHS, 0)
-        """Step -> the first one that was ever put; 0: none."""
+        """Step -> its first value. 0: none."""
 
     @property
     def newest(self) -> int:

@@ -1,8 +1,7 @@
 """Merges the metrics of several nodes into one text for Prometheus. Each sample has a label ``node``. Pure.
 
 Each metric is described once. Lines of a node that do not have the exposition format are left out, so no node can
-change the
-samples of another one.
+change the samples of another one.
 """
 
 from __future__ import annotations
@@ -38,6 +37,6 @@ def together(texts: Mapping[str, str]) -> str:
 
 
 def _metric(name: str, known: Mapping[str, object]) -> str:
-    """Return the one that a sample belongs to."""
+    """Return the metric that a sample belongs to."""
     bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
     return name if name in known or bare not in known else bare

@@ -34,7 +34,7 @@ class Signs:
     """State of a node at one moment, as input of the checks."""
 
     failure: str = ""
-    """Why the process stops, unexpectedly; '': it does not."""
+    """Reason why the process stops unexpectedly. '': it does not stop."""
     longest_flush_s: float = 0.0
     """Time that the oldest running flush has taken so far, in seconds."""
     hung_flush_s: float = 30.0
@@ -46,7 +46,7 @@ class Signs:
     session_s: float = 0.0
     """Time without heartbeats after which a node is fenced, in seconds."""
     opening: int = 0
-    """Replicas here that are being opened, or are to be."""
+    """Number of replicas on this node that are opening, or wait to be opened."""
     opened: bool = False
     """True if all partitions of the image at the start are open, or reported as failed."""
     stopped_for_space: int = 0

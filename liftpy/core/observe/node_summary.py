@@ -65,7 +65,7 @@ class NodeSummary:
     """First ``MOST_ENDED`` ended services with their reasons, in at most ``MOST_ENDED_CHARS`` characters."""
     lag_records: int = 0
     lag_s: float = 0.0
-    """The largest of those led here."""
+    """Largest lag of the partitions that this node leads, in seconds."""
     disk_free: float = 1.0
     """Part of the disk, 0 to 1."""
     queued: float = 0.0

@@ -3,18 +3,14 @@
 Events have the form of ``ClusterEvent.as_object``.
 
 The module also groups events that an operator sees as one: after the loss of a node, a thousand partitions get another
-leader
-and a shorter ISR.
+leader and a shorter ISR.
 
 Algorithm: events that say the same of different partitions form one group, if each is at most ``TOGETHER_NS`` after the
-one
-before. The group is shown at its newest event, whatever happened in between. Important events (an unclean election, a
-request)
-are never grouped. A page that shows groups also offers the single events.
+one before. The group is shown at its newest event, whatever happened in between. Important events (an unclean election,
+a request) are never grouped. A page that shows groups also offers the single events.
 
 Worked example: n3 led 334 of 1,000 partitions and is fenced. 334 elections and 1,000 ISR changes in four entries of the
-log
-become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
+log become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
 """
 
 from __future__ import annotations

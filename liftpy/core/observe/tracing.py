@@ -1,16 +1,12 @@
 """Traces batches through a leader: appended, flushed, fetched by followers, committed, acked. Pure.
 
 A batch is traced if the sender of one of its messages records it, and the node's budget allows. Its spans are exported
-together
-when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the acks if a
-follower lags,
-and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a time. The log never
-waits for a
-trace.
+together when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the acks if
+a follower lags, and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a time.
+The log never waits for a trace.
 
 To find the traced messages of a batch, one search looks for the header name in all headers. It usually finds nothing,
-and then no
-record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
+and then no record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
 
 A command with steps, such as a backup or a restore, is one span with a child span for each step.
 """
@@ -314,7 +310,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def ended(self, why: str = ENDED) -> None:
-        """End all traces: the leadership is over, or ``why`` they are not followed any more."""
+        """End all traces at the end of the leadership, or because of ``why``."""
         self._let_go(self._open, why)
 
     def look(self, now_ns: int) -> None:

@@ -105,7 +105,7 @@ class Publishers:
     policies: Sequence[AckPolicy] | None = None
     """Ack policy of each record, if they differ from ``policy`` (of the stream)."""
     batch_records: int = 0
-    """All records came in one message, from one publisher, who gets one answer; 0: each in its own."""
+    """Number of records if all came in one message from one publisher, which gets one answer. 0: each came in its own message."""
 
     @property
     def record_count(self) -> int:
@@ -161,7 +161,7 @@ class PendingAcks:
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
-        """Heaps: who has sent again what is in the log, at any offset."""
+        """Heaps of publishers that repeated a message which is in the log, at any offset."""
         self._untold: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
         """Whom a leader without a lease could not tell no."""
         self._number = count()

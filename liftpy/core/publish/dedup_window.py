@@ -333,7 +333,10 @@ def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
 
 
 def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
-    """Index of a record -> its message id, of those that have one, ascending; of several the first. ``names``: all names of headers."""
+    """Return index of a record -> its message id, ascending, for records that have one. The first of several ids counts.
+
+    ``names``: all names of headers.
+    """
     if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
     found: dict[int, bytes] = {}

@@ -195,7 +195,7 @@ _UNDECIDED = Rejection(
     RejectReason.NOT_LEADER, "The leader changed before the publish was stored. It is not stored: send it again."
 )
 INGEST_OVERFLOW = "ingest_overflow"
-"""Why publishes were dropped that no partition ever saw."""
+"""Reason of publishes that were dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 _NOBODY = Numbering(0, 0, 0, None)
@@ -243,7 +243,7 @@ class Ingest:
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._ids_in_hand: dict[bytes, tuple[PendingBatch, int]] = {}
-        """Message id -> where it is, and the record's index there."""
+        """Message id -> its pending batch, and the index of the record there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
             ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
@@ -729,10 +729,12 @@ class Ingest:
             return None
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return False.
+        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return
+        False.
 
-        What a message may expect depends on those before it, which may be rejected for other reasons. Messages whose condition does not
-        hold are therefore judged when everything before them is: a run of them at once, since nothing is stored between them.
+        The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message
+        whose condition does not hold is checked after everything before it. Consecutive ones are checked together, because
+        nothing is stored between them.
         """
         end_offset = self._log_end_offset()
         unmet = unmet_conditions(columns, self._derived, end_offset)

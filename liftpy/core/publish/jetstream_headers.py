@@ -71,7 +71,7 @@ _FIRST = {
     _INCR: _unsupported(10168, "message counters is disabled"),
     _TTL: _unsupported(10166, "per-message TTL is disabled"),
 }
-"""Before the expected sequence; the stream's name stands before ``Nats-TTL``."""
+"""Checks before the expected sequence. The check of the stream's name comes before ``Nats-TTL``."""
 _THEN = {
     _STREAM_SOURCE: _unsupported(10227, "message stream source header is not allowed"),
     OF_SUBJECT_NAMED: _NO_SEQUENCE,
@@ -85,7 +85,7 @@ _MAX_DIGITS = 19
 
 
 class Expected(NamedTuple):
-    """Conditions of a publish besides the last sequence."""
+    """Conditions of a publish, without the last sequence."""
 
     sequence: int | None
     """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""

@@ -50,7 +50,7 @@ WAIT_BYTES = 1 << 20
 WAIT_PUBLISHES = 1000
 """Publishes that wait for the index of one partition, at most."""
 _WAIT_OVERHEAD_BYTES = 400
-"""Memory of a waiting publish besides its parts."""
+"""Memory of a waiting publish in addition to its parts, in bytes."""
 
 
 class _Waiting(NamedTuple):
@@ -335,7 +335,7 @@ class LastOfSubjects:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that ``subject_filter`` stands for, as ``find``."""
+        """Return the offset of the last record of all subjects that match ``subject_filter``, as ``find``."""
         if not self._knows_all:
             return None
         matches, over, kept = matcher(subject_filter), self._over, self._kept
@@ -346,7 +346,7 @@ class LastOfSubjects:
         return offset if offset >= self._log_start_offset() else -1
 
     def count_checks(self, subject_filter: str) -> int:
-        """Return the work of ``find_matching``, in subjects to compare: those that begin as the filter does."""
+        """Return the work of ``find_matching``: the number of subjects to compare, which begin as the filter does."""
         if not self._knows_all:
             return 0
         first, end = self._range(subject_filter)

@@ -52,9 +52,9 @@ class NewBatch(NamedTuple):
     """Offset -> message id, ascending, of the records that have one."""
     numbering: Numbering | None = None
     stored: RecordBatch | bytes = b""
-    """The batch itself, for what is seldom needed of it; valid during the call."""
+    """The batch itself, for rarely needed data. It is valid during the call."""
     asks: bool = False
-    """One of its records was published under an expected last sequence of a subject."""
+    """True if one of its records was published with an expected last sequence of a subject."""
 
 
 class Part(Protocol):
@@ -220,7 +220,7 @@ class Share:
         self.hold(size_bytes)
 
     def beside(self) -> Share:
-        """Return another share of the same kind without a limit of its own."""
+        """Return another share of the same kind that has no limit."""
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:

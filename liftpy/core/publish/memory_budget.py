@@ -84,9 +84,9 @@ class Unanswered:
     def __init__(self) -> None:
         self.is_late = False
         self._oldest_ns = 0
-        """When the oldest was taken, as last seen; 0: it was not older than ``late_ns``."""
+        """Last seen arrival time of the oldest publish. 0: it was not older than ``late_ns``."""
         self._moved_ns = 0
-        """When it was another one for the first time since then; 0: not yet."""
+        """First time since then at which another publish was the oldest. 0: not yet."""
 
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
         """Check the oldest unanswered publish.

@@ -224,9 +224,9 @@ _NO_TOMBSTONE = Rejection(
 
 @dataclass(slots=True, kw_only=True)
 class MessageColumns:
-    """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
+    """Messages as columns of equal length. None: the column is absent. A value of None is a tombstone.
 
-    ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
+    ``expected``: record index -> expected offset. -1 (which no record ever gets) if the expected value is no offset [A7].
     """
 
     values: list[bytes | None]
@@ -247,7 +247,7 @@ class MessageColumns:
     asked: Question | None = None
     """The one message asks how a process may go on; there is nothing to store."""
     apart: list[int] = field(default_factory=list)
-    """Indices of whole batches among several messages. Each is to be read alone; no other column is filled in."""
+    """Indices of whole batches among several messages. Each is read alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> why the message can't be stored as it is, ascending. Its other columns are not complete."""
     unfit_then: dict[int, Rejection] = field(default_factory=dict)
@@ -258,8 +258,7 @@ class MessageDecoder:
     """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
 
     An envelope addressed to another stream, uid or partition is rejected [A9]. A stream that never acks keeps it,
-    because its
-    subject may overlap the subjects of other streams.
+    because its subject may overlap the subjects of other streams.
     """
 
     def __init__(
@@ -291,7 +290,7 @@ class MessageDecoder:
         ]
         """Common forms of envelopes. The one seen last comes first."""
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
-        """Shared wishes of publishers with equal wishes, within one ``read``."""
+        """Shared options of publishers with equal options, within one ``read``."""
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing

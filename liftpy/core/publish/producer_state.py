@@ -55,7 +55,7 @@ _NOTE_SIZE = struct.Struct("<H")
 STATE_BYTES = 2_000
 """About what a producer takes in memory, with its last batches, a long name and a position: 1,672 were measured, rounded up."""
 TAIL_BYTES = 1_150
-"""About what a batch above HW takes besides, the state before it: 763 were measured without name and position."""
+"""Approximate memory of a batch above HW, including the state before it. 763 bytes were measured without name and position."""
 
 
 def distance(sequence: int, other: int) -> int:
@@ -125,7 +125,7 @@ class Finding(Enum):
     """Verdict about a batch of a producer."""
 
     APPEND = "append"
-    """All of it, or what comes after its first ``known`` records."""
+    """Append all of it, or the part after its first ``known`` records."""
     DUPLICATE = "duplicate"
     FENCED = "fenced"
     OUT_OF_ORDER = "out of order"
@@ -197,12 +197,12 @@ class Producers:
         """Start without any known producer, from ``offset`` on."""
         self._states: dict[int, ProducerState] = {}  # who was heard last stands last
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
-        """(run, generation) of rounds -> plan -> how many producers' last batches are of it."""
+        """(run, generation) of rounds -> plan -> number of producers whose last batch has this plan."""
         self._tail: deque[_Numbered] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
-        """Log time of the last batch of those that went before their time; -1: none did."""
+        """Log time of the last batch of producers that were dropped before their expiry. -1: none was."""
         self._lost_count = 0
         self._count()
 

@@ -141,9 +141,9 @@ class StandbyBuffer:
 
 
 Key = tuple[object, ...]
-"""All that a record, or a whole batch, is recognised by."""
+"""Everything by which a record, or a whole batch, is recognized."""
 _Place = tuple[int, Stored]
-"""(monotonic ns when the log showed it, where it stands)."""
+"""(monotonic ns when the log showed it, its offset)."""
 
 
 def record_keys(
@@ -255,9 +255,9 @@ class StandbyCounters:
     recognised: int = 0
     """Number of messages found in the log."""
     answered: int = 0
-    """Number of those whose publisher was waiting for an ack, or may have been."""
+    """Number of messages whose publisher waited for an ack, or may have."""
     ambiguous: int = 0
-    """Number of those that differ from equal messages only by their count."""
+    """Number of messages that differ from equal ones only by their count."""
     passed_over: int = 0
     undecided: int = 0
     """Number of messages that were answered with NOT_LEADER. The former leader may have judged their condition, or
@@ -538,7 +538,7 @@ class Standby:
     _altered_ns: int | None = None
     """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
     _doubt_ns: int = field(init=False)
-    """The longest lease that anybody may hold, as of the last ``review``."""
+    """The longest lease that any node may hold, at the last ``review``."""
     _waits: int = 0
     """Counter of ``take_over`` calls. A wait of an earlier one is ignored."""
     _reading: list[RawMessage] = field(default_factory=list)

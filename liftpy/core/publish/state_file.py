@@ -49,7 +49,7 @@ class State(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """A state as of now, to be written in any thread by ``write``. ``parts``: name -> (version, what gives its bytes)."""
+    """The current state, which any thread writes with ``write``. ``parts``: name -> (version, function that returns its bytes)."""
 
     of: str
     end_offset: int

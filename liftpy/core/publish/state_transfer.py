@@ -31,7 +31,7 @@ PIECE_BYTES = 512 * 1024
 HOLD_NS = 30 * NS_PER_S
 """Time for which a replica keeps a state in memory after the last request for a part of it, in nanoseconds."""
 FRESH_NS = 2 * NS_PER_S
-"""A state that was encoded less than this ago is given to others who begin to ask, so that two of them do not disturb each other."""
+"""Maximum age of an encoded state that is sent to further replicas. So two replicas that ask at once do not disturb each other."""
 
 
 class StateQuestion(NamedTuple):
@@ -124,7 +124,7 @@ class StateTaker:
         self._log = log
         self._of = of
         self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
-        """True if a state is to be there before the next fetch."""
+        """True if the state must be complete before the next fetch."""
         self._leader_epoch = 0
         self._silent = 0
         """Questions without an answer, in a row."""

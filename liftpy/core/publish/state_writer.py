@@ -31,7 +31,7 @@ class Pace(NamedTuple):
     much_bytes: int
     least_bytes: int = LEAST_BYTES
     last_files: int = 8
-    """Growth relative to the last file that is large. 0: the size of that file does not matter."""
+    """Growth, relative to the last file, that counts as large. 0: the size of that file does not matter."""
 
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
         """Return whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""

@@ -39,7 +39,7 @@ class CatchupThrottle:
     copied_bytes: int = 0
     """Number of bytes sent to learners, as stored."""
     backlog_bytes: int = 0
-    """Number of those bytes that counted for the rate."""
+    """Number of these bytes that counted for the rate."""
     waited_ns: int = 0
     """Total time by which fetches were delayed, in nanoseconds."""
     yielded_ns: int = 0

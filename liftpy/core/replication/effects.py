@@ -97,7 +97,7 @@ class DropPublishes:
     token: int
     """Token of the PublishesReceived."""
     reason: RejectReason | None = None
-    """Why they are lost, for the counters; None: this replica does not lead."""
+    """Reason for the counters. None: this replica does not lead."""
 
 
 @value
@@ -105,7 +105,7 @@ class SendAcks:
     """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
 
     policy: AckPolicy
-    """LEADER or ALL: who is answered now."""
+    """LEADER or ALL: the publishers that get answers now."""
     through_offset: int
     """Inclusive: flushed here, and with ALL committed. A batch that reaches beyond it waits as a whole [D23]."""
     leader_epoch: int
@@ -127,7 +127,7 @@ class AppendFetched:
     token: int
     """Token of the FetchAnswered."""
     last_offset: int
-    """Inclusive: of the last batch; what lies behind it under ``token`` is not appended."""
+    """Inclusive: last offset of the last batch. Messages after it under ``token`` are not appended."""
     leader_high_watermark: int
     """Inclusive: the leader's compaction has not looked past it."""
     leader_epoch: int
@@ -149,14 +149,16 @@ class CutLog:
     """Truncate the log. Feed LogCut when that is durable."""
 
     end_offset: int
-    """Exclusive: the log end after it, or less where that is inside a batch."""
+    """Exclusive: the log end after the truncation. It is lower if ``end_offset`` is inside a batch."""
 
 
 @value
 class StartLogAfresh:
-    """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
-    common with the leader's, was compacted by records that are to be cut, or lacks delete markers that the leader has dropped [D30].
-    Answer LogCut when that is on the disk."""
+    """Discard the local log and begin an empty one.
+
+    The log ends before the leader's log start [D26], has nothing in common with the leader's, was compacted by records that
+    will be truncated, or lacks delete markers that the leader has dropped [D30]. Answer LogCut when the new log is on disk.
+    """
 
     start_offset: int
     """Inclusive: log start and log end of the new one."""
@@ -197,7 +199,7 @@ class SendFetch:
     leader_epoch: int
     """LeaderEpoch that is followed."""
     max_bytes: int
-    """Bound of the answer, in bytes; one batch may come in pieces where it is larger."""
+    """Maximum size of the answer, in bytes. A larger batch comes in pieces."""
     bad_offset: int | None = None
     """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
     flush_ns: int = 0
@@ -210,11 +212,14 @@ class SendFetch:
 
 @value
 class WaitQuietly:
-    """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
-    (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
+    """Follower: send no fetch while ``leader`` confirms, with others, that the fetch with an empty answer still waits
+    (``quiescence.py``).
+
+    The answer is QuietEnded, unless StopWaiting comes first.
+    """
 
     request_id: int
-    """Id of that fetch."""
+    """Id of the fetch."""
     leader: str
     """Leader whose node is asked."""
     leader_epoch: int
@@ -243,7 +248,7 @@ class SendEpochQuery:
     leader: str
     """Leader to ask, as in SendFetch."""
     asked_epoch: int
-    """Whose end on the leader's log is asked for."""
+    """LeaderEpoch whose end in the leader's log is requested."""
     current_epoch: int
     """LeaderEpoch that is followed: only its leader answers."""
 
@@ -310,7 +315,7 @@ class SendFetchRefusal:
     token: int
     """Token of the FetchReceived or EpochQueryReceived."""
     reason: RefusalReason
-    """Why it is not served."""
+    """Reason for the rejection."""
     leader_epoch: int
     """LeaderEpoch in which this replica acts, in any role."""
     log_start_offset: int
@@ -328,7 +333,7 @@ class SendEpochAnswer:
     leader_epoch: int
     """The largest epoch at or below the asked one on this log; 0: there is none."""
     last_offset: int
-    """Inclusive: the last record of that epoch; -1: there is none."""
+    """Inclusive: the last record of that epoch. -1: there is none."""
     current_epoch: int
     """LeaderEpoch in which this replica leads."""
     log_start_offset: int
@@ -374,7 +379,7 @@ class ProposeIsr:
     """Leader: request the ISR ``isr`` by compare-and-set on (leader, leader_epoch, epoch). Feed IsrChangeAnswered."""
 
     isr: frozenset[str]
-    """All members that it shall have, the leader among them."""
+    """All members of the requested ISR, including the leader."""
     leader_epoch: int
     """LeaderEpoch in which this replica leads."""
     epoch: int
@@ -382,9 +387,9 @@ class ProposeIsr:
     incarnations: tuple[tuple[str, int], ...]
     """(member, incarnation that has caught up), for every member [C6]."""
     lost: frozenset[str] = frozenset()
-    """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
+    """Replicas that requested records which they had acknowledged. They are no longer complete, in the ISR or outside of it."""
     slow: tuple[tuple[str, int], ...] = ()
-    """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
+    """(member, duration of its last flush, in ns) of members that leave because their disks are far slower than the others'."""
     evicted: str = ""
     """Node that leaves the replica set with this change, not only the ISR. ``isr`` is without it. '': no node."""
 
@@ -398,7 +403,7 @@ class ReportLeader:
     leader_epoch: int
     """LeaderEpoch of the reported leadership."""
     last_epoch: int
-    """LeaderEpoch of the newest record here, or of the newest one that retention has dropped; 0: there has been none."""
+    """LeaderEpoch of the newest record here, or of the newest one that retention has deleted. 0: there was none."""
     newest_offset: int
     """Inclusive: the newest record that is flushed here."""
     high_watermark: int

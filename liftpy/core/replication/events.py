@@ -28,7 +28,7 @@ def value(cls: type[T]) -> type[T]:
 
 @value
 class LogOpened:
-    """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
+    """The log is open and recovered, and completely on disk. It is the first event of a replica, before any PartitionChanged."""
 
     log_start_offset: int
     """Inclusive: of the oldest record. Always the first offset of a batch, here and in every other event."""
@@ -51,9 +51,9 @@ class LogCompacted:
     end_offset: int
     """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
     leader_epoch: int
-    """No record below ``end_offset`` was written in a later LeaderEpoch."""
+    """Highest LeaderEpoch of the records below ``end_offset``, or a higher one."""
     deletes_end: int = 0
-    """Exclusive: below it delete markers may be gone from this log; 0: none is [D30]."""
+    """Exclusive: below it, delete markers may be missing in this log. 0: none is missing [D30]."""
 
 
 @value
@@ -63,17 +63,19 @@ class PartitionChanged:
     held: HeldPartition
     """State of the partition. A state with a lower Epoch than the last one is ignored [C2]."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
-    where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
+    """Node id -> incarnation of every node that is registered and not fenced, including this one.
+
+    A replica leads only if this has its own incarnation. So a state from before its registration makes no leader [C7].
+    """
 
 
 @value
 class MetadataHeard:
-    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
+    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``. The lease begins then [D22].
 
-    To be fed only when the local image is at or past the index that the answer names, and every PartitionChanged of it has
-    been fed: a node that comes back after a pause would otherwise hold a lease on leaderships that it has lost. Also fed
-    to a replica that is new, with the last such heartbeat of the node.
+    Feed it only when the local image has reached the index in the answer and all its PartitionChanged events were fed.
+    Otherwise a node that continues after a pause would have a lease on leaderships that it has lost. A new replica gets it
+    with the node's last such heartbeat.
     """
 
     sent_ns: int
@@ -124,7 +126,7 @@ class FetchReceived:
     token: int
     """Token of the request. SendFetchResponse or SendFetchRefusal answers it in this step, or KeepFetch keeps it."""
     replica: str
-    """Node id of who asks."""
+    """Node id of the sender."""
     offset: int
     """Inclusive: the newest record that it has flushed; log start - 1: none."""
     leader_epoch: int
@@ -142,14 +144,15 @@ class FetchReceived:
     awaits_more: bool = False
     """True if the sender accepts a second answer with later records, instead of a wake-up."""
     bad_offset: int | None = None
-    """Inclusive: what it was served there is not what was written, a wrong CRC, or no batch where one must be [S14]."""
+    """Inclusive: offset at which it received other bytes than were written, a wrong CRC, or no batch [S14]. None: none."""
     flush_ns: int = 0
     """Duration of the flush that made ``offset`` durable, in ns. 0: not given."""
     copy_epoch: int = 0
     """Number of a learner's copy. 0: the sender is a replica."""
     deletes_end: int | None = None
-    """Exclusive: what it holds was fetched in this LeaderEpoch, after delete markers below it were gone; 0: not all of it was. None: an
-    older node, which does not say."""
+    """Exclusive: everything it has was fetched in this LeaderEpoch after the delete markers below were gone. 0: not
+    everything. None: an older node that does not report it.
+    """
 
 
 @value
@@ -159,9 +162,9 @@ class EpochQueryReceived:
     token: int
     """Token of the request. SendEpochAnswer or SendFetchRefusal answers it in this step."""
     replica: str
-    """Node id of who asks."""
+    """Node id of the sender."""
     asked_epoch: int
-    """Whose end is asked for."""
+    """LeaderEpoch whose end is requested."""
     current_epoch: int
     """LeaderEpoch that it follows."""
     stream_uid: str
@@ -272,7 +275,8 @@ class EpochQueryAnswered:
 class LogFlushed:
     """More of the log is durable, or counts as durable under the flush policy of the stream.
 
-    A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
+    If a truncation overtook a flush, only the remaining part is reported, and never an offset that was appended after the
+    flush began.
     """
 
     end_offset: int
@@ -285,11 +289,11 @@ class LogFlushed:
 class LogCut:
     """The truncation of CutLog, or the new log of StartLogAfresh, is durable.
 
-    What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
+    The remaining records need not be flushed. LogFlushed reports when they are, and must be fed for them too.
     """
 
     end_offset: int
-    """Exclusive: the log end now; below the one asked for where that was inside a batch."""
+    """Exclusive: the log end now. It is below the requested one if that was inside a batch."""
 
 
 @value
@@ -408,7 +412,7 @@ class DeadlineReached:
 
 @value
 class ReplayProgressed:
-    """Derived state covers more of the log, not yet all of it: the candidate is alive."""
+    """The derived state covers more of the log, but not all of it. It shows that the candidate is alive."""
 
     end_offset: int
     """Exclusive: covered below it."""

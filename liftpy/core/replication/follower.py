@@ -159,8 +159,11 @@ class FollowerRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Reconcile; an empty log agrees with every other. A candidate first has to store its epoch and listens only then: in an
-        election of thousands that is later than the first requests would be there, and all of them would be in vain."""
+        """Compare the log with the leader's. An empty log always matches.
+
+        A candidate first stores its epoch, and subscribes only then. In an election of thousands of partitions, earlier
+        requests would arrive before that and be lost.
+        """
         super().enter(now_ns, out)
         self.shared.backoff.succeeded()
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
@@ -530,11 +533,10 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Reconcile if the logs diverge, start afresh if behind the log start, else back off.
+        """Compare the logs again if they diverge, start an empty log if behind the log start, else back off.
 
-        A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The
-        right answer
-        may still come, so the replica keeps waiting [D16].
+        A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The right
+        answer may still come, so the replica keeps waiting [D16].
         """
         if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
             return
@@ -554,7 +556,7 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Return whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        """Return whether the log must be discarded: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end

@@ -64,7 +64,7 @@ class InflightLimits:
         self._uncommitted: deque[tuple[int, int]] = deque()
         """(last offset, inclusive; bytes) of each batch above HW that this leader has appended."""
         self._held: deque[tuple[PublishesReceived, int]] = deque()
-        """And since when, monotonic."""
+        """Held publishes, each with the monotonic time since which it is held."""
         self.uncommitted_bytes = 0
         self.held_bytes = 0
         self._full = False

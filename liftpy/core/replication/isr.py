@@ -424,13 +424,13 @@ class FollowerProgress:
     """The leader's knowledge of one follower in this LeaderEpoch."""
 
     caught_up_ns: int
-    """When the follower last was at the leader's log end; at first: when the leader began."""
+    """Time at which the follower was last at the leader's log end. At first: when the leader began."""
     copy_epoch: int = 0
     """Number of the copy, from the metadata: the copy that a learner makes now, or the copy by which a replica joined."""
     incarnation: int = 0
-    """Whose position this is; 0: none yet."""
+    """Incarnation that this position belongs to. 0: none yet."""
     live: bool = False
-    """True if its node's session stands."""
+    """True if the session of its node is live."""
     position: int | None = None
     """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
     was_caught_up: bool = False
@@ -447,7 +447,7 @@ class FollowerProgress:
     probed: bool = False
     """The bus was asked since its last fetch."""
     progressed_ns: int = 0
-    """When its position last rose; at first: never."""
+    """Time at which its position last rose. At first: never."""
     mark_end_offset: int = -1
     """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet; -1: none."""
     mark_ns: int = 0
@@ -456,9 +456,9 @@ class FollowerProgress:
     last_request_id: int = 0
     """The newest request that counted; one below it was overtaken on its way."""
     last_request_ns: int = 0
-    """When it came. Its wait may have been confirmed since: then ``last_fetch_ns`` is later."""
+    """Arrival time of its last request. A later confirmation of its wait sets only ``last_fetch_ns``."""
     doubted_ns: int | None = None
-    """When the first request came that was not believed, since the last one that was; None: none."""
+    """Arrival time of the first rejected request after the last valid one. None: there is none."""
     told_high_watermark: int = -2
     """HW of the last answer or notice that was sent to it; -2: nothing was."""
     owed_ns: int = 0

@@ -67,7 +67,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
-    """Return the replica that may go now, the leader itself perhaps; '': none. ``isr``: as it is to be."""
+    """Return the replica that may leave now, which may be the leader itself. '': none. ``isr``: the ISR after the change."""
     leaving = state.leaving
     if not leaving or state.joining in isr:  # one change of the replica set at a time
         return ""
@@ -97,7 +97,7 @@ def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
 
 SAID_BY_EVERY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
 _AGAIN_NS = 250_000_000
-"""After the metadata group did not do what it was asked for."""
+"""Time to wait after the metadata group did not do what was requested."""
 
 
 class Pausing:
@@ -142,7 +142,7 @@ Records that arrive in this time carry the HW. So a busy partition sends no noti
 one.
 """
 _ISR_RETRY_NS = 250_000_000
-"""After the metadata group refused or did not answer."""
+"""Time to wait after the metadata group rejected a request or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
 """Between two attempts to hand the leadership over."""
@@ -283,7 +283,7 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Return a rejection if the publisher may be told, otherwise a drop. Read-only and paused partitions always reject."""
+        """Return a rejection if the publisher may get one, otherwise a drop. Read-only and paused partitions always reject."""
         may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
@@ -329,7 +329,9 @@ class LeaderRole(ReplicaRole):
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return the same for a reason of this leader only. With standby followers the next leader may store the publish."""
+        """Return a rejection for a reason of this leader only, if allowed. With standby followers, the next leader may store
+        the publish.
+        """
         return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:

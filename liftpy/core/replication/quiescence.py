@@ -26,7 +26,7 @@ MAX_PER_QUESTION = 512
 MISSES = 2
 """Turns in a row without all answers after which a leader's node is silent."""
 ASK_AGAIN_NS = 60 * NS_PER_S
-"""After a silent one."""
+"""Time without questions after a node did not answer."""
 QUIET_WAIT = 0.6
 """Share of the lag time within which a quiet partition is confirmed, alone or with others."""
 
@@ -62,7 +62,7 @@ class _Link:
     """Fetches that wait at one leader node."""
 
     heard_ns: int
-    """When the last questions were sent that were all answered; at first: when there was something to ask."""
+    """Sending time of the last questions that were all answered. At first: when there was something to ask."""
     fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
     pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
     """``fetches`` in parts of a question each, by whose turn it is; missing: they have changed."""

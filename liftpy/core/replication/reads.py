@@ -52,9 +52,9 @@ _E = pb.ReadResponse
 
 Chunks = Sequence[bytes | memoryview]
 Asker = TypeVar("Asker")
+"""Address of a reader: a reply subject, or its stand-in in a simulation."""
 GiveState = Callable[[int, int, int], tuple[int, int, int, bytes] | None]
-"""(end offset, position, most bytes) that are asked for -> (end offset, total bytes, position, data) of the piece; None: later."""
-"""The way back to a reader: a reply subject, or what stands for one in a simulation."""
+"""Function (end offset, position, maximum bytes) -> (end offset, total bytes, position, data) of the piece. None: later."""
 _Told = TypeVar("_Told", contravariant=True)
 
 
@@ -109,7 +109,7 @@ class ReadSource(Protocol):
         """Return whether its HW may be returned as the latest one [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record lies on this log [R6]."""
+        """Return whether a reader's last record is in this log [R6]."""
 
 
 class ReplicaSource:
@@ -172,7 +172,7 @@ class ReadShell(Protocol[_Told]):
 
     @property
     def max_payload(self) -> int:
-        """Bytes of one message at most, as of now."""
+        """Maximum size of a message at this time, in bytes."""
 
     @property
     def has_room(self) -> bool:
@@ -234,7 +234,7 @@ class Reads(Generic[Asker]):
         self._files = files
         self._times = (instruments or Instruments()).reads
         self.record_count = 0
-        """Records that were sent to readers, again and again where they were."""
+        """Number of records sent to readers, including repeated ones."""
         self.size_bytes = 0
         """Size of the batches that were read, in bytes."""
         self._budget = budget or ReadBudget()

@@ -223,12 +223,12 @@ class Replica:
 
     @property
     def state(self) -> PartitionState:
-        """The partition as of the last PartitionChanged."""
+        """State of the partition at the last PartitionChanged."""
         return self._shared.state
 
     @property
     def min_isr(self) -> int:
-        """The effective one, as of the last PartitionChanged."""
+        """Effective min ISR at the last PartitionChanged."""
         return self._shared.held.min_isr
 
     @property
@@ -257,7 +257,7 @@ class Replica:
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
-        """Return the incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
+        """Return the incarnation of a node that is registered and not fenced, at the last PartitionChanged. 0: there is none."""
         return self._shared.live.get(node_id, 0)
 
     def may_refuse_publishers(self, now_ns: int) -> bool:
@@ -266,7 +266,7 @@ class Replica:
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return the same for a reason of this node only.
+        """Return whether this replica may reject a publish for a reason of this node only.
 
         With standby followers the next leader may store a rejected publish.
         """
@@ -324,7 +324,7 @@ class Replica:
         return who_has_heard(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
+        """Return whether a reader's last record, (offset, LeaderEpoch), is in this log [R6]."""
         is_latest = self.may_answer_latest(now_ns)
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 

@@ -162,7 +162,7 @@ class ReplicaContext:
     log: LogOffsets = field(default_factory=LogOffsets)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
+    """Node id -> incarnation of the registered nodes that are not fenced, at the last PartitionChanged."""
     intake: NodeIntake = field(default_factory=NodeIntake)
     """Sums over all partitions of the node."""
     copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
@@ -172,16 +172,19 @@ class ReplicaContext:
     data_path_down_ns: int | None = None
     """Monotonic: since when the data path is down; None: it is up."""
     held: HeldPartition = NOTHING_HELD
-    """The partition as of the last PartitionChanged; epoch 0: none yet."""
+    """The partition at the last PartitionChanged. Epoch 0: none yet."""
     next_request_id: int = 1
-    """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request; and at least with the
-    clock, so that it can tell one that this process has not sent."""
+    """Id of the next request.
+
+    It grows over roles and over replica objects of one process, so that a leader can detect an overtaken request. It also
+    grows with the clock, so that the leader can detect a request that this process has not sent.
+    """
     request_id_base: int = 0
     """Ids are this much above the clock; the same for all replica objects of a process, and nothing that can be guessed."""
 
     @property
     def state(self) -> PartitionState:
-        """The partition as of the last PartitionChanged."""
+        """State of the partition at the last PartitionChanged."""
         return self.held.state
 
     @property
@@ -196,7 +199,7 @@ class ReplicaContext:
 
 
 class ReplicaRole:
-    """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
+    """A replica that does not act, and the base class of the acting ones. ``phase`` is shown in status and logs."""
 
     name: RoleName
 

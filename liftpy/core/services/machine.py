@@ -178,9 +178,9 @@ class ServiceMachine:
     def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
         """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
 
-        Ends early while ``waits_for_outputs``.
-        Raises BadRecordError when the service's code raises, DecisionMissedError when a record says that what is in the state was to be
-        passed over; then the machine must not be used any more.
+        Ends early while ``waits_for_outputs``. Raises BadRecordError when the service's code raises,
+        DecisionMissedError when a record says that what is in the state was to be passed over; then the machine must
+        not be used any more.
         """
         done = Applied()
         stop = _NO_STOP if stop_position is None else stop_position

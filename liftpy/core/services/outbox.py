@@ -36,10 +36,10 @@ from liftpy.errors import ConfigError, LiftError
 MAX_OUTPUT_BYTES = 256 * 1024
 DIGEST_SIZE_BYTES = 16
 MAX_SAMPLES = 256
-"""Digests kept of outputs that were written and are not produced here yet; more than these are thinned out."""
+"""Maximum number of digests of outputs that were written and are not produced here yet. Beyond it, they are thinned out."""
 _OVERHEAD_BYTES = 128
 EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
-"""Output 0 of earlier versions bears it: an envelope could not say that it expects offset 0."""
+"""Header of output 0 in earlier versions, because an envelope could not say that it expects offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
 
@@ -96,9 +96,9 @@ class Outbox:
 
     def __init__(self, source: str, *, service: str = "", max_records: int = 65_536, max_bytes: int = 32 * 1024 * 1024) -> None:
         self.source = source
-        """Stream uid and partition, as they stand in the id of every output."""
+        """Stream uid and partition, as in the id of every output."""
         self.service = service
-        """The service's name, '' for one that has none: an output stream belongs to one service."""
+        """Name of the service. '': it has none. An output stream belongs to one service."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._kept: deque[Output] = deque()
@@ -112,7 +112,7 @@ class Outbox:
         self.known = False
         """True if ``emitted_end`` comes from the output stream, and the state was not disproven there."""
         self.compared_end = 0
-        """Outputs below it are the ones that were written, all of them."""
+        """All outputs below this number are equal to the written ones."""
         self._began_at = 0
         """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
         self._began_digest = b""

@@ -35,7 +35,7 @@ CALLBACKS = (
     "on_version",
     "take_snapshot",
 )
-"""All are called, none is awaited. (``on_effect`` may be.)"""
+"""Callbacks. None of them is awaited, except ``on_effect`` if it is a coroutine."""
 DIGEST_SIZE_BYTES = 16
 NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
 """Parameter digest of services without parameters."""

@@ -396,7 +396,7 @@ class PeerSearch:
 
 
 MAX_POSITIONS = 16
-"""Maximum number of positions kept for each service beside each node."""
+"""Maximum number of positions kept for each service of each node."""
 MAX_NODES = 16
 BEGINNING = 0
 """The position at which the digest is of the service's parameters."""

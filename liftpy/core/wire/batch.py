@@ -8,12 +8,10 @@ All integers are little endian. A batch is a header of 64 bytes, then the body::
     54 u16 columns                   56 u32 body size before compression     60 u32 offset delta of the last record
 
 The body has the columns in the order of ``Columns``. Each column begins at an 8-byte boundary. ``batch_columns`` lays
-them out. The body
-is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
+them out. The body is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
 
 Decompression is limited to the size in the batch's header, before any byte is decompressed. The bytes come from
-outside, and 8 KB can
-expand to gigabytes.
+outside, and 8 KB can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ MAGIC = 0x424C
 """The bytes ``LB``."""
 VERSION = 1
 SIGNATURE = b"LB\x01"
-"""Magic and version as they lie at ``SIGNATURE_POSITION`` of every batch: what a search for batches looks for."""
+"""Magic and version at ``SIGNATURE_POSITION`` of every batch. A search for batches looks for them."""
 SIGNATURE_POSITION = 4
 
 _HEADER = struct.Struct("<IHBBIIqQqQIHHII")
@@ -230,7 +228,7 @@ class RecordBatch:
         self.view = view
         """The whole batch, header included."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
-        """Told of columns that can't be had: they are made long after the batch was taken."""
+        """Called for columns that cannot be decoded, which happens long after the batch was received."""
 
     @property
     def base_offset(self) -> int:
@@ -315,7 +313,7 @@ class RecordBatch:
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """Return the reply subjects that the publishers gave, None where there was none."""
+        """Return the reply subjects that the publishers gave. None: a publisher gave none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
@@ -365,9 +363,9 @@ def encode_body(
     codec: Codec = Codec.NONE,
     note: bytes = b"",
 ) -> Body:
-    """Return the body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+    """Return the body of a batch of ``len(values)`` >= 1 records. Optional columns have as many entries.
 
-    A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
+    A column in which every entry is None is omitted. Raises ValueError for no records or columns of other lengths,
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
@@ -470,7 +468,7 @@ def build_batch(
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
     """Return a batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    It stands where compaction dropped whole batches, so that batches follow on each other without a gap [D15].
+    It takes the place of batches that compaction dropped, so that batches follow each other without a gap [D15].
     """
     fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
     head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
@@ -482,7 +480,7 @@ def build_remains(batch: RecordBatch) -> bytes:
 
     It has the same offsets, stamps and note, so that a reader of the log knows the position of the producer [A4].
 
-    Its one record is null: a batch that has a column has a record, and every reader passes over those of control batches.
+    Its only record is null. A batch with a column must have a record, and readers skip records of control batches.
     """
     header = batch.header
     delta, note = header.last_offset_delta, batch.columns.note

@@ -299,7 +299,7 @@ def _varint(size: int) -> bytes:
 
 
 def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """Return a size, and where it ends; one that no payload has, where it is none."""
+    """Return a size and the position after it. If it is invalid, return a size that no payload has."""
     size = 0
     for place, digit in enumerate(payload[at : at + _LONGEST_VARINT]):
         size |= (digit & 127) << 7 * place

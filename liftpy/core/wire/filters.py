@@ -55,7 +55,7 @@ class SubjectTree:
             node[_END] = {}
 
     def matches(self, subject: str) -> bool:
-        """Return whether one of the subjects stands for ``subject``, which has no wildcards."""
+        """Return whether one of the subjects matches ``subject``, which has no wildcards."""
         nodes = [self._root]
         for token in subject.split("."):
             below = []
@@ -223,7 +223,7 @@ def _headers(column: HeadersColumn, mask: Mask) -> HeadersColumn:
 
 
 VALUES = 128
-"""Stands for the values among the bits of ``Columns``, where they need none."""
+"""Bit that stands for the values among the bits of ``Columns``."""
 LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns.REPLIES).value
 """Columns that can be left out."""
 

@@ -43,7 +43,7 @@ _IN_SUBJECT = rb"[!-)+-=?-~\x80-\xff]"
 
 
 Allows = Callable[[bytes], bool]
-"""True if a reply subject may be answered: an ``InboxRule``, or what stands for one."""
+"""Function that returns whether a reply subject may be answered, such as an ``InboxRule``."""
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
@@ -148,9 +148,9 @@ class Subjects:
 
     namespace: str = "liftpy"
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
-    """Under which applications are answered, as in ``liftpy.core.wire.subjects``. No stream may listen there."""
+    """Inbox prefixes of applications. No stream may have a subject there."""
     principal: str = ""
-    """Under which name this user asks for changes, where NATS's rights tie it to one."""
+    """Name under which this user requests changes, if the permissions of NATS prove it."""
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
@@ -284,7 +284,7 @@ GROUPS_SERVICE = "groups"
 EVENTS_STREAM = "_liftpy-events"
 """The internal stream of what happened in the cluster, and who asked for what."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
-"""Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
+"""Tokens that follow the namespace in the protocol's own subjects. No stream may have one of these names."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
 """Last tokens of the subjects of partitions. No node and no principal may have one of these names.
 

@@ -52,12 +52,12 @@ class FrameKind(IntEnum):
     LEVEL = 12
     """JSON: level and for_s of the log."""
     SETTINGS = 13
-    """JSON: settings of each process, of which those are taken over that a process can while it runs."""
+    """JSON: settings of each process. A running process adopts those that it can change."""
     HELLO = 32
     RECOVERED = 33
     """JSON: what the recovery of its logs has found."""
     SETTLED = 34
-    """All partitions of the image are open, or have failed."""
+    """All partitions of the image are open, or have failed to open."""
     PONG = 35
     PROPOSE = 36
     """ms until it gives up (4), pb.ControlRequest."""
@@ -69,7 +69,7 @@ class FrameKind(IntEnum):
     SIGNS = 40
     """JSON: how it is."""
     SAMPLED = 45
-    """JSON: what it has counted until now, once a second."""
+    """JSON: the counts of the process so far, once a second."""
     TOLD = 41
     """JSON: the answer to ASK."""
     QUIET_OVER = 42

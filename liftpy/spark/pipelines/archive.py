@@ -138,7 +138,8 @@ class DataFile:
 class Orphans:
     """Files of failed attempts.
 
-    ``files``: removable. ``size_bytes``: of them. ``left``: complete files outside the table, which stay.
+    ``files``: removable ones. ``size_bytes``: their total size. ``left``: number of complete files outside the table, which
+    stay.
     """
 
     files: tuple[str, ...] = ()
@@ -179,7 +180,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
 
 
 def remove_orphans(orphans: Orphans) -> None:
-    """Take them away; one that is gone already is no error."""
+    """Remove the files. A file that is already gone is no error."""
     for path in orphans.files:
         try:
             Path(path).unlink(missing_ok=True)
@@ -234,8 +235,7 @@ class ArchivePlan:
     Example:
         from liftpy.spark import ArchivePlan, archive
 
-        plan = ArchivePlan(streams=("orders",), table="/data/orders")
-        print(archive(spark, plan), "records")
+        plan = ArchivePlan(streams=("orders",), table="/data/orders") print(archive(spark, plan), "records")
     """
 
     streams: tuple[str, ...]

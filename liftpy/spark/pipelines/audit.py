@@ -11,14 +11,11 @@ count: two copies of a record must be equal, and a missing record must have a la
 Parts of a partition are audited independently (``AuditSpan``), in threads of this process or by executors.
 
 A record that some replicas lack on a compacted log: a replica that has the newest record of a key must also have a
-later one, or the
-record is a tombstone, which is removed after its time. The later record may be past the compared range. So a replica is
-read up to the
-offset up to which the others have compacted [R11]. If there is none, either the replicas without the record lost it, or
-a removed delete
-marker deleted it, and the replica with the record missed that [D30]. If the stream also drops by subject, or records
-were purged, the cause
-is unknown, and the records are only counted. So are records beyond MAX_KEYS_DROPPED.
+later one, or the record is a tombstone, which is removed after its time. The later record may be past the compared
+range. So a replica is read up to the offset up to which the others have compacted [R11]. If there is none, either the
+replicas without the record lost it, or a removed delete marker deleted it, and the replica with the record missed that
+[D30]. If the stream also drops by subject, or records were purged, the cause is unknown, and the records are only
+counted. So are records beyond MAX_KEYS_DROPPED.
 """
 
 from __future__ import annotations
@@ -326,8 +323,7 @@ def audit(
     Example:
         from liftpy.spark import Access, Selection, audit
 
-        report = audit(Access(), Selection(streams=("orders",)))
-        assert report.is_proven and report.first is None
+        report = audit(Access(), Selection(streams=("orders",))) assert report.is_proven and report.first is None
     """
     if not 0.1 <= patience_s <= 3600:
         raise ConfigError(f"patience_s = {patience_s} (--timeout) is outside 0.1..3600. Choose a value in this range.")

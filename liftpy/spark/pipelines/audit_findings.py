@@ -33,19 +33,20 @@ _WORDS = {
     LOST: "lacks a record that nothing supersedes",
     REVIVED: "has a record that other replicas deleted",
 }
-"""Kind of finding -> what its replica does, in words."""
+"""Kind of finding -> description of what is wrong with the replica."""
 MAX_FINDINGS = 100
 """Maximum number of findings for a part of a partition."""
 ABSENT = "nothing"
-"""Instead of a digest, where there is no record."""
+"""Text instead of a digest, if there is no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AuditFinding:
-    """``node``'s replica is not what it should be at ``offset`` (of ``damaged`` ones: there, or behind it).
+    """A replica of ``node`` with wrong content at ``offset``. If it is damaged: at or after ``offset``.
 
-    ``expected``: the digest that most of the others have, ``seen``: its own; empty where damage left none. ``majority``: whether more
-    than half of the replicas that were compared have the expected one; else it is the leader's, and nothing says who is right.
+    ``expected``: digest of most other replicas. ``seen``: digest of this replica. Empty if damage left none. ``majority``:
+    True if more than half of the compared replicas have the expected digest. Otherwise it is the leader's, and nobody knows
+    which one is right.
     """
 
     stream: str
@@ -82,10 +83,10 @@ class ReplicaAudit:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionAudit:
-    """One partition: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive) of its ``replicas``, by node.
+    """Audit of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive). ``replicas``: by node.
 
-    ``dropped``: records that some replicas have and others do not have any more, because they were compacted at another time;
-    ``dropped_checked``: whether it was looked at that later ones supersede them.
+    ``dropped``: records that some replicas have and others no longer have, because they were compacted at another time.
+    ``dropped_checked``: True if the audit checked that later records replace them.
     """
 
     stream: str

@@ -277,7 +277,7 @@ def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
 
 
 def _folded(frame: DataFrame) -> DataFrame:
-    """Return the latest of each key: by offset within a partition; of several partitions the one that is stamped last."""
+    """Return the latest record of each key: by offset within a partition, by timestamp between partitions."""
     from pyspark.sql import functions as f
 
     row = f.struct(*[f.col(name) for name in COLUMNS])

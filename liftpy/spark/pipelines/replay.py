@@ -1,8 +1,8 @@
 """The pipeline ``replay``: a range of a stream, or of an archive, into a stream, each record once under a name.
 
-A task for each partition of the source, which is one round of a producer (``liftpy.client.write_epoch``): run again under the
-same name, it
-reads its records again from the first one, and what leaders have of them is left out by their digest. So it does not matter who dies.
+A task for each partition of the source, which is one round of a producer (``liftpy.client.write_epoch``): run again
+under the same name, it reads its records again from the first one, and what leaders have of them is left out by their
+digest. So it does not matter who dies.
 
 What a replay reads: for each partition of its source a share, of a stream or of an archive's files.
 

@@ -65,9 +65,9 @@ class ReplicaAddress:
 class HeldBlock:
     """The batches of a replica that begin in a range of offsets.
 
-    ``digest``: of their bytes, hexadecimal. ``unpacked_bytes``: about what their columns take. ``end_offset``: exclusive, of
-    the last one. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: whether offsets may be without a record.
-    ``damaged`` or ``away``: why not all of them could be had; the others are of those before.
+    ``digest``: digest of their bytes, hexadecimal. ``unpacked_bytes``: approximate size of their columns. ``end_offset``: end
+    of the last batch, exclusive. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: True if offsets
+    may have no record. ``damaged`` or ``away``: reason why batches are missing. The existing ones come before that.
     """
 
     digest: str = ""
@@ -97,7 +97,7 @@ class ReplicaReads:
         self.compacted = False
         """True if it has said that offsets may be without a record."""
         self.compacted_end = 0
-        """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R11]."""
+        """Exclusive: the highest offset that compaction had reached, over all answers [R11]."""
         self.deletes_end = 0
         """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
 
@@ -111,11 +111,11 @@ class ReplicaReads:
         """Return the producer and message-id state of the replica, including deleted records.
 
         Returns:
-            The offset that the state ends at, and the bytes of its state file; (0, b""): the replica knows nothing that its log does
-            not say; None: it is a node of an earlier version, which does not know the question.
+            The offset that the state ends at, and the bytes of its state file. (0, b""): the log itself has everything. None:
+                the node has an earlier version, which does not support this request.
 
         Raises:
-            Away: The replica does not answer, or does not know all of it yet.
+            Away: The replica does not answer, or does not know the complete state yet.
         """
         end, held, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
         while True:

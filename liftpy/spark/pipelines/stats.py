@@ -192,8 +192,8 @@ def stats(
     Example:
         from liftpy.spark import Access, Selection, stats
 
-        report = stats(Access(), Selection(streams=("orders",)))
-        print([one.summary()["records"] for one in report.partitions])
+        report = stats(Access(), Selection(streams=("orders",))) print([one.summary()["records"] for one in
+        report.partitions])
     """
     width_ns = round(every_s * _NS_PER_S)
     if every_s and not WIDTHS_NS[0] <= width_ns <= WIDTHS_NS[-1]:
@@ -264,7 +264,7 @@ def _beside(one: Measures) -> Measures:
 
 
 def _join_beside(whole: Measures, one: Measures) -> None:
-    """Add another partition of the same stream, which is beside ``whole``, not after it."""
+    """Add another partition of the same stream to ``whole``. Its time range is parallel, not later."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)

@@ -29,7 +29,7 @@ EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 class TableState:
     """One version of a table.
 
-    ``files``: absolute paths. ``record_count``: in them. ``marks``: existing ones of the requested marks.
+    ``files``: absolute paths. ``record_count``: number of their records. ``marks``: existing ones of the requested marks.
     """
 
     version: int
@@ -89,7 +89,7 @@ MANIFEST = pa.schema(
         ("newest_us", pa.int64()),
     ]
 )
-"""One row for each range: the fields of ArchivedRange."""
+"""Schema with one row per range: the fields of ArchivedRange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ def check_archived(stream: str) -> str:
 
 
 def batch_mark(query_id: str) -> str:
-    """Mark -> the last micro-batch of that query which is in the table."""
+    """Return the mark of a query. Its value is the query's last micro-batch in the table."""
     return query_id
 
 

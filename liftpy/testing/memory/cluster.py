@@ -525,7 +525,7 @@ logger = logging.getLogger("liftpy.testing")
 _NODE = "memory"
 _NO_SNAPSHOTS = 1 << 40
 _READING = ReadOptions(patience_s=3600.0, wait_s=5.0)
-"""All nodes may be down for as long as a test likes."""
+"""Options without a time limit, because a test may stop all nodes for any time."""
 _CHUNK_RECORDS = 128
 _FULL_S = 0.005
 _LEADER_EPOCH = 1

@@ -1,12 +1,10 @@
 """Connections: the NATS protocol between a real client and the bus. Two queues replace the socket.
 
 nats-py reads from and writes to ``MemoryTransport``, in the event loop of the client. ``NatsSession`` is the server
-side, in the loop of
-the cluster. Only bytes cross, so clients may run in any event loop and thread.
+side, in the loop of the cluster. Only bytes cross, so clients may run in any event loop and thread.
 
 ``Bus`` does what a nats-server does with messages, in one event loop: subscriptions, wildcards, queue groups, "no
-responders". It runs on
-the thread of the cluster's own loop. Messages of clients cross over in ``connection``.
+responders". It runs on the thread of the cluster's own loop. Messages of clients cross over in ``connection``.
 """
 
 from __future__ import annotations

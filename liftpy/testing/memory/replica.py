@@ -211,7 +211,7 @@ class MemoryReplica(MemoryAsking, Peers):
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
         self.failed = ""
-        """Why its log is given up."""
+        """Reason why its log has failed."""
         self.state: PartitionState | None = None
         self.gone = False
         """Stopped, or its node is dead: nothing reaches it any more."""
@@ -370,7 +370,7 @@ class MemoryReplica(MemoryAsking, Peers):
         return False
 
     def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
-        """Store HW, retention, and a run of compaction where that is asked for and worth it."""
+        """Store HW, apply retention, and run compaction if it is requested and useful."""
         if self.failed or self.gone:
             return
         if self.stored(self.log.checkpoint):
@@ -442,7 +442,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
 
 class _Flusher:
-    """The ``FlushShell``: a flush is over before the loop's next turn ends."""
+    """A ``FlushShell`` whose flush ends before the loop's next turn ends."""
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica

@@ -44,7 +44,7 @@ _GUARDED = {
 }
 """Kind of request -> its field that names a stream, which must not be an internal one."""
 RESERVED = "_liftpy"
-"""Names of streams that begin so are made by the cluster alone, whatever is said; but for the one that operators probe with."""
+"""Prefix of stream names that only the cluster creates. The stream of ``liftpy health --probe`` is the exception."""
 _NO_KIND = "a request of an unknown kind"
 
 

@@ -79,7 +79,7 @@ def refused(request: pb.ControlRequest, view: GroupView, *, confirmed: bool, log
 LONG_NS = 2_000_000_000
 """An election, or coming back after a pause, takes less."""
 _STOOD_STILL_NS = 1_000_000_000
-"""Ticks come every few ms: with more between two of them, this process stood still."""
+"""Time between two ticks after which this process counts as stopped for a while. Ticks come every few milliseconds."""
 
 
 class Leaderless:
@@ -105,7 +105,9 @@ class Leaderless:
 
 DUTY_TIMEOUT_NS = 2 * NS_PER_S
 MAX_DUTY_ORDERS = 64
-"""Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
+"""Maximum number of requests of the leader itself in flight. Beyond it, the leader proposes no more until some are done. Due
+work stays due.
+"""
 LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
 """Maximum number of nodes that are asked at a time. The others follow later."""
@@ -161,7 +163,7 @@ class Order:
     here: pb.ControlResponse | None = None
     """Items of a batch that were answered without the log."""
     takes_over: int = -1
-    """The barrier with which the duties of that term begin."""
+    """Barrier after which the duties of this term begin."""
     own: bool = False
     """True if the order belongs to the leader's own duties, so no caller waits for the answer."""
     is_first: bool = False

@@ -78,7 +78,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
 
 
 def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
-    """Return the partitions of a stream that waits for nodes; nothing where there are too few still, or it does not wait any more."""
+    """Return the partitions of a stream that waits for nodes. Return nothing if there are still too few, or it no longer waits."""
     held = draft.image.streams.get(request.name)
     if held is None or held.uid != request.uid:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")

@@ -69,7 +69,7 @@ POLICIES: MappingProxyType[str, _Row] = MappingProxyType(
         "least-loaded": _Row(place=least_loaded, weighs=True),
     }
 )
-"""Beside ``manual``, which computes nothing."""
+"""Policies other than ``manual``, which computes nothing."""
 POLICY_NAMES = (*POLICIES, MANUAL)
 
 

@@ -28,7 +28,7 @@ class NodeFacts:
     leaders: int = 0
     """Partitions that it leads."""
     budget: int = 0
-    """Replicas that it takes, those that it holds included; 0: any number."""
+    """Maximum number of replicas of the node, including its current ones. 0: no limit."""
     leaving: bool = False
     """True if an operator drains it. It gets no replicas."""
 
@@ -60,7 +60,7 @@ class Wanted:
     partitions: int
     replication_factor: int
     start: int = 0
-    """Index of the first of them in the row of all partitions that were ever placed; of any size."""
+    """Index of the first partition in the row of all partitions that were ever placed. It has no upper limit."""
     first: int = 0
     """Number of the first one: above 0 where partitions are added."""
     assignment: tuple[Assigned, ...] = ()
@@ -133,7 +133,7 @@ class Defect:
 
 
 class ManualError(PlacementError):
-    """A map made by hand is wrong; ``defects`` are all of them, and the text names each with its entry."""
+    """An assignment by hand is invalid. ``defects``: all errors. The text names each with its entry."""
 
     def __init__(self, defects: Sequence[Defect]) -> None:
         entries: dict[str, list[int]] = {}

@@ -271,7 +271,7 @@ class Takers:
         return node.rack if node is not None else ""
 
     def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
-        """Return and count a node for one more replica beside those on ``kept``, and none of ``never``.
+        """Return a node for one more replica in addition to those on ``kept``, and count it. ``never``: excluded nodes.
 
         None: no node may take it.
         """
