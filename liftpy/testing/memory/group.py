@@ -12,21 +12,17 @@ from collections.abc import Callable
 from functools import partial
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.ids import shown
 from liftpy.core.metadata.controller.active_controller import ActiveController, joined
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, Arrival, RequestAcl, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
-from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
+from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import InboxRule, Subjects, begins_under
-from liftpy.errors import LiftError
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
 
 _ID_BYTES = 16
@@ -121,26 +117,18 @@ class MemoryGroup:
         return response
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
-    def _received(self, door: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
-        if not self._inboxes.allows(reply):
-            return
-        try:
-            request = frames.decode(payload, pb.ControlRequest)
-        except LiftError:
-            return  # damaged: whoever asked asks again
-        who = subject.decode().removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
-        request.sender = who
-        say_how_many(request, self._config)
-        fit_request(request, self._bus.max_payload)
-        detail = fit(request, len(payload)) or refusal(door, who, request) or self._among_inboxes(request)
-        response = error_response(request, pb.ControlResponse.INVALID, detail) if detail else self.decide(request)
-        cut_stream(response, page_bytes(0, self._bus.max_payload))
-        self._bus.send(reply, (frames.sealed(response),))
-
-    def _among_inboxes(self, request: pb.ControlRequest) -> str:
-        """Return why a stream on inbox subjects is rejected."""
-        subject = request.createStream.subject
-        for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
-            if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):
-                return f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
-        return ""
+    def _received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        arrival = Arrival(
+            acl=acl,
+            sender=sender_of(acl, subject.decode(), self._subjects.namespace),
+            payload=payload,
+            is_reply_allowed=self._inboxes.allows(reply),
+            max_payload_bytes=self._bus.max_payload,
+            inbox_prefixes=self._subjects.inbox_prefixes,
+            config=self._config,
+        )
+        rejection = first_rejection(WITHOUT_LIMITS, arrival)
+        response = self.decide(arrival.request) if rejection is None else rejection.response
+        if response is not None:
+            cut_stream(response, page_bytes(0, self._bus.max_payload))
+            self._bus.send(reply, (frames.sealed(response),))
