@@ -1,7 +1,8 @@
 """Spark and liftpy: read and write streams as DataFrames, archive them, replay, compact, audit.
 
-    spark = liftpy.spark.local_session("orders") orders = spark.read.format("liftpy").option("nats",
-    "nats://127.0.0.1:4222").load("orders") orders.select("offset", "key", "value").show()
+    spark = liftpy.spark.local_session("orders")
+    orders = spark.read.format("liftpy").option("nats", "nats://127.0.0.1:4222").load("orders")
+    orders.select("offset", "key", "value").show()
 
 The format ``liftpy`` needs no registration. ``OPTIONS`` lists the options for reading, ``SINK_OPTIONS`` those for writing.
 ``import liftpy.spark`` does not import pyspark: a name is loaded when it is used.

@@ -1,15 +1,17 @@
 """Offsets as users and checkpoints write them: JSON in, JSON out, end-exclusive everywhere. Pure.
 
-Two forms share one shape, ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
+Two forms have the shape ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
 
-- what a user gives as startingOffsets or endingOffsets, where -2 means earliest and -1 latest;
-- what a streaming query keeps in its checkpoint, where each stream also has its ``uid``, so that a stream deleted and made
-  again under its name is refused [R9], and ``epochs``, of each partition the LeaderEpoch of the record before its offset, so that
-  what an unclean election lost of it is noticed [R6]. Spark compares these as strings: keys are sorted, nothing volatile is in
-  them: of a committed record the LeaderEpoch never changes. The end of micro-batch 0 also has ``began``: where the query began. Spark
-  keeps no start of that micro-batch and asks for it again at each restart, and "latest" is elsewhere by then [R10].
+- startingOffsets or endingOffsets of a user, where -2 means earliest and -1 latest.
+- The offsets in the checkpoint of a streaming query. Each stream also has its ``uid``, so that a stream that was deleted and created
+  again is rejected [R9]. ``epochs`` has the LeaderEpoch of the record before the offset of each partition, so that a loss by an unclean
+  election is noticed [R6].
 
-A checkpoint's offset is the NEXT one to read (exclusive end of what was read); the log's own inclusive HW never appears here.
+Spark compares checkpoint offsets as strings. So keys are sorted, and no value changes by itself: the LeaderEpoch of a committed record
+never does. The end of micro-batch 0 also has ``began``, the start of the query. Spark does not store this start. It asks for it
+again at each restart, when "latest" would be another offset [R10].
+
+A checkpoint's offset is the NEXT one to read (an exclusive end). The log's own inclusive HW never appears here.
 """
 
 from __future__ import annotations

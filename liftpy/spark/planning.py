@@ -1,20 +1,18 @@
 """Plans the records of a query from the content of the partitions, start, end and options. Pure.
 
-Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
-are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks. How ranges are
-cut into tasks is said in ``splitting``.
+Holds R1 (nothing past HW), R5 and R8 (a planned range exists, or planning reports the missing part), and R9 (uid). Ranges are
+end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has equal tasks.
 
-Where ranges are cut into tasks, and a micro-batch ends: by bytes, at the borders of record batches. Pure.
+Ranges are divided into tasks, and micro-batches are limited, by bytes at the boundaries of record batches.
 
-Who reads a range in parts gets a batch that lies across a border twice, once for each part. So ranges are cut where a
-batch begins, as the partition's leader says (``liftpy.core.log.range_reads``): a function of the range, the options and
-that answer, which is the same on each replica and each time, so that a micro-batch that is run again has the same
-tasks. Compacted partitions, whose batches change, and those of older nodes, which do not say, are cut evenly by
-offsets.
+A reader of a range in parts would get a batch across a boundary twice, once for each part. So ranges are divided where a batch begins,
+as the partition's leader reports (``liftpy.core.log.range_reads``). This depends only on the range, the options and the answer,
+which is equal on each replica at any time. So a repeated micro-batch has equal tasks. Compacted partitions, whose batches change,
+and partitions on older nodes, which do not report batches, are divided evenly by offsets.
 
-Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 100 MB, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5,
-rounded up, so that there are never fewer than were asked for: 5 and 1. Partition 0 is cut at the last batches that begin at or before
-180, 360, 540 and 720 MB; partition 1 is not cut.
+Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 has 100 MB, minPartitions = 5. The shares of 5 by size are 4.5
+and 0.5. They are rounded up, so that there are never fewer tasks than requested: 5 and 1. Partition 0 is divided at the last batches
+that begin at or before 180, 360, 540 and 720 MB. Partition 1 is not divided.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One NATS connection, one event loop and one blocking connection per Python process, shared by all tasks.
 
-Spark's workers are synchronous and are used again for task after task. So the loop runs in a daemon thread (pings are answered
-between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
-that is killed just vanishes; the servers live with that.
+Spark's workers are synchronous and run one task after the other. So the loop runs in a daemon thread, which answers pings between
+tasks. The connections are in a cache of this module. They are never part of a pickled reader. A killed worker just disappears, and the
+NATS servers notice that.
 
-The line carries the answers with the records (``liftpy.nats.blocking_connection``); everything else, and what the line
-can't do, goes over the connection.
+The line carries the answers with records (``liftpy.nats.blocking_connection``). Everything else goes over the connection, and also what
+the line cannot do.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Reads one planned range in an executor: spans of about a megabyte, a few in flight, handed on in order.
+"""Reads one planned range in an executor, in spans of about a megabyte, with a few requests in flight, and returns them in order.
 
-Holds R5: exactly the planned records, or an error; never fewer. What an answer must be like (order, gaps, HW, uid, CRC) is
-checked by ``liftpy.client.progress``; here are the checks that need the plan: nobody may have rewritten a planned record
-(LeaderEpoch above the planned one), and only the leader's word counts when a replica says that records are gone.
+Holds R5: exactly the planned records, or an error, and never fewer. ``liftpy.client.progress`` checks answers (order, gaps, HW, uid,
+CRC). This module has the checks that need the plan: no planned record was replaced (a LeaderEpoch above the planned one), and only the
+leader may say that records are gone.
 
-A span is a range of offsets whose bytes should fit one answer: guessed from the bytes per record seen so far, and cut at
-multiples of the batches' record count, because a batch that two spans share is sent twice.
+A span is a range of offsets whose bytes should fit into one answer. Its size is estimated from the bytes per record so far. It ends at
+a multiple of the batches' record count, because a batch that two spans share is sent twice.
 
-A range of a compacted stream whose end nobody named ends where the compaction of the replicas that answered had looked [R11].
+A range of a compacted stream without a given end ends where compaction had looked, on the replicas that answered [R11].
 
-That is the sure way: each span is asked for until it is there, of whichever replica, over the link's connection. ``lined`` is the fast
-one, for what needs no care; what it does not get is fetched here.
+This is the safe path: it requests each span until it is there, from any replica, over the shared connection. ``lined`` is the fast path
+without retries. Spans that it does not get are fetched here.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def local_session(
     Example:
         from liftpy.spark import local_session
 
-        spark = local_session("orders") frame = spark.read.format("liftpy").option("stream", "orders").load()
+        spark = local_session("orders")
+        frame = spark.read.format("liftpy").option("stream", "orders").load()
     """
     if problem := spark_problem():
         raise ConfigError(problem)

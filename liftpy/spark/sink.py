@@ -1,13 +1,13 @@
-"""The format ``liftpy`` as Spark calls it for writing: a batch writer and a streaming writer.
+"""The format ``liftpy`` for writing, as Spark calls it: a batch writer and a streaming writer.
 
-Who runs where: writers are made on the driver and pickled; ``write`` runs in the executors' Python workers, where TaskContext says
-whose task it is; in ``commit`` and ``abort``, on the driver, there is no TaskContext, so that all they need travels in the messages.
-``abort`` does nothing: it may run after a commit, gets None for every message, and what a failed task has stored is what its next
-attempt leaves out. ``commit`` stores nothing either: it looks whether the number of tasks stayed the same.
+Writers are made on the driver and pickled. ``write`` runs in the Python workers of the executors, where TaskContext names the task.
+``commit`` and ``abort`` run on the driver without a TaskContext, so the messages have everything that they need. ``abort`` does
+nothing: it may run after a commit, it gets None for every message, and the next attempt of a failed task skips the rows that are
+stored. ``commit`` stores nothing either. It checks that the number of tasks did not change.
 
-A task's input comes over a socket from the JVM. When the input fails, whatever the reason (a Python function before this one, an
-expression, a killed task or executor), the JVM ends the stream where it is, and pyarrow takes that for the end of the data. Only an
-input that was complete is followed by Spark's END_OF_STREAM: without it nothing of the task counts as its share (``whole_input``).
+A task's input comes over a socket from the JVM. If the input fails (a Python function before this one, an expression, a killed task or
+executor), the JVM ends the stream at that point, and pyarrow takes this for the end of the data. Only after a complete input does Spark
+write END_OF_STREAM. Without it, nothing of the task counts as its share (``whole_input``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """``ServiceTest``: runs a replicated service without a cluster, for unit tests, and checks that it is deterministic.
 
-    test = ServiceTest(Bank) test.send(b'{"id": "1", "do": "open", "account": "a"}').advance(60).send(b'{"id": "2",
-    ...}') assert [json.loads(output.value)["ok"] for output in test.outputs] == [True, True] test.verify()
+    test = ServiceTest(Bank)
+    test.send(b'{"id": "1", "do": "open", "account": "a"}').advance(60).send(b'{"id": "2", ...}')
+    assert [json.loads(output.value)["ok"] for output in test.outputs] == [True, True]
+    test.verify()
 
 The driver is the one of a node (``ServiceMachine``): timers by log time, outputs, snapshots, rejections.
 """
@@ -53,7 +55,9 @@ class ServiceTest:
     Example:
         from liftpy.testing import ServiceTest
 
-        test = ServiceTest(Counter).send(b"one").send(b"two") assert test.service.count == 2 test.verify(hash_seeds=0)
+        test = ServiceTest(Counter).send(b"one").send(b"two")
+        assert test.service.count == 2
+        test.verify(hash_seeds=0)
     """
 
     def __init__(self, factory: Callable[[], Service]) -> None:

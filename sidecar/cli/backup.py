@@ -1,14 +1,10 @@
-"""``liftpy backup``: take backups, list, verify and prune them; restore one; drill. docs/backup.md.
+"""``liftpy backup``: create, list, verify and prune backups, restore one, and run a drill. docs/backup.md.
 
-``liftpy backup restore`` and ``drill``.
+``liftpy backup list --metrics-file`` writes the age of the newest complete backup for Prometheus's textfile collector. The file is
+replaced as a whole. If the store is unreachable, the old file stays, and its age grows.
 
-What ``liftpy backup list --metrics-file`` writes for Prometheus's textfile collector: how old the newest whole backup is.
-
-A file is replaced as a whole. Where the store can't be reached nothing is written: what stood there stays, and grows old.
-
-Spans of ``liftpy backup create``, ``restore`` and ``drill``: one for each command that is told to, one below it for each step.
-
-They go where a node's go, by the same thread and within the same bounds; at the end they are waited for, for a second at most.
+``liftpy backup create``, ``restore`` and ``drill`` can record spans: one for the command, and one below it for each step. The
+thread and limits are those of a node. At the end, the command waits for them for at most one second.
 """
 
 from __future__ import annotations

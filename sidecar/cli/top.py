@@ -1,9 +1,8 @@
-"""``liftpy top``: the cluster at a glance, once a second, in a terminal; over NATS, with the role ``status``.
+"""``liftpy top``: a summary of the cluster in a terminal, once a second, over NATS. It needs the role ``status``.
 
-How ``liftpy top`` looks: a frame of lines for a terminal of a given size, whatever is in the model.
-
-Everything is said in words and numbers too, so that it can be read without colour. Nothing wraps: what does not fit is left out,
-the least needed columns first, and what is cut ends with ``…``.
+The module formats the model as a frame of lines for a terminal of a given size. Everything is shown as words and numbers, too, so that
+it is readable without color. Lines do not wrap. If there is no room, the least important columns are dropped first, and shortened
+texts end with ``…``.
 """
 
 from __future__ import annotations

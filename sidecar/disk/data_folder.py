@@ -1,13 +1,13 @@
-"""The data folder of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
+"""The data directory of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
 
-<data>/lock                                       one process per folder [S10]
-<data>/node                                       node id, incarnation, clean-stop marker, the starts; checksummed, replaced atomically
+<data>/lock                                       one process per directory [S10]
+<data>/node                                       node id, incarnation, clean-stop marker, starts; with checksum, replaced atomically
 <data>/promises/                                  the journal of the LeaderEpochs that candidates here have promised to follow
-<data>/flush-probe.tmp                            while a start tries out what a flush takes; of no meaning afterwards
-<data>/raft/                                      the metadata group's own
-<data>/workers/<number>/                          what further processes of the node keep, their promises until the next start
+<data>/flush-probe.tmp                            exists while a start measures the duration of a flush
+<data>/raft/                                      files of the metadata group
+<data>/workers/<number>/                          files of further processes of the node, and their promises until the next start
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
-<data>/held/<stream>-<uid>.<partition>            a mark that the node has made that log: what is missing then was lost
+<data>/held/<stream>-<uid>.<partition>            a mark that the node has created this log: if the log is missing, it was lost
 """
 
 from __future__ import annotations

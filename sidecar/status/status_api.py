@@ -1,8 +1,9 @@
 """Serves the status of a node: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``pages.py``), ``/status`` JSON of this node,
-``/metrics`` Prometheus, of one stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and
-stops it. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
+The page is the only port that a node opens, and only on 127.0.0.1. It has the cluster's pages (``pages.py``), ``/status`` (JSON of this
+node), ``/metrics`` (Prometheus), ``/metrics/partitions?stream=S`` (one stream by partition), and ``/livez`` and ``/readyz`` for
+supervisors. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order. ``?after=STREAM/PARTITION`` returns those
+after it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Combines the reports and metrics of a node's processes into one.
 
-Each row of the table of metrics says here how it is joined: what the first process alone knows (OWN), the largest (MOST), the smallest
-(LEAST); all else is a sum. Counters never fall: a worker that does not answer is joined with what it said last, and one that ends takes
-the node with it.
+Each row of the table of metrics says how its values are combined: the value of the first process (OWN), the largest (MOST) or the
+smallest (LEAST). All others are summed. Counters never fall: a worker that does not answer counts with its last values, and a worker
+that ends also ends the node.
 
-WholeNode: the status of a node of several processes, asked of each of them and joined.
+WholeNode: the combined status of a node of several processes, which asks each of them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Health checks of a node: *live* (keep running), *ready* (serves) and *synced* (has caught up). Pure.
 
-*Live*: this process does its work. Nothing outside of it is in there (NATS, other nodes, space, its role), so that who restarts what
-is not live never restarts a node for the state of others. *Ready*: it takes part in the cluster, and has opened what it holds.
-*Synced*: each replica that it holds has been in the ISR at least once since it started, which a rolling restart waits for; it stays
-so, since a replica that lags later is no reason to take an application out of service.
+*Live*: this process works. Nothing outside of the process counts (NATS, other nodes, disk space, its role), so that a supervisor never
+restarts a node because of others. *Ready*: the node takes part in the cluster, and has opened its replicas. *Synced*: each replica of
+the node was in the ISR at least once since the start. A rolling restart waits for this. It stays true, because a replica that lags
+later is no reason to stop an application.
 
-Each check has a name, and says in words why it fails.
+Each check has a name, and a text that says why it fails.
 """
 
 from __future__ import annotations

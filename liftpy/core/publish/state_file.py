@@ -10,8 +10,13 @@ Producers and message ids outlive their records [A16]. So records are deleted on
 durable (``state_writer.py``). A copy whose log begins above 0 first receives the state of its leader
 (``state_transfer.py``).
 
-    magic "LFDS", version, then: u16 size and the partition's name; i64 end_offset; u64 LeaderEpoch; u32 parts; of each u16 size and its
-    name, u32 version, u64 size and its bytes; CRC-32C. Little endian. Unknown parts are skipped.
+Format, little endian::
+
+    magic "LFDS", version, u16 size and the partition's name, i64 end_offset, u64 LeaderEpoch, u32 number of parts
+    each part: u16 size and its name, u32 version, u64 size and its bytes
+    CRC-32C
+
+Unknown parts are skipped.
 """
 
 from __future__ import annotations

@@ -5,39 +5,39 @@ r"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protoc
         v
     FETCHING -> FLUSHING -> FETCHING ...       while there is more
         |  \-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
-        |  \-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm that it has not
+        |  \-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm the fetch
         |  \-> PACED -> FETCHING              a learner that is behind: when its node may copy more
-        \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
+        \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle wait
     FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
-    FETCHING -> CUTTING                        the leader's log starts behind this log's end [D26], or the leader dropped delete
-                                               markers that this log lacks [D30]: start afresh
+    FETCHING -> CUTTING                        the leader's log starts after this log's end [D26], or the leader dropped delete
+                                               markers that this log lacks [D30]: start an empty log
 
-``phases.FOLLOWS_ON`` is the same as a table, and every step is held against it.
+``phases.FOLLOWS_ON`` has these transitions as a table. Every step is checked against it.
 
-A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
-done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE or QUIET that is the id of
-the fetch that was answered with nothing: the leader answers it again, with nothing but HW when that has risen, and once with more.
+A fetch acknowledges the flushed records and requests the next ones. So the next fetch is sent when the flush of the last answer is
+done, and one request is in flight at a time. Only the answer with its id is used [D16]. While IDLE or QUIET, this is the id of
+the fetch that got an empty answer. The leader answers it again: without records when HW has risen, and once with records.
 
-Reconcile: where a follower cuts its log so that it is a prefix of its leader's [D9, D11, D12].
+Reconcile: the follower truncates its log to a prefix of its leader's log [D9, D11, D12].
 
-Goal: cut to the largest common prefix, without ever asking what HW is: HW lags one round trip, so a cut at it can drop what was
-committed (KIP-101).
-Algorithm: ask the leader for the follower's last epoch. It answers the largest epoch <= the asked one on its log, and that
-epoch's end. Both logs hold the same records of an epoch up to the smaller end, since one leader wrote them in order; so cut
-to min(that end, own end of that epoch). If the follower's last epoch then is the answered one, the logs agree; else ask again,
-with an older epoch (one answer is not enough after several fast elections, KIP-279). Each round ends with a smaller epoch.
+Goal: truncate to the largest common prefix, without using HW. HW lags one round trip, so a truncation to it can drop committed records
+(KIP-101).
 
-Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). Asked for 3, it answers (2, end 12). Own
-end of "the largest epoch <= 2", which is 1, is 10: cut to 10. Own last epoch is 1, not 2: ask for 1; answer (1, end 8): cut
-to 8. Now both have epoch 1 up to 8: agreed.
+Algorithm: ask the leader for the follower's last epoch. It answers the largest epoch <= that epoch in its log, and that epoch's end. Up
+to the smaller end, both logs have equal records of an epoch, because one leader wrote them in order. So truncate to min(that end, own
+end of that epoch). If the follower's last epoch is then the answered one, the logs agree. Otherwise ask again with an older epoch. One
+answer is not enough after several fast elections (KIP-279). Each round ends with a smaller epoch.
 
-A log that has been compacted is only worth what stands up to its horizon with it: where it must be cut below that, and where it ends
-below that (damage, or a fetch that was broken off) and the leader does not hold the records up to there, it starts afresh [D5].
+Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). For epoch 3 the leader answers (2, end 12). The
+own end of the largest epoch <= 2, which is 1, is 10: truncate to 10. The own last epoch is 1, not 2: ask for 1. The answer is (1, end
+8): truncate to 8. Now both logs have epoch 1 up to 8: they agree.
 
-FetchAssembly: what a follower holds of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16].
+A compacted log is valid only with its records up to the horizon. It starts empty in two cases: it must be truncated below the horizon,
+or it ends below the horizon (damage, or an interrupted fetch) and the leader does not have the records up to there [D5].
 
-The core asks again and again at the same offset and knows nothing of bytes; this says how many it holds already, and when they
-are a batch. Both shells use it. A late or repeated piece of an earlier request is not taken.
+FetchAssembly: the received part of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16]. The core repeats
+the request at one offset and does not count bytes. FetchAssembly says how many bytes there are, and when the batch is complete. Both
+shells use it. It ignores a late or repeated piece of an earlier request.
 """
 
 from __future__ import annotations

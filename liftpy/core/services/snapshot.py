@@ -1,4 +1,4 @@
-"""A service's snapshot as bytes: what the framework has to know, then the application's own bytes; checksummed. Pure.
+"""A service's snapshot as bytes: the data of the framework, then the application's bytes, with checksums. Pure.
 
 Layout, little endian::
 
@@ -8,16 +8,16 @@ Layout, little endian::
     64 16s digest of the outputs so far, zeros for none
     80 u32 count of skips    84 u32 size of the skips
     88 identity (UTF-8: service/stream/uid/partition), timers (i64 time, u16 size, name each), skips (i64 offset, u16 size, name of
-       the timer each: what was passed over below the position, the newest of it), application
+       the timer each: the newest records that were skipped below the position), application
 
-Version 4 is version 3 with sections, which stand before the application's bytes; what has no sections is written as version 3::
+Version 4 is version 3 with sections before the application's bytes. A snapshot without sections is written as version 3::
 
     88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each), application
 
-A file has each kind of section at most once. The order of the kinds is the writer's and means nothing to a reader. All nodes use one
-order, because they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
+A file has each kind of section at most once. Readers accept any order of the kinds. All nodes write one order, because they compare
+the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
-All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
+All fields are functions of the log alone. So the files of all nodes are equal if the application's bytes are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Headers of a record: ordered pairs, whose names may repeat, and the names that are ours.
+"""Headers of a record: ordered pairs, whose names may repeat, and liftpy's own names.
 
-``Lift-*`` (in any case) means something to this project. A plain publisher says with it what the envelope has fields for; inside
-an envelope such a name is refused, because somewhere on its way it would be taken for what it says.
+``Lift-*`` (in any case) is reserved for liftpy. A plain publisher uses these names for values that an envelope has as fields. Inside an
+envelope such a name is rejected, because a later program could take it for the plain form.
 
-The header block of a NATS message, as nats-server passes it on.
+The module also reads the header block of a NATS message, as nats-server sends it.
 """
 
 from __future__ import annotations

@@ -235,7 +235,8 @@ class ArchivePlan:
     Example:
         from liftpy.spark import ArchivePlan, archive
 
-        plan = ArchivePlan(streams=("orders",), table="/data/orders") print(archive(spark, plan), "records")
+        plan = ArchivePlan(streams=("orders",), table="/data/orders")
+        print(archive(spark, plan), "records")
     """
 
     streams: tuple[str, ...]

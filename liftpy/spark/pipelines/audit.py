@@ -323,7 +323,8 @@ def audit(
     Example:
         from liftpy.spark import Access, Selection, audit
 
-        report = audit(Access(), Selection(streams=("orders",))) assert report.is_proven and report.first is None
+        report = audit(Access(), Selection(streams=("orders",)))
+        assert report.is_proven and report.first is None
     """
     if not 0.1 <= patience_s <= 3600:
         raise ConfigError(f"patience_s = {patience_s} (--timeout) is outside 0.1..3600. Choose a value in this range.")

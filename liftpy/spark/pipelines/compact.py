@@ -1,8 +1,8 @@
-"""The pipeline ``compact``: the latest record of each key of a stream, as a table; a tombstone deletes its key.
+"""The pipeline ``compact``: a table with the latest record of each key of a stream. A tombstone deletes its key.
 
-Each run reads what is new since the table's last one, or everything, folds it into what the table holds, and puts the result in the
-place of it in one transaction, with the ends up to which the stream is in it. So a run that dies has done nothing, and one that is
-repeated does nothing twice.
+Each run reads the new records since the table's last run, or everything. It merges them into the table's content, and replaces the
+content in one transaction, with the end offsets that the table now covers. So a failed run changes nothing, and a repeated run changes
+nothing twice.
 """
 
 from __future__ import annotations

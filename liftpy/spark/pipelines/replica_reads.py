@@ -1,7 +1,8 @@
 """Reads of one replica only: its bounds, its batches, and their digest.
 
-A reader changes replica when one does not answer well; who audits wants to know just that. So damage is no error here but a finding
-(``Damaged``), silence another (``Away``); what is not ready, or was changed on its way, is asked for again until the patience is over.
+Other readers change to another replica after a bad answer. An audit must see that answer. So damage is a finding (``Damaged``), not an
+error, and no answer is another one (``Away``). The request is repeated, until the patience is over, if the replica is not ready or an
+answer was changed on its way.
 """
 
 from __future__ import annotations

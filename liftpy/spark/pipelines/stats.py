@@ -192,8 +192,8 @@ def stats(
     Example:
         from liftpy.spark import Access, Selection, stats
 
-        report = stats(Access(), Selection(streams=("orders",))) print([one.summary()["records"] for one in
-        report.partitions])
+        report = stats(Access(), Selection(streams=("orders",)))
+        print([one.summary()["records"] for one in report.partitions])
     """
     width_ns = round(every_s * _NS_PER_S)
     if every_s and not WIDTHS_NS[0] <= width_ns <= WIDTHS_NS[-1]:
