@@ -469,12 +469,14 @@ def create(
         spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _shown(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
-        click.echo(json.dumps(shown))
+        click.echo(json.dumps(shown | {"deleted": list(taken.deleted)}))
     else:
         click.echo(
             f"{taken.manifest.backup}: {_contents(taken.manifest)}; {taken.written_bytes / _MIB:.1f} MiB written, "
             f"{taken.kept_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
         )
+        if taken.deleted:
+            click.echo(f"not in the backup, because they were deleted while it ran: {', '.join(taken.deleted)}")
 
 
 class MaxAge(Duration):
