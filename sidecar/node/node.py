@@ -609,15 +609,26 @@ class Node:
         await self._stopping.wait()
 
     async def stop(self) -> int:
-        """Close all components; return the exit code. May be called after a failed start."""
+        """Close all components; return the exit code. May be called after a failed start.
+
+        Each component closes even if another one fails. Then the stop is not clean, and the first error is raised at the end.
+        """
         began = time.monotonic()
         self.supervisor.stopping()
         self._logs_are_clean = self._failure is None and self.partitions is not None
-        await close_all(self._components())
+        errors: list[Exception] = []
+
+        def failed(error: Exception) -> None:
+            errors.append(error)
+            self._logs_are_clean = False
+
+        await close_all(self._components(), failed)
         took_s = time.monotonic() - began
         LOGS.suppression.tell(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
         logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
+        if errors:
+            raise errors[0]
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+logger = logging.getLogger("liftpy.node")
 
 T = TypeVar("T")
 Step = Callable[[], Awaitable[None] | None]
@@ -40,10 +43,19 @@ async def start_all(components: list[Component]) -> None:
         await _run(component.start)
 
 
-async def close_all(components: list[Component]) -> None:
-    """Close the components in reverse order."""
+async def close_all(components: list[Component], failed: Callable[[Exception], None]) -> None:
+    """Close the components in reverse order. Each of them closes even if another one fails.
+
+    Args:
+        components: All components, in the order of their start.
+        failed: Called at once with the error of a component that failed to close.
+    """
     for component in reversed(components):
-        await _run(component.close)
+        try:
+            await _run(component.close)
+        except Exception as error:
+            logger.error("component failed to close component=%s, closing the others", component.name, exc_info=error)
+            failed(error)
 
 
 async def _run(step: Step) -> None:
