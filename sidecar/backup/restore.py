@@ -551,7 +551,9 @@ class Restore:
     async def _is_fenced(self) -> bool:
         image = (await self._client.describe_cluster(linearizable=True)).image
         if self._helper_id not in image.nodes:
-            raise NotFoundError(f"Node {self._helper_id} was removed during the restore that needs it. Start the restore again.")
+            raise NotFoundError(
+                f"Node {self._helper_id} was removed during the restore that needs it. Start the restore again."
+            )
         return not image.is_live(self._helper_id)
 
     def _end(self) -> None:
