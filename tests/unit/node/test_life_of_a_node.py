@@ -256,6 +256,22 @@ async def test_node_failure_during_a_stop_leaves_no_marker(world: World, when: s
     assert not world.marker().clean_stop
 
 
+@pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
+async def test_node_component_that_fails_to_close_leaves_no_marker_and_closes_the_others(world: World, when: str) -> None:
+    def fails() -> None:
+        raise LiftError(f"a bug at: {when}")
+
+    node = await started(world)
+    world.told.clear()
+    world.during[when] = fails
+    node.request_stop(hand_over=True)
+    with pytest.raises(LiftError, match=f"a bug at: {when}"):
+        await node.stop()
+    assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
+    assert not world.marker().clean_stop
+    DataFolder(world.folder).close()  # its lock is free
+
+
 async def test_node_stop_with_unclean_logs_leaves_no_marker(world: World) -> None:
     node = await started(world)
     world.logs_are_clean = False
