@@ -64,7 +64,7 @@ _AT_ONCE = 4
 """Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
 _ROUNDS = 3
 """Number of times that all replicas of a partition are asked before the backup fails."""
-_AGAIN_S = 0.5
+AGAIN_S = 0.5
 _MOVED = 5
 """Number of times that a partition is started again because retention or compaction removed records that were about to be
 read.
@@ -568,7 +568,7 @@ class _PartitionTaking:
                         raise _TakenAwayError from None
             self._nodes_tried += 1
             if asked % len(self._nodes) == len(self._nodes) - 1:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
 
