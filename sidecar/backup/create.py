@@ -65,6 +65,7 @@ _AT_ONCE = 4
 _ROUNDS = 3
 """Number of times that all replicas of a partition are asked before the backup fails."""
 AGAIN_S = 0.5
+"""Pause between two rounds over the replicas of a partition, in seconds."""
 _MOVED = 5
 """Number of times that a partition is started again because retention or compaction removed records that were about to be
 read.

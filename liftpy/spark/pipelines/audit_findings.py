@@ -45,8 +45,8 @@ class AuditFinding:
     """A replica of ``node`` with wrong content at ``offset``. If it is damaged: at or after ``offset``.
 
     ``expected``: digest of most other replicas. ``seen``: digest of this replica. Empty if damage left none. ``majority``:
-    True if more than half of the compared replicas have the expected digest. Otherwise the digest is that of the leader, and it is unknown
-    which one is right.
+    True if more than half of the compared replicas have the expected digest. Otherwise the digest is that of the
+    leader, and it is unknown which one is right.
     """
 
     stream: str
