@@ -45,7 +45,7 @@ class AuditFinding:
     """A replica of ``node`` with wrong content at ``offset``. If it is damaged: at or after ``offset``.
 
     ``expected``: digest of most other replicas. ``seen``: digest of this replica. Empty if damage left none. ``majority``:
-    True if more than half of the compared replicas have the expected digest. Otherwise it is the leader's, and nobody knows
+    True if more than half of the compared replicas have the expected digest. Otherwise it is the leader's, and it is not known
     which one is right.
     """
 
