@@ -56,7 +56,7 @@ class BlockingConnection:
         self._lock = threading.Lock()
         """Lock for ``_asked`` and for writing."""
         self._rest = b""
-        """Received and not looked at yet; only the thread touches it."""
+        """Received bytes that are not processed yet. Only the thread uses it."""
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         taken.sendall(b"SUB %b.* %b\r\n" % (self._inbox, _SID))
         threading.Thread(target=self._run, name="liftpy-line", daemon=True).start()

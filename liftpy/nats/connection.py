@@ -24,13 +24,13 @@ from nats.errors import UnexpectedEOF
 from liftpy.nats.parser import READ_BYTES, StrictConnection
 
 _LEFT_BYTES = 2 * READ_BYTES
-"""Received while the reading task is busy; beyond it the socket is left alone."""
+"""Maximum number of bytes to receive while the reading task is busy. Beyond it, the socket is not read."""
 Take = Callable[[bytes], bytes | None]
 """Bytes that remain for the reading task. None: nothing. b"": no bytes, but the task must run."""
 
 
 class Receiver(asyncio.Protocol):
-    """Make it with ``receive``; ``stop`` at the end of the connection."""
+    """Receives data of a connection. Make it with ``receive``. Call ``stop`` at the end of the connection."""
 
     def __init__(self, transport: asyncio.Transport, take: Take, bound_bytes: int) -> None:
         self.transport = transport
@@ -42,7 +42,7 @@ class Receiver(asyncio.Protocol):
         self._left_bytes = 0
         self._paused = False
         self._reader: asyncio.Future[None] | None = None
-        """The reading task waits for this; None: it is busy, and what comes waits for it."""
+        """Future that the reading task waits for. None: the task is busy, and new data waits for it."""
         self._ended: Exception | None = None
         """Error that ended the data. None: more may come."""
         self._stopped = False

@@ -43,7 +43,7 @@ LONGEST_LINE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
 """Taken from a socket at a time."""
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
-"""Headers and payload; a server's ``max_payload`` is 64 MiB at most."""
+"""Maximum size of headers and payload. A server's ``max_payload`` is at most 64 MiB."""
 SIZE_DIGITS = 9
 """Maximum number of digits of a size, as in nats-server."""
 _REMEMBERED_SUBJECTS = 1024
@@ -139,7 +139,7 @@ class StrictParser(Parser):
         self._resets = 0
         self._patterns: dict[bytes, Pattern] = {}
         self.denials: list[Denied] = []
-        """Called when the server says that something is not allowed; nats-py's own text has lost the subject's case."""
+        """Called when the server rejects something for lack of permissions. nats-py's own text changes the case of the subject."""
 
     def reset(self) -> None:
         """Drop incomplete data, because a new connection begins."""
@@ -202,7 +202,7 @@ class StrictParser(Parser):
             self._held_bytes = len(rest)
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Return a faster way for messages, from ``position`` on; return the position of the first thing that it left."""
+        """Process messages from ``position`` on in a faster way. Return the position of the first thing that it did not process."""
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:
@@ -293,7 +293,9 @@ class StrictParser(Parser):
 
 
 class StrictConnection(Client):
-    """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken. ``on_reconnected``: called then."""
+    """nats-py's client with the strict parser. ``errors``: kind -> number of rejected messages. ``on_reconnected``: called
+    after a reconnect.
+    """
 
     read_bytes = READ_BYTES
 
@@ -335,9 +337,10 @@ class StrictConnection(Client):
             await self._process_op_err(Error("The NATS credentials were reloaded. The connection is opened again."))
 
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
-        """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.
+        """Send a message as ``publish`` does, at half its cost. Return False if it was not sent. Then ``publish`` must send
+        it, or raise the reason.
 
-        ``reply``: an inbox of this connection. ``room_bytes``: nothing is taken where more waits to be written.
+        ``reply``: an inbox of this connection. ``room_bytes``: nothing is sent if more bytes wait to be written.
         """
         queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
         if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:

@@ -55,7 +55,7 @@ class NoRespondersError(UnavailableError):
 
 
 class RequestTimeoutError(OutcomeUnknownError):
-    """The request was sent, the answer did not come in time. Reads may be repeated; changes only under the same operation id."""
+    """The request was sent, but the answer did not come in time. Reads may be repeated. Changes only with the same operation id."""
 
     code = "REQUEST_TIMEOUT"
 
@@ -69,10 +69,11 @@ async def open_connection(
     carrier: CarriedBy | None = None,
     **nats_options: Any,
 ) -> ClientConnection:
-    """Return a connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
+    """Return a connected nats-py client that reconnects forever. Raise UnavailableError if no server answers in
+    ``timeout_s``.
 
-    ``servers``: one URL or several, also comma separated. ``carrier``: goes in the place of TCP, as in ``liftpy.testing.memory``.
-    ``nats_options`` go to ``nats.connect`` and win over the defaults.
+    ``servers``: one URL or several, also comma separated. ``carrier``: replacement for TCP, as in ``liftpy.testing.memory``.
+    ``nats_options``: arguments of ``nats.connect``, which override the defaults.
     """
     urls = [u.strip() for u in (servers.split(",") if isinstance(servers, str) else servers)]
     check_urls(urls, bare=True)
@@ -137,12 +138,12 @@ def plain_cause(error: object) -> str:
 
 
 class _ErrorsSeen:
-    """nats-py's error callback: keeps the newest text instead of printing a traceback; requests report errors themselves."""
+    """Error callback for nats-py. It keeps the newest text and prints no traceback, because requests report errors themselves."""
 
     def __init__(self) -> None:
         self.last = ""
         self.not_accepted = False
-        """A server said so; what came of a second try may be a connection that it cut."""
+        """True if a server said so. Errors of a second attempt may come from a connection that the server closed."""
 
     async def note(self, error: Exception) -> None:
         self.last = str(error) or type(error).__name__
@@ -157,10 +158,10 @@ async def _first_connect(connection: NatsConnection, urls: list[str], options: d
 
 
 class Transport:
-    """Requests over one connection. ``connection`` stays the caller's if it was given by the caller.
+    """Requests over one connection. A ``connection`` from the caller stays the caller's.
 
-    At most ``ROOM_BYTES`` and one message wait to be written; who finds more waits for room, within its time-out: what could not be
-    written then was certainly not sent.
+    At most ``ROOM_BYTES`` and one message wait to be written. If there are more, a sender waits for room, within its timeout.
+    A message that was not written by then was certainly not sent.
     """
 
     def __init__(self, connection: NatsConnection) -> None:
@@ -178,7 +179,7 @@ class Transport:
         self._on_denial: set[Denied] = set()
         self._unwatch = watch_denials(connection, self._denied)
         self.reconnected: asyncio.Future[None] = self._loop.create_future()
-        """Done when the connection has been renewed; then there is another one. Only of a connection of our own making."""
+        """Done when the connection has been renewed. Then there is another future. Only for a connection that this object made."""
         if isinstance(connection, StrictConnection):
             connection.on_reconnected.append(self._renewed)
 
@@ -285,13 +286,15 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """Return the answer's bytes; raises as ``exchange``."""
+        """Return the answer's bytes. Raises as ``exchange``."""
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown
-        whether), ClientClosedError, NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever
-        the connection does."""
+        """Return the answer, a nats-py message, within ``timeout_s``, whatever the connection does.
+
+        Raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether delivered), ClientClosedError,
+        NotAllowedError, or UnavailableError (not sent).
+        """
         self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
         if not self._answers.is_open:
@@ -449,10 +452,11 @@ class Transport:
                 await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
-        """Return when the server has processed everything sent before, subscriptions included; UnavailableError if it can't.
+        """Return when the server has processed everything sent before, including subscriptions. Raise UnavailableError if it
+        cannot.
 
-        Twice, because nats-py's ``flush`` writes its PING ahead of what is still buffered: the PONG of the first one only
-        shows that the buffer has been written, that of the second one comes after it.
+        This needs two flushes, because nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first
+        one only shows that the buffer was written. That of the second one comes after it.
         """
         try:
             for _ in range(2):

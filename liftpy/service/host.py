@@ -58,7 +58,7 @@ _ASK_S = 0.25
 MAX_REASON = 500
 """Characters of what a service says why it ends."""
 _AHEAD_S = 5.0
-"""Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
+"""Difference of log time to the records above which it is reported. Clocks of nodes differ by less."""
 
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
@@ -102,7 +102,9 @@ def _in_words(error: Exception | str) -> str:
 
 
 class ServiceHost:
-    """Make it with a factory of the Service and a connected transport; ``run`` until ``stop``. Raises what ends it."""
+    """Runs one service. Make it with a factory of the Service and a connected transport, then call ``run`` until ``stop``. It
+    raises the error that ends it.
+    """
 
     def __init__(
         self,
@@ -153,11 +155,11 @@ class ServiceHost:
         self._joined = asyncio.Event()
         self._upgrader = Upgrader(self._client, settings)
         self.machine: ServiceMachine | None = None
-        """The running state; another object after a rewind. None before the first JoinLog."""
+        """The running state. It is another object after a rewind. None before the first JoinLog."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Run until ``stop``; raise the LiftError that ends it otherwise (a failed or diverged service, fenced, storage)."""
+        """Run until ``stop``. Raise the LiftError that ends it earlier (a failed or diverged service, fenced, storage)."""
         settings = self._settings
         lock = ServiceLock(settings.data, settings.service, settings.stream, settings.partition)
         try:
@@ -362,7 +364,7 @@ class ServiceHost:
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
-        """Pass over what this service can't apply; every node's does, once the decision is committed."""
+        """Decide to skip a record that this service cannot apply. All nodes skip it when the decision is committed."""
         order, machine = self._order, self.machine
         assert order is not None
         assert machine is not None

@@ -85,7 +85,7 @@ def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payl
 async def append(
     transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
 ) -> None:
-    """Send ``frame``; raise OutputNotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
+    """Send ``frame``. Raise OutputNotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
     which = f"output at offset {expected_offset} of {to.stream}/{to.partition}"
     ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)
     named = (ack.stream, ack.partition) == (to.stream, to.partition)
@@ -107,7 +107,7 @@ async def append(
 logger = logging.getLogger("liftpy.service")
 
 _AGAIN_S = 0.05
-"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_interval_s``."""
+"""First wait after an output that was not written. It doubles each time, up to ``emit_poll_interval_s``."""
 _BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
 """Time for which an output stream may end below the acked offset before it counts as truncated. A new leader may report
@@ -124,7 +124,7 @@ class StreamReplacedError(NotFoundError):
 
 
 class _Batch(NamedTuple):
-    """Outputs that travel and are stored together; ``last`` is inclusive."""
+    """Outputs that are sent and stored together. ``last`` is inclusive."""
 
     first: Output
     last: Output

@@ -84,7 +84,7 @@ class Feeder:
         self._progress: ReadProgress
         self._log_start_offset = 0
         self._stop_position: int | None = None
-        """Exclusive: be fed up to here; None: up to HW."""
+        """Exclusive: read up to here. None: up to HW."""
         self._told = False
         """True if the callback was called for this stop."""
         self._cut: int | None = None

@@ -79,7 +79,7 @@ class ServiceLock:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A snapshot that is stored. ``digest``: BLAKE2b of its file's bytes."""
+    """A stored snapshot. ``digest``: BLAKE2b of its file's bytes."""
 
     position: int
     output_count: int
@@ -373,7 +373,9 @@ class SnapshotKeeper:
         self._began: Kept | None = None
         """Snapshot from which the state began, until the log has confirmed it."""
         self.digests: list[tuple[int, bytes]] = []
-        """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
+        """Position and digest of the last few snapshots stored in this life, and of the one that it began from. Those of all
+        nodes are compared.
+        """
         self.stored_count = 0
         """Snapshots that this process has stored."""
         self.saved_s: float | None = None
@@ -399,7 +401,7 @@ class SnapshotKeeper:
             self._began = None
 
     async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
-        """Return a snapshot at ``lowest`` or above, own or downloaded, and what was tried in vain."""
+        """Return a snapshot at ``lowest`` or above, own or downloaded, and a text about failed attempts."""
         if self._fetcher is None:
             return None, "nobody was asked"
         await self._fetcher.fetch(lowest, wanted)
@@ -492,7 +494,7 @@ _MAX_HELD = 8
 _HELD_S = 60.0
 _LOOK_S = 5.0
 _MAX_WAITING = 64
-"""Questions; NATS drops those beyond, and who asked asks again."""
+"""Maximum number of waiting questions. NATS drops further ones, and their senders ask again."""
 
 
 @dataclass(slots=True)
@@ -655,7 +657,7 @@ class SnapshotFetcher:
         self._order = order
         self._search = PeerSearch()
         self._took_s: dict[bytes, float] = {}
-        """Digest of what was taken, and when, monotonic."""
+        """Digest of a downloaded snapshot -> monotonic time of the download."""
         self.problem = ""
         """Problem of the current download, as text. '': none."""
         self.fetched_bytes = 0
@@ -663,7 +665,7 @@ class SnapshotFetcher:
         """Snapshots that the last ``fetch`` without a result has tried."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
-        """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_timeout_s``."""
+        """Store a ``wanted`` snapshot at ``lowest`` or above. Return whether there was one within ``snapshot_fetch_timeout_s``."""
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning("%s: the log begins at %d, above the snapshots here: other nodes' are asked for", self._identity, lowest)
         now_s = time.monotonic()

@@ -136,11 +136,11 @@ class BoundsQuestion:
 
 
 class Catalog:
-    """The partitions of the wanted streams and their bounds, with a short memory. One per driver-side reader.
+    """The partitions of the requested streams and their bounds, with a short memory. One per reader on the driver.
 
-    ``clock`` (seconds, monotonic) and ``wait`` are the machine's; tests bring their own. ``_streams``, ``_views``: the newest
-    answers, with the time of asking. ``watches``: leaders tell of what is new without being asked each time. ``_vouched``: positions
-    that leaders have said to be on their logs since the watch began.
+    ``clock`` (seconds, monotonic) and ``wait``: those of the machine, replaced in tests. ``_streams``, ``_views``: the newest
+    answers, with the time of the request. ``watches``: leaders report news without a request each time. ``_vouched``:
+    positions that leaders have confirmed since the watch began.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Catalog:
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
         """Return ``views``, after waiting up to ``patience`` for committed ends of at least ``ends``.
 
-        They were committed once; a new leader may need a moment until its HW says so again.
+        These ends were committed before. A new leader may need a moment until its HW reaches them again.
         """
         watched = self._watched(known)
         if watched is not None and all(watched[key].end_offset >= end for key, end in ends.items() if key in watched):

@@ -59,7 +59,7 @@ class OffsetSpec:
 
     @property
     def known(self) -> StreamOffsets | None:
-        """The offsets as positions whose records were committed once; None where no epochs were given."""
+        """The offsets as positions whose records were committed once. None: no epochs were given."""
         return StreamOffsets(dict(self.offsets), dict(self.uids), dict(self.epochs)) if self.epochs else None
 
     @property
@@ -101,7 +101,7 @@ class StreamOffsets:
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dict that Spark writes down; equal offsets give equal text."""
+        """Return the dict that Spark stores. Equal offsets give equal text."""
         found: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
         for (stream, partition), offset in self.next_offsets.items():
             found[stream][str(partition)] = offset
@@ -125,7 +125,7 @@ class StreamOffsets:
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
-    """Return an OffsetSpec from an option's text; ConfigError naming the option and what is allowed here."""
+    """Return an OffsetSpec from an option's text. Raises ConfigError that names the option and the allowed values."""
     if text.lower() in words:
         return OffsetSpec(word=text.lower())
     if text.strip() in (name for name, special in (("-2", EARLIEST), ("-1", LATEST)) if special in specials):

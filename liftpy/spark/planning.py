@@ -110,7 +110,7 @@ class PlannedRange:
 
     @property
     def record_count(self) -> int:
-        """Upper bound of its records; exact unless the log was compacted."""
+        """Upper bound of the number of records. It is exact unless the log was compacted."""
         return self.end_offset - self.start_offset
 
     def __str__(self) -> str:

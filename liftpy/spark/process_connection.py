@@ -32,14 +32,16 @@ from liftpy.spark.options import Access
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
-"""Clusters (or credentials) that one process reads from; one more closes the connection that was not used for the longest."""
+"""Maximum number of clusters (or credentials) that one process reads from. One more closes the connection that was idle for
+longest.
+"""
 _MARGIN_S = 10.0
 _LINE_S = 5.0
 """Maximum time to open a line, and wait before the next attempt after a failure, in seconds."""
 
 
 class Link:
-    """A connection and the loop that it lives on. Made by ``link_to``; its methods may be called from any thread."""
+    """A connection and its loop. ``link_to`` makes it. Any thread may call its methods."""
 
     def __init__(self, access: Access) -> None:
         self.subjects = Subjects(access.namespace)
@@ -105,7 +107,7 @@ class Link:
         return await open_line(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
 
     def close(self) -> None:
-        """Close the connection and end the loop; what is in flight fails. Returns at once."""
+        """Close the connection and end the loop. Requests in flight fail. Returns at once."""
 
         if self._line is not None:
             self._line.close()
@@ -141,7 +143,9 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
 
 
 def credentials_of(access: Access) -> Credentials:
-    """Return the credentials that ``access`` names, secrets read from their files now; ConfigError if one can't be read."""
+    """Return the credentials that ``access`` names. Secrets are read from their files now. Raises ConfigError if one cannot
+    be read.
+    """
     return Credentials(
         creds_file=access.creds_file,
         nkey_seed_file=access.nkey_seed_file,

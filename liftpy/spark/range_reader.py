@@ -133,7 +133,7 @@ _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
     "partition": _partitions,
     "timestamp": _timestamps,
 }
-"""Columns that Spark has and the log has not, or not in this form; the others are the log's."""
+"""Columns that Spark has and the log does not have, or not in this form. The others are those of the log."""
 
 
 OLD_PLAN_S = 300.0
@@ -252,7 +252,7 @@ def read_nearest(link: Link, planned: PlannedRange, rules: FetchRules) -> Genera
 
 
 def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
-    """Return the files of a replica on this host that has the range; None: none says so now."""
+    """Return the files of a replica on this host that has the range. None: no replica offers them now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
     if not asked or not this_host():

@@ -34,7 +34,7 @@ from liftpy.spark.process_connection import Link, result_of
 IN_FLIGHT = 4
 SPAN_BYTES = 1024 * 1024 - 8192
 _MOST_EXPANSION = 16
-"""A span may decompress to so many times its size."""
+"""Maximum factor by which a span grows when it is decompressed."""
 _SPREAD_RECORDS = 4096
 _SMALLEST_ANSWER_BYTES = 64 * 1024
 _MOST_REFUSALS = 8
@@ -222,7 +222,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
 
 
 async def _is_there(admin: Admin, planned: PlannedRange) -> None:
-    """Raise NotFoundError where the stream was deleted after the range was planned, whether or not there is another of its name."""
+    """Raise NotFoundError if the stream was deleted after the range was planned, also if there is another one with its name."""
     try:
         now = await admin.stream(planned.stream)
     except NotFoundError:

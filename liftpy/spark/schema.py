@@ -30,7 +30,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "leader_epoch": pa.int64(),
 }
-"""Column -> Arrow type, in the order of the schema; Spark's types follow from them."""
+"""Column -> Arrow type, in the order of the schema. Spark's types follow from them."""
 
 
 _CLOSE = 0.7

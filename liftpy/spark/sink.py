@@ -90,7 +90,7 @@ class Written(WriterCommitMessage):
 
 
 def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
-    """Return the options of a writer of rows of ``schema``; raises ConfigError."""
+    """Return the options of a writer of rows of ``schema``. Raises ConfigError."""
     options = SinkOptions.parse(given)
     if overwrite:
         raise ConfigError('A stream cannot be overwritten. Use mode("append") or outputMode("append").')
@@ -116,7 +116,7 @@ def _plan_of(settings: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Convert errors of a task into errors with code and text. ``settings``: of the round's plan."""
+    """Convert errors of a task into errors with code and text. ``settings``: settings that belong to the plan of the round."""
     try:
         with coded():
             yield
@@ -378,7 +378,7 @@ class Sent:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
-    """Return all rows of a task, checked; None: there are none. Raises ConfigError beyond maxTaskBytes."""
+    """Return all checked rows of a task. None: there are none. Raises ConfigError beyond maxTaskBytes."""
     tables, size_bytes = [], 0
     for batch in batches:
         if not batch.num_rows:

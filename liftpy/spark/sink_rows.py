@@ -44,7 +44,7 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 def check_schema(schema: pa.Schema, *, stream: str) -> None:
-    """Raise ConfigError unless rows of ``schema`` can be written. ``stream``: to which; '': a column says it."""
+    """Raise ConfigError unless rows of ``schema`` can be written. ``stream``: target stream. '': a column has it."""
     for field in schema:
         if field.name not in WRITTEN:
             near = did_you_mean(field.name, WRITTEN)

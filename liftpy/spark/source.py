@@ -332,7 +332,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-        """Return the streams that were deleted and made again; NotFoundError unless the query is to take them as they are now."""
+        """Return the streams that were deleted and created again. Raises NotFoundError unless the query must use the new ones."""
         if not self.options.take_recreated:
             check_uids(known, now)
         return made_again(known, now)
@@ -356,7 +356,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _ends(self._asked().views(max_age_s=BOUNDS_AGE_S)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges of one micro-batch; for the same two offsets the same records, also after a restart."""
+        """Return the ranges of one micro-batch. Equal offsets give equal records, also after a restart."""
         with coded():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now

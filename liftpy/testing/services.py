@@ -281,7 +281,7 @@ class _Run:
         self._outbox.written(self._outbox.output_count)
 
     def restarted(self) -> _Run:
-        """Return a new one from a snapshot of this one's state; it has put out the same."""
+        """Return a new run from a snapshot of this one's state, with equal outputs so far."""
         snapshot = decode(self.machine.snapshot().encode(), _IDENTITY)
         again = _Run(self._factory, self._role, snapshot)
         again.outputs = list(self.outputs)

@@ -597,7 +597,7 @@ class _TakenAwayError(Exception):
 
 
 class _DeletesGoneError(Exception):
-    """Delete markers that were not read yet are gone: what was read before may have been deleted."""
+    """Unread delete markers are gone, so records that were read before may be deleted."""
 
 
 class _PieceWriter:

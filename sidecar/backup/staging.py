@@ -145,7 +145,7 @@ def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
 
 
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
-    """Return the state in the backup, if it fits ``log``; and why it does not."""
+    """Return the state in the backup if it fits ``log``, and the reason if it does not."""
     if copy.state is None:
         is_told = copy.knows_dropped or not copy.start
         return None, "" if is_told else "the backup does not hold them: a program or a node of an earlier version made it"

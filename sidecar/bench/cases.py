@@ -216,7 +216,7 @@ def warm(system: System) -> None:
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, Any]
-"""Name of a figure -> its value; what ends with ``_s``, ``_us`` or ``_ms`` is a time, or a rate a second."""
+"""Name of a figure -> its value. Names that end with ``_s``, ``_us`` or ``_ms`` are times, or rates per second."""
 
 
 def cpu_s(pid: int) -> float:

@@ -302,8 +302,9 @@ def require_kafka(jars: Path) -> None:
 
 
 class KafkaCluster:
-    """``with KafkaCluster(jars) as kafka``; raises UnavailableError, with its words, where Kafka does not start. Every child ends with
-    it. ``jars``: a folder of Kafka's, as ``libs`` of its distribution."""
+    """Kafka in a context: ``with KafkaCluster(jars) as kafka``. Raises UnavailableError with Kafka's text if it does not
+    start. All child processes end with it. ``jars``: directory ``libs`` of Kafka's distribution.
+    """
 
     def __init__(self, jars: Path, brokers: int = 3) -> None:
         self.jars = jars
@@ -430,7 +431,7 @@ class System(AbstractContextManager["System"], Protocol):
         """Ids of all its processes, including nats-servers."""
 
     def prepare(self) -> None:
-        """Make the stream; returns when it takes messages."""
+        """Create the stream. Return when it accepts messages."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
         """Return the command of the ``number``-th publisher of several (``publisher.py``)."""
@@ -519,7 +520,7 @@ class Liftpy(_OverNats):
         asyncio.run(ask())
 
     def kill_leader(self) -> int:
-        """Return the node that leads; the nats-servers live on."""
+        """Kill the leader and return its node. The nats-servers continue."""
 
         async def leader() -> str:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
@@ -575,7 +576,7 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
         return await self.acked(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
-        """Return the server that leads the stream; the nats-servers live on."""
+        """Kill the leader of the stream and return its server. The nats-servers continue."""
         self.kill(asyncio.run(self.leader(STREAM)))
         return self.ports[0]
 
@@ -644,7 +645,7 @@ SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
     "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
     "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
-"""Name -> what makes it; JetStream is its own servers."""
+"""Name -> function that makes the system. JetStream consists of its own servers."""
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 

@@ -63,7 +63,7 @@ TABLE = {
     "backup_damaged": "Number of incomplete or damaged backups in the store.",
     "backup_checked_timestamp_seconds": "Time of the last check of the store, in Unix seconds.",
 }
-"""``liftpy_`` before each; label ``store``: its URL."""
+"""Metrics. Each name begins with ``liftpy_``. Label ``store``: URL of the store."""
 
 
 def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) -> None:
@@ -398,7 +398,7 @@ def drill_(
 
 
 EXIT_DAMAGED = 1
-"""A backup is not whole, holds what was not written, or the newest is older than asked for."""
+"""A backup is incomplete or damaged, or the newest one is too old."""
 _MIB = 1024 * 1024
 _NS_PER_S = 1_000_000_000
 

@@ -145,7 +145,7 @@ async def said_by(client: NodeViews, node_id: str) -> dict[str, Any] | None:
 
 
 async def _published(target: Target, value: bytes) -> int:
-    """Publish as any NATS client does; the record's offset. Raises LiftError."""
+    """Publish as any NATS client does, and return the record's offset. Raises LiftError."""
     try:
         connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
         try:

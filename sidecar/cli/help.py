@@ -39,7 +39,7 @@ SHARED_OPTIONS = {
         "Name recorded with your changes. It must be the principal that the NATS permissions of this user allow.",
     ),
 }
-"""Name -> option, kind of its value, help. An environment variable LIFTPY_<NAME> gives the value as well."""
+"""Name -> option, kind of its value, help. An environment variable LIFTPY_<NAME> gives the value, too."""
 
 
 def shared_option(name: str) -> click.Option:

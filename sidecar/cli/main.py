@@ -94,7 +94,7 @@ liftpy consume orders --from -10m                     # print the last 10 min
 
 
 class TextType(click.types.StringParamType):
-    """Text that a user gives. What can't be UTF-8 is rejected here, once for all commands."""
+    """Type of a text that a user gives. Text that is not UTF-8 is rejected here, for all commands."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)
@@ -228,7 +228,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; always leaves by SystemExit."""
+    """Run the command line. It always ends by SystemExit."""
     atexit.register(gc.freeze)  # to look for garbage in all modules at the end takes a quarter of the time of a short command
     with _ended_by_signals() as came:
         try:
@@ -260,7 +260,7 @@ def _run(given: list[str]) -> None:
 
 
 def new_name(error: click.UsageError) -> str:
-    """Return what an old command or option that the user gave is called now; '' for another error."""
+    """Return the present name of an old command or option that the user gave, '' for another error."""
     path = "" if error.ctx is None else error.ctx.command_path.partition(" ")[2]
     if isinstance(error, click.NoSuchOption):
         new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())

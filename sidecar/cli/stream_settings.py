@@ -156,7 +156,7 @@ _DEFAULT = StreamConfig()
 
 
 def setting_options(function: F) -> F:
-    """Add an option for each setting; the command gets ``config: StreamConfig``."""
+    """Add an option for each setting. The command gets ``config: StreamConfig``."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
@@ -243,7 +243,7 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
 
 
 def _unit(field: str) -> type[Duration] | type[Size] | None:
-    """Return the type of an option that has a unit; None for another one."""
+    """Return the type of an option that has a unit. None: it has none."""
     if field.endswith(("_bytes", "_bytes_per_s")):
         return Size
     return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
@@ -273,8 +273,9 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def placement_options(function: F) -> F:
-    """Add --placement, --assignment, --allow-offline and --dry-run; the command gets ``placement: PlacementOptions`` and
-    ``dry_run``."""
+    """Add --placement, --assignment, --allow-offline and --dry-run. The command gets ``placement: PlacementOptions`` and
+    ``dry_run``.
+    """
 
     @functools.wraps(function)
     def command(*args: Any, policy: str | None, assignment: Path | None, allow_offline: bool, **kwargs: Any) -> Any:
@@ -344,7 +345,7 @@ def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
 
 
 def plan_json(plan: PlacementPlan, stream: str) -> dict[str, Any]:
-    """Return a plan as ``--json`` prints it; ``partitions`` has the form of an assignment."""
+    """Return a plan as ``--json`` prints it. ``partitions`` has the form of an assignment."""
     return {
         "stream": stream,
         "dry_run": True,

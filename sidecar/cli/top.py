@@ -119,7 +119,7 @@ def render(model: Model, width: int, height: int, view: View) -> Group:
 
 
 def spark(values: Sequence[float | None], width: int = HISTORY) -> str:
-    """Return the newest ``width`` values, newest on the right; a gap is a space, and nothing at all a low bar."""
+    """Return the newest ``width`` values as a line of bars, newest on the right. A gap is a space, and zero is a low bar."""
     newest = list(values)[-width:]
     top = max((value for value in newest if value is not None), default=0.0)
     bars = "".join(" " if value is None else _BARS[round(value / top * (len(_BARS) - 1)) if top else 0] for value in newest)

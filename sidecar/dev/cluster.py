@@ -55,7 +55,7 @@ class DevNode:
 
     @property
     def pid(self) -> int:
-        """Process id; of the last process when it has ended."""
+        """Process id. After the end: that of the last process."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -93,7 +93,7 @@ class DevNode:
             reader.start()
 
     def wait_ready(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
-        """Wait until it has registered with the metadata group; raise UnavailableError with its last words if it does not."""
+        """Wait until the node has registered with the metadata group. Raise UnavailableError with its last output if it does not."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.ready is not None:
@@ -216,7 +216,7 @@ class DevCluster:
         return folder
 
     def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Start everything and wait until every node is registered; on failure everything is stopped again."""
+        """Start everything and wait until every node is registered. After a failure, everything is stopped again."""
         try:
             self._prepare()
             for node in self.nodes.values():

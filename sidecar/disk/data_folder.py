@@ -307,7 +307,9 @@ class DataFolder:
             ) from error
 
     def delete_partition(self, key: PartitionKey) -> None:
-        """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""
+        """Remove a partition's log after the record of its deletion is applied [M11]. It is renamed first, so that it is
+        removed completely or not at all.
+        """
         path = self.partition_path(key)
         self.unmark_held(key.folder)
         try:

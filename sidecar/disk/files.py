@@ -309,9 +309,10 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``path`` atomically and durably: temporary file, flush, read back, rename, flush of the folder [S16].
+    """Write ``path`` atomically and durably: temporary file, flush, read back, rename, flush of the directory [S16].
 
-    ``data`` may come in pieces. Raises StorageError, also when the file does not hold ``data`` afterwards. ``path`` is as it was then.
+    ``data`` may come in pieces. Raises StorageError, also if the file does not contain ``data`` afterwards. Then ``path`` is
+    unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
     with _storage_errors("write", path):

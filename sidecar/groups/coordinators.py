@@ -72,7 +72,7 @@ _LOOKED_AT_ONCE = 64
 """Positions between two looks at the clock."""
 
 BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
-"""(log start, HW + 1) of a partition of which this process has a replica in sync; None: it has none."""
+"""Function that returns (log start, HW + 1) of a partition with an in-sync replica in this process. None: it has none."""
 
 
 class GroupLags:
@@ -189,7 +189,7 @@ class OwnNodeReader(PartitionReader):
 logger = logging.getLogger("liftpy.groups")
 
 SNAPSHOT_EVERY = 10_000
-"""Offsets; the same on all nodes, always."""
+"""Offsets between two snapshots. All nodes must use one value at all times."""
 _SNAPSHOT_BYTES = 16 * 1024 * 1024
 """Maximum size of the log between two snapshots, in bytes: a quarter of what retention keeps."""
 STEP_S = 0.005
@@ -411,7 +411,7 @@ class GroupCoordinators:
         return [_report(key.partition, self._running[key]) for key in sorted(self._running)]
 
     async def close(self) -> None:
-        """End them, each with a snapshot of its state, in bounded time."""
+        """Stop the coordinators, each with a snapshot of its state, in limited time."""
         self._closed = True
         self.follow(ClusterImage(), ClusterImage())
         tasks = set(self._leaving)

@@ -59,7 +59,7 @@ class ReplicaDriver:
         self.replica: Stepping = replica
         """Replica that gets the events, or its tracer."""
         self.execute: Callable[[Effect], None] = _nobody
-        """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
+        """Set before the first event, because the executor needs the driver's ``feed``."""
         self.step_over: Callable[[], None] = _nothing
         """Called when all effects of a step are carried out."""
         self.touched: Callable[[], None] = _nothing

@@ -230,7 +230,7 @@ class ByChange:
             del self.by_label[row.label]
 
     def look(self) -> Iterator[None]:
-        """Read what was touched before now; stops wherever other work may have its turn. Two may be under way at a time."""
+        """Read the partitions that have changed. It pauses for other work. Two calls may run at a time."""
         if self._labels.patterns != self._patterns:
             self._label_anew()
         unread, touched = self._unread, self._touched

@@ -36,7 +36,7 @@ STALLED_S = 0.5
 
 
 def _timed(flush: Flush) -> int:
-    """Run it; return how long that took, in ns."""
+    """Run it and return its duration in ns."""
     began_ns = time.monotonic_ns()
     flush.run()
     return time.monotonic_ns() - began_ns
@@ -251,12 +251,12 @@ class StateCheckpoints:
         self._unwritten: Unwritten | None = None
         """States to be written when HW is stored."""
         self._waited = False
-        """Records wait for what is being written."""
+        """True if records wait for the file that is being written."""
         self._writing: asyncio.Future[None] | None = None
         self.touched: Callable[[], None] = lambda: None
         """Called when one more was written, or could not be."""
         self.written: Callable[[], None] = lambda: None
-        """Called when records waited for what was written."""
+        """Called when records waited for the written file."""
 
     def _encode(self, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
         encoding = asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -302,7 +302,7 @@ class StateCheckpoints:
 
 
 class FoundState(NamedTuple):
-    """The file that fits a log, if there is one; and how many did not."""
+    """The state file that fits a log, if there is one, and the number of those that did not fit."""
 
     state: State | None = None
     left_out: int = 0

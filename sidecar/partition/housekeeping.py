@@ -36,7 +36,7 @@ _TRIES_AGAIN_EVERY_S = 60.0
 
 
 class Housekeeping:
-    """A background task; ``close`` ends it."""
+    """Background task of a partition's housekeeping. ``close`` ends it."""
 
     def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
         self._partitions = partitions

@@ -104,7 +104,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(reportLeader=report))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        """Ask to be taken out of the ISR; the answer is the next state of the partition."""
+        """Request to leave the ISR. The answer is the next state of the partition."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         wish = pb.LeaveIsr(
             stream=key.stream,
@@ -146,7 +146,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(wakePartition=wish))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
-        """Tell how far the promotion is; the answer is the next state of the partition."""
+        """Report the progress of the promotion. The answer is the next state of the partition."""
         report = pb.ReportPromotion(
             stream=key.stream,
             uid=key.uid,

@@ -165,7 +165,7 @@ class QuietTalk:
             self.answer(reply, question, self.over(question))
 
     def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
-        """Return a question that may be answered; None: its answer would go elsewhere. Raises ProtocolError."""
+        """Return a question that may be answered. None: its answer would go to a forbidden subject. Raises ProtocolError."""
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:

@@ -154,8 +154,9 @@ class LogReplay:
             self._read_beside()
 
     def run(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when all of the log is covered: at once, if it is; ReplayProgressed is fed until then. A later run takes the
-        place of an earlier one."""
+        """Call ``then`` when the whole log is covered, which may be at once. ReplayProgressed is fed until then. A later run
+        replaces an earlier one.
+        """
         self._then = then
         if self._handle is None:
             self._go_on()

@@ -98,7 +98,7 @@ class Partitions:
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
-        """Partitions whose log can't be opened -> why; tried again."""
+        """Partitions whose log cannot be opened -> reason. The node retries."""
 
     def __iter__(self) -> Iterator[PartitionWorker]:
         return iter(list(self._workers.values()))
@@ -169,7 +169,7 @@ class Partitions:
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Follow the image; called on the loop after each of its changes."""
+        """Follow the image. Called on the loop after each change."""
         before, self._image = self._image, new
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
@@ -270,7 +270,7 @@ class Partitions:
         self._tell(worker)
 
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
-        """Open its log; False: that has failed, and is tried again later."""
+        """Open its log. Return False after a failure. The node retries later."""
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
@@ -468,7 +468,7 @@ class Partitions:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> bool:
-        """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
+        """Stop every worker. Return whether everything that was acknowledged is on disk. May be called twice."""
         self._stopping = self._closing = True
         self._node.deletions.close()
         self._changed.close()

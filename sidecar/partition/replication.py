@@ -43,7 +43,7 @@ _MAX_MICROS = (1 << 32) - 1
 _STATE_OVERHEAD_BYTES = 512
 """Maximum size of a message with a part of a state, in addition to its data."""
 _MAX_TOKENS = 4096
-"""Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
+"""Maximum number of requests that the core has not answered yet. Beyond it, the oldest is forgotten, and the follower asks again."""
 
 ASSEMBLING_BYTES = 256 * 1024 * 1024
 """Maximum size of incomplete batches of all followers of a node, in bytes. Beyond it the next one backs off."""
@@ -62,7 +62,7 @@ class Asker:
 
 
 class ReplicationDesk:
-    """The leader's side of one partition. Requests become events; the core's answers name them by token."""
+    """Handler of fetches on the leader of one partition. Requests become events. The core's answers name them by token."""
 
     def __init__(
         self,
@@ -106,9 +106,10 @@ class ReplicationDesk:
             ]
 
     def stop(self) -> None:
-        """Stop listening; requests without an answer are forgotten.
+        """Stop listening. Requests without an answer are forgotten.
 
-        What is on its way is still taken, for the core to refuse: a follower that hears nothing asks only after a time-out.
+        Requests in flight are still processed, so that the core rejects them. Otherwise a follower would wait for its
+        timeout.
         """
         self._bus.retire(self._listeners)
         self._listeners = []
@@ -237,7 +238,7 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
-        """Answer it with HW alone; it can still be answered with more."""
+        """Answer the waiting fetch with HW only. It can still be answered with records."""
         self._hold()
         asker = self._kept.get(effect.replica)
         if asker is not None:
@@ -371,7 +372,7 @@ class FetchClient:
         self._slot = router.add(self._answered)
         self._assembly = FetchAssembly()
         self.fetched: dict[int, Fetched] = {}
-        """Token -> batches; the core has at most one request out, so at most a few."""
+        """Token -> batches. The core has at most one request in flight, so there are at most a few."""
         self._next_token = 1
         self.taker: StateTaker | None = None
         """Source of the state that the leader's log no longer contains. None: fetches are sent at once."""

@@ -34,7 +34,7 @@ PIECE_BYTES = 128 * 1024
 _LAST_STORE_S = 5.0
 """Time that a stopping node waits until the progress is stored, in seconds."""
 SEALED_FASTER = 16
-"""Times the usual rate, for what was just sealed: its readers and followers come soon."""
+"""Factor of the rate for newly sealed segments, because readers and followers will read them soon."""
 PASS_EVERY_S = 3600.0
 """Minimum time between the starts of two passes, so that a small log is not read all the time."""
 _REST = 19
@@ -80,7 +80,7 @@ class ScrubProgress:
 
 
 class Scrub:
-    """A background task; ``start``, ``close``. ``bytes_per_s`` 0: off."""
+    """Scrub as a background task, with ``start`` and ``close``. ``bytes_per_s`` 0: off."""
 
     def __init__(
         self,

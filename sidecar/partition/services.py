@@ -196,7 +196,7 @@ class PartitionServices:
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:
-        """Return the offset of the first record that a service's newest snapshot does not cover; None: there are no services."""
+        """Return the offset of the first record that a service's newest snapshot does not cover. None: there are no services."""
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
@@ -366,7 +366,9 @@ class Found(Protocol):
 
 
 class ServiceDesk:
-    """The node's subject for services. Each process of the node listens, and answers for the partitions of its share."""
+    """Handler of the node's subject for services. Each process of the node subscribes, and answers for the partitions of its
+    share.
+    """
 
     def __init__(
         self,

@@ -117,7 +117,7 @@ class NodeTools:
 
 
 class PartitionWorker:
-    """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
+    """Runs one partition. Make it with ``open_worker``. Call ``update`` with each new state, and ``stop`` at the end."""
 
     _traces: PartitionTraces | None = None
     has_ended = False
@@ -531,7 +531,7 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
-    """Open the partition's log (off the loop, if it needs its files) and make its worker; raises StorageError."""
+    """Open the partition's log (off the loop, if it needs its files) and make its worker. Raises StorageError."""
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 

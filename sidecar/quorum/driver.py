@@ -58,7 +58,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
 
 
 class GroupDriver:
-    """Owns the library's node. ``send(receiver, frame)`` puts a frame on the bus; ``ticked`` is called after each tick."""
+    """Owns the library's node. ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class GroupDriver:
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
-        """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
+        """Received frames. If it overflows, the oldest is lost, which its session sees as a gap."""
         self.inbox_bytes = 0
         """Size of the messages in the inbox, in bytes. It is limited, too."""
         self.frames_lost = 0

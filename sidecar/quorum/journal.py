@@ -46,7 +46,7 @@ group without requests writes 3 MB of them a day.
 
 
 class GroupJournal:
-    """The library's journal. Raises StorageError from ``sync``; after one the process must not go on."""
+    """The library's journal. ``sync`` raises StorageError. After that, the process must not continue."""
 
     def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
@@ -123,7 +123,7 @@ class GroupJournal:
         return len(self._entries)
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Remember the commit index; a hint, written with the next frame."""
+        """Remember the commit index. It is only a hint, written with the next frame."""
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
@@ -231,7 +231,7 @@ class GroupJournal:
         return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote
 
     def close(self) -> None:
-        """Flush, unless a flush has failed, and close; may be called twice. Raises StorageError; it is closed then, too."""
+        """Flush, unless a flush has failed, and close. May be called twice. Raises StorageError. Then it is closed, too."""
         if not self._closed:
             try:
                 if not self._failed:

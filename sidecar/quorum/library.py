@@ -166,7 +166,7 @@ class StateMachine(Protocol):
     """The replicated state machine."""
 
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply one entry; return its answer. Never raises."""
+        """Apply one entry and return its answer. It never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
         """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step."""
@@ -601,7 +601,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return False
 
     def _worked_ahead(self, index: int) -> bool:
-        """Do a step of the work on the entry at ``index``; whether it can be applied now. Some concern thousands of partitions."""
+        """Do a step of the work on the entry at ``index``. Return whether it can be applied now. Some entries change
+        thousands of partitions.
+        """
         log = self.log
         position = index - log[0][1] if len(log) and self.failure is None else -1  # type: ignore[operator]
         if not 0 <= position < len(log):

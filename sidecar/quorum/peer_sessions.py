@@ -75,7 +75,7 @@ class Peer:
     received_at: float = -1e9
     hello_at: float = -1e9
     strangers: dict[int, float] = field(default_factory=dict)
-    """Epoch of a hello that did not carry the own epoch -> when it was answered, oldest first; at most _MAX_STRANGERS."""
+    """Epoch of a hello without the own epoch -> time of its answer, oldest first, at most _MAX_STRANGERS."""
     parts: list[bytes] | None = None
     """Parts of an incomplete message."""
     parts_bytes: int = 0
@@ -85,8 +85,8 @@ class Peer:
 class PeerSessions:
     """The sessions of one member with all its peers.
 
-    ``deliver(node_id, body, term)`` returns False to end the session; ``changed(node_id, up)`` follows every change;
-    ``draw`` gives a random 63-bit number.
+    ``deliver(node_id, body, term)`` returns False to end the session. ``changed(node_id, up)`` is called after every change.
+    ``draw`` returns a random 63-bit number.
     """
 
     node_id: str
@@ -98,16 +98,17 @@ class PeerSessions:
     term: Callable[[], int] = lambda: 0
     """This member's, for its hellos."""
     by_log: Callable[[], int] = lambda: 0
-    """Index of the entry that says who the members are; 0: the settings do."""
+    """Index of the entry that has the list of members. 0: the settings have it."""
     tail_for: Callable[[str], bytes] = lambda _: b""
     """Return the data after the frame of a hello to the peer. An older version neither sends nor reads it."""
     judge: Callable[[str, bytes], bool] = lambda *_: True
-    """(peer, what its hello to this process said behind the frame) -> whether it is trusted; ProtocolError: that is nothing a member
-    says."""
+    """Function (peer, data after the frame of its hello to this process) -> whether it is trusted. Raises ProtocolError for
+    data that no member sends.
+    """
     online: bool = False
     chunk_bytes: int = CHUNK_BYTES
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
-    """(receiver, frame) in order; the driver sends them once the journal is flushed."""
+    """(receiver, frame) in order. The driver sends them after the journal is flushed."""
     counters: Counter[str] = field(default_factory=Counter)
     peers: dict[str, Peer] = field(init=False)
     first: tuple[str, ...] = field(init=False)

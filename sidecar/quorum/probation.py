@@ -88,7 +88,7 @@ class FolderLineage:
     def heard(self, peer_id: str, tail: bytes) -> bool:
         """Process the nonces in the peer's hello to this process. Return whether the peer is trusted.
 
-        Raises ProtocolError for what is no such tail. What is new is durable with the next ``sync``.
+        Raises ProtocolError for an invalid tail. New nonces are durable with the next ``sync``.
         """
         if not tail:
             return True

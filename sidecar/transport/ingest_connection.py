@@ -202,7 +202,7 @@ class Inflow(BusConnection):
 
     @property
     def waiting_bytes(self) -> int:
-        """Read and not parsed."""
+        """Number of received bytes that are not parsed yet."""
         return self._arrived_bytes - self._done_bytes
 
     @property

@@ -71,7 +71,7 @@ def check_new_stream(name: str) -> str:
 
 
 def split_folder(name: str) -> tuple[str, str] | None:
-    """Return stream and uid of a directory ``<stream>-<uid>``; None if the name is no such one. Both may have a ``-``."""
+    """Return stream and uid of a directory ``<stream>-<uid>``. None: the name does not have this form. Both may contain ``-``."""
     found = _FOLDER.fullmatch(name)
     return (found[1], found[2]) if found else None
 
@@ -134,7 +134,7 @@ def check_data_subject(subject: str, namespace: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionKey:
-    """Identity of one partition of one incarnation of a stream; a stream made again under its name has another uid [R9]."""
+    """Identity of one partition of one stream. A stream that was created again under its name has another uid [R9]."""
 
     stream: str
     uid: str

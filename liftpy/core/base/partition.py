@@ -14,7 +14,7 @@ from liftpy.core.base.ids import PartitionKey
 
 
 class PartitionStatus(IntEnum):
-    """State of a partition's leadership; the numbers of ``cluster.proto``."""
+    """State of a partition's leadership, with the numbers of ``cluster.proto``."""
 
     OFFLINE = 0
     ONLINE = 1
@@ -23,7 +23,7 @@ class PartitionStatus(IntEnum):
 
 
 class Pause(IntEnum):
-    """True if a partition takes publishes; the numbers of ``cluster.proto``."""
+    """Pause state of a partition, with the numbers of ``cluster.proto``."""
 
     NOT_PAUSED = 0
     UNTIL_RESUMED = 1
@@ -146,7 +146,7 @@ class PartitionState:
     """Grows with every change of this partition [C2]."""
     status: PartitionStatus = PartitionStatus.ONLINE
     unclean_elected: bool = False
-    """An operator had a leader elected that may lack what was committed [C11]."""
+    """True if an operator had a leader elected that may lack committed records [C11]."""
     candidate: str = ""
     """Node that promotes itself in ``leader_epoch``, with status CANDIDATE_FOUND."""
     passed_over: tuple[str, ...] = ()

@@ -165,7 +165,7 @@ class ConsumerGroup:
         return bool(ended)
 
     def room_for(self, streams: Sequence[pb.KnownStream], name: str, instance: str = "") -> str:
-        """Return why member ``name`` of this static identity can't read ``streams``; empty: it can."""
+        """Return why the member ``name`` with this static identity cannot read ``streams``, '' if it can."""
         former = self._by_instance(instance)
         others = (m for m in self.members.values() if m.name != name and m is not former)
         if len(streams) + sum(len(member.streams) for member in others) > commands.MAX_SUBSCRIPTIONS:
@@ -443,7 +443,7 @@ def _shares(
 
 
 def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    """Return partitions that each reader had before; a reader without any is left out."""
+    """Return the partitions that each reader had before. A reader without any is absent."""
     have: dict[str, list[int]] = {}
     names = set(readers)
     for partition in range(count):

@@ -132,7 +132,8 @@ class KnownEnds:
 class GroupLag:
     """Lag of a group.
 
-    ``records``: sum over its partitions. ``seconds``: of its slowest partition. ``unknown``: partitions whose end is unknown.
+    ``records``: sum over its partitions. ``seconds``: lag of its slowest partition. ``unknown``: number of partitions whose
+    end is unknown.
     """
 
     records: int = 0

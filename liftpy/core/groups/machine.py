@@ -381,9 +381,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
     """Return the number of partitions of the stream when the group first read it. None: not known.
 
-    A partition above this number was added later, or belongs to a stream that was created again. It has no "new"
-    position of its
-    own: its queue begins at its first record.
+    A partition above this number was added later, or belongs to a stream that was created again. It has no "new" position.
+    Its queue begins at its first record.
     """
     if not take.HasField("partitions"):
         return None

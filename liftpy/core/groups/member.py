@@ -30,11 +30,13 @@ _RETRY_NS = 1_000 * NS_PER_MS
 _LONG_AGO = -(1 << 62)
 _MAX_UNANSWERED = 16
 _REFUSED_NS = 1_000 * NS_PER_MS
-"""Between two tries of what was refused for want of room."""
+"""Pause before a retry of a request that was rejected for lack of room, in nanoseconds."""
 
 
 class MemberStage(Enum):
-    """JOINING: not assigned anything. MEMBER. FENCED: another process has the static identity; nothing is sent any more. LEFT."""
+    """Stage of a member. JOINING: no partitions yet. MEMBER. FENCED: another process has the static identity, so it sends
+    nothing more. LEFT.
+    """
 
     JOINING = "JOINING"
     MEMBER = "MEMBER"
@@ -148,7 +150,7 @@ class MemberMachine:
             self._tell()
 
     def reads(self, streams: Iterable[pb.KnownStream]) -> None:
-        """Read these streams from here on; or the same, of which there are more partitions, or which were made again."""
+        """Set the streams to read from now on. They may also be known ones with more partitions, or ones that were created again."""
         self._streams = list(streams)
         self._streams_from = self._number + 1
         self._tell()

@@ -121,11 +121,11 @@ class PieceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Offsets from ``start`` to ``end`` (exclusive) with the same state.
+    """Offsets from ``start`` to ``end`` (exclusive) in one state.
 
-    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``:
-    number so far. ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the
-    dead letters. ``key``: digest of the key of its only record, in an ordered queue. A DONE piece has none.
+    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``: number
+    so far. ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
+    ``key``: digest of the key of its only record, in an ordered queue. A DONE piece has none.
     """
 
     start: int
@@ -149,7 +149,7 @@ class QueuePiece:
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
-        """Return a part of it. It is five times as fast as ``replace``."""
+        """Return a part of the piece. It is five times as fast as ``replace``."""
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
@@ -173,9 +173,9 @@ class WorkQueue:
         self._pieces: list[QueuePiece] = []
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
-        """(deadline, start) of what is OUT; entries whose piece is another one by now mean nothing."""
+        """(deadline, start) of OUT pieces. An entry whose piece has changed has no meaning."""
         self._ready: list[tuple[int, int]] = []
-        """(time, start) of what is BACK, the same."""
+        """(time, start) of BACK pieces. An entry whose piece has changed has no meaning."""
         self._out: dict[str, int] = {}
         """Member -> number of records that are out. Members without records are left out."""
         self._records = dict.fromkeys(PieceKind, 0)
@@ -246,7 +246,7 @@ class WorkQueue:
 
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
-        """Keep order per key from here on, or not any more; False: not now, while records are neither given nor done."""
+        """Switch order per key on or off. Return False if this is not possible now, because some delivered records are not done."""
         if ordered != self.ordered and not self._pieces:
             self.ordered = ordered
         return self.ordered == ordered
@@ -260,7 +260,7 @@ class WorkQueue:
         """Lease up to ``maxRecords`` to a member, in order of offsets: redelivered records first, then new ones below
         ``logEnd``.
 
-        Both bounds on what is out are kept [Q5]. ``may_grow``: whether new records may be given; returned ones always may.
+        Both limits of delivered records hold [Q5]. ``may_grow``: False: deliver only returned records.
         """
         self.max_deliveries = take.maxDeliveries or commands.MAX_DELIVERIES
         self.wait_ns = (take.ackWaitMs or commands.ACK_WAIT_MS) * NS_PER_MS
@@ -465,7 +465,7 @@ class WorkQueue:
                 del self._starts[right]
 
     def _change(self, changes: list[tuple[int, QueuePiece]]) -> None:
-        """Put many parts of pieces in one pass, each given with the index of the piece that it is a part of; in ascending order."""
+        """Replace many parts of pieces in one pass. Each part comes with the index of its piece, in ascending order."""
         if not changes:
             return
         first, behind = changes[0][0], changes[-1][0] + 1
@@ -514,7 +514,7 @@ class WorkQueue:
             self._free_next(former)
 
     def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
-        """Return the end of a piece as a piece of its own."""
+        """Return the end of a piece as a new piece."""
         piece = self._pieces[index]
         if piece.start == start:
             return piece
@@ -613,7 +613,7 @@ class WorkQueue:
         return copied
 
     def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
-        """Return the figures for operators. ``with_holders``: also who has the leased records, which inspects all pieces."""
+        """Return the figures for operators. ``with_holders``: also the holders of leased records. This inspects all pieces."""
         held = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
         if with_holders:

@@ -61,9 +61,9 @@ class Superseded:
     ids_held_until_ns: int = 0
     """Wall time until which records stay only because of their message ids. 0: none do."""
     deletes_end: int = 0
-    """Exclusive: no record at or past it has gone that was the newest of its key."""
+    """Exclusive: no removed record at or past it was the newest of its key."""
     deletes_start: int | None = None
-    """Inclusive: offset of the first record that has gone and was the newest of its key. None: there is none."""
+    """Inclusive: offset of the first removed record that was the newest of its key. None: there is none."""
     _latest: dict[bytes | None, int] = field(default_factory=dict)
     """Key -> offset of its last record."""
     _counts: dict[bytes, int] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Superseded:
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
-        """Return whether no later record of its key was learned; of records without a key always."""
+        """Return whether no later record of its key is known. Always True for records without a key."""
         keys = batch.columns.keys
         assert keys is not None
         entries = keys.to_list()
@@ -267,7 +267,7 @@ class Compaction:
         )
 
     def run(self) -> None:
-        """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed or left behind then."""
+        """Write the outputs, flushed, under temporary names. Raises StorageError. Then nothing is changed or left behind."""
         try:
             self._write()
         except StorageError:
@@ -351,7 +351,8 @@ class _Writer:
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
         """Write the records of ``batch`` in ``mask``.
 
-        Without any, a filler covers its offsets. If it ``is_last`` of its producer, a control batch with its note does.
+        Without any, a filler covers its offsets. If ``is_last`` (the last batch of its producer), a control batch with its
+        note does.
         """
         if not mask.any() and not is_last:
             self._fill(batch.header)
@@ -416,7 +417,7 @@ class Cleaning:
     _seen_end_offset: int = 0
     """Exclusive: what a run has looked at since the log was opened."""
     _ids_held_until_ns: int = 0
-    """Wall clock: records that are superseded stay until then for their message ids; 0: none does."""
+    """Wall time until which replaced records stay for their message ids. 0: none do."""
     _lacks_replicas: bool = False
     """A replica is copied, or is not in the ISR."""
     _not_before_ns: dict[int, int] = field(default_factory=dict)

@@ -36,8 +36,8 @@ _NOT_KNOWN = -1
 class Horizon(NamedTuple):
     """Compaction horizon of a log. ``end_offset``: exclusive, 0: never compacted.
 
-    ``leader_epoch``: no record below it has a later one. ``deletes_end``: exclusive, 0: none. Tombstones below it may
-    be gone.
+    ``leader_epoch``: highest LeaderEpoch of the records below it. ``deletes_end``: exclusive, 0: none. Tombstones below it
+    may be gone.
     """
 
     end_offset: int = 0
@@ -75,7 +75,7 @@ class CompactionHorizon:
             self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # an empty log lacks nothing
 
     def rise(self, horizon: Horizon) -> bool:
-        """Store, durably, that the log is compacted up to ``horizon``; whether that is news. Raises StorageError."""
+        """Store durably that the log is compacted up to ``horizon``. Return whether that is new. Raises StorageError."""
         held = self.value
         raised = held
         if horizon.end_offset > held.end_offset:

@@ -98,7 +98,7 @@ _WEIGHT = 1 / 32
 
 
 class FlushPlace:
-    """The place of one node's flushes. Times in s, of the flush alone: not of its wait for a thread."""
+    """Place of one node's flushes. Times are in seconds, of the flush without its wait for a thread."""
 
     def __init__(self) -> None:
         self.on_loop = False

@@ -37,7 +37,7 @@ class FlushShell(Protocol):
         """Call ``interval_over`` when the interval of the policy has passed."""
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Block until ``flush`` has run; return how long the disk took, in ns, and its error."""
+        """Block until ``flush`` has run. Return the time of the disk in ns, and the error of the flush."""
 
     def wait_for_checkpoint(self) -> None:
         """Block until the checkpoint that runs is over."""

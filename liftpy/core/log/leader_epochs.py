@@ -25,7 +25,7 @@ class EpochCache:
 
     def __init__(self, entries: Iterable[tuple[int, int]] = (), before_start: int = NO_EPOCH) -> None:
         self.before_start = before_start
-        """LeaderEpoch of the newest record below the log start, which retention has dropped; 0: not known."""
+        """LeaderEpoch of the newest record below the log start, which retention has deleted. 0: not known."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         for epoch, start in entries:

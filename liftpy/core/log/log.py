@@ -48,15 +48,15 @@ class Log:
         self.storage = storage
         self.config = config
         self.segments = segments
-        """Ascending, never empty; the last one is appended to."""
+        """Segments, ascending, never empty. The last one receives appends."""
         self.epochs = EpochCache()
         self.on_advance: Callable[[], None] | None = None
         """Called after each append, rise of the HW, or cut: tailing readers look again."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
         self.truncated_records = 0  # cut because the leader does not have them, since the log was opened
-        """Called when a read meets bytes that are not what was written."""
+        """Called when a read finds other bytes than were written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
-        """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
+        """Inclusive. Equal to ``log_end_offset`` when the log is empty. It only grows [D26]."""
         self.asked_start = 0  # ``PartitionState.asked_start``, as last heard of
         for segment in segments:
             for epoch, start in segment.epochs:
@@ -67,7 +67,7 @@ class Log:
         self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
         """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
         self.persisted_epoch = checkpoint.persisted_epoch
-        """The LeaderEpoch promised last, by the journal of promises or a checkpoint; 0: none."""
+        """The LeaderEpoch that was promised last, in the journal of promises or a checkpoint. 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
         self._rechecks = Rechecks()
@@ -121,7 +121,7 @@ class Log:
 
     @property
     def newest_offset(self) -> int:
-        """Inclusive: the last record; ``log_start_offset - 1`` when the log is empty."""
+        """Inclusive: the last record. ``log_start_offset - 1`` when the log is empty."""
         return self.log_end_offset - 1
 
     @property
@@ -249,7 +249,7 @@ class Log:
         return self.flushed_end_offset
 
     def flush(self) -> int:
-        """Flush here and now; return ``flushed_end_offset``. For tools, tests and the end; a server uses ``begin_flush``."""
+        """Flush at once and return ``flushed_end_offset``. For tools, tests and the end. A server uses ``begin_flush``."""
         if (flush := self.begin_flush()) is not None:
             try:
                 flush.run()
@@ -392,7 +392,7 @@ class Log:
     # ---- cutting -----------------------------------------------------------------------------------------------------
 
     def cut_after(self, offset: int) -> int:
-        """Keep the batches that end at or below ``offset``; return the new ``log_end_offset``. Durable when it returns."""
+        """Keep the batches that end at or below ``offset``, durably. Return the new ``log_end_offset``."""
         return self.cut_to(offset + 1)
 
     def cut_to(self, end_offset: int) -> int:
@@ -561,9 +561,10 @@ class Log:
         return run
 
     def complete_compaction(self, compaction: Compaction) -> int:
-        """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.
+        """Replace the inputs of a compaction by its outputs. Return the number of removed records. Do nothing if the log was
+        truncated.
 
-        An error on the way closes the log: what is in the folder is sorted out when it is opened again.
+        An error closes the log. The next start repairs the directory.
         """
         self._must_be_open()
         known = {id(s) for s in self.segments}

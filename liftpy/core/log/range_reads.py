@@ -41,7 +41,7 @@ def read_selected(
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
-    ``end_offset``: exclusive; no batch that reaches past it is given. Raises as ``Log.read``.
+    ``end_offset``: exclusive. No batch that reaches past it is returned. Raises as ``Log.read``.
     """
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []

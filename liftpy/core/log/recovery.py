@@ -45,7 +45,7 @@ _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
 
 def set_aside(storage: Storage, base_offset: int, why: str) -> None:
-    """Rename the segment at ``base_offset``; its index goes. ``why``: DAMAGED or BEHIND."""
+    """Rename the segment at ``base_offset`` and remove its index. ``why``: DAMAGED or BEHIND."""
     storage.remove(index_name(base_offset))
     taken = set(storage.names())
     name = f"{log_name(base_offset)}.{why}"
@@ -60,7 +60,7 @@ def names_set_aside(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def drop_set_aside(storage: Storage) -> tuple[str, ...]:
-    """Remove what is not needed any more, but for the last ``DAMAGED_KEPT`` damaged segments; return the names removed."""
+    """Remove quarantined files, except the last ``DAMAGED_KEPT`` damaged segments. Return the removed names."""
     names = names_set_aside(storage.names())
     damaged = [name for name in names if f".{DAMAGED}-" in name]
     removed = tuple(name for name in names if name not in damaged[-DAMAGED_KEPT:])
@@ -102,7 +102,9 @@ class OpenReport:
     """Quarantined files in the directory, from this or an earlier start."""
 
     lost_flushed: bool = False
-    """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
+    """True if the end of a log that was closed in good order was truncated. A crash cannot cause this, so flushed records are
+    lost.
+    """
 
     rewritten_bytes: int = 0
     """Number of bytes that were written again, because they were not proven to be on the disk."""
@@ -137,9 +139,9 @@ class Recovered:
 
 
 def recover(storage: Storage, *, clean: bool = False) -> Recovered:
-    """Recover a directory so that its log can continue, and report what was found.
+    """Recover a directory so that its log can continue, and report the findings.
 
-    ``clean``: the log was closed in good order, so that a tail that is cut now was damaged since.
+    ``clean``: the log was closed in good order, so damage at its end happened afterwards.
     """
     names = storage.names()
     if any(name.endswith((".tmp", ".tail")) for name in names):
@@ -244,7 +246,7 @@ def _segments(
 
 
 def _from_index(storage: Storage, base: int) -> Segment | None:
-    """Return a sealed segment by its index, if that fits the file; an index is never believed against its segment [S6]."""
+    """Return a sealed segment by its index, if the index fits the file. If they differ, the segment counts [S6]."""
     summary = decode_index(storage.load(index_name(base)))
     if summary is None or summary.base_offset != base:
         return None
@@ -330,8 +332,9 @@ def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
 
 
 FLUSH_FAILED_NAME = "flush-failed"
-"""A small file, the durable mark of a flush that failed; its text says why, for people. Nothing relies on it: where the disk did not
-even take the mark, the next opening believes as little."""
+"""Name of a small file, the durable mark of a failed flush. Its text says why, for people. No code relies on it, because the
+disk may not have stored the mark.
+"""
 _TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
 
@@ -360,10 +363,10 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 def prove(
     storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
-    """Return the segments, and the names in the folder, made durable; and how many bytes had to be written again.
+    """Make the segments and names durable. Return the segments, and the number of bytes that were written again.
 
-    ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``names``: of
-    the files in the folder; ``flush_failed``: there is a mark of a failed flush. Raises StorageError.
+    ``segments``: from recovery, ascending. ``checkpoint``: as read, durable or not. ``names``: of the files in the directory.
+    ``flush_failed``: True if there is a mark of a failed flush. Raises StorageError.
     """
     proven_end_offset = checkpoint.high_watermark + 1
     positions = [_proven_position(segment, proven_end_offset) for segment in segments]

@@ -45,7 +45,7 @@ class Segment:
     """Inclusive: the log end offset when the file was made."""
     file: LogFile
     next_offset: int
-    """Exclusive: the offset after its last record; ``base_offset`` when it is empty."""
+    """Exclusive: the offset after its last record. ``base_offset`` when it is empty."""
     size_bytes: int = 0
     first_timestamp_ns: int = 0
     max_timestamp_ns: int = 0
@@ -60,7 +60,7 @@ class Segment:
     checked: bool = False
     """Every batch in it was written, or walked with its CRC, by this process."""
     checked_blocks: set[int] = field(default_factory=set)
-    """Numbers of the index entries whose batches, up to the next entry, have been checked; used while not ``checked``."""
+    """Numbers of the index entries whose batches, up to the next entry, have been checked. Used while ``checked`` is False."""
     damaged: bool = False
     """True if a check has failed."""
     awaits_scrub: bool = False
@@ -233,9 +233,9 @@ class Walk:
 
 
 def walk(segment: Segment) -> Walk:
-    """Read a segment's file from its start, batch by batch with CRC and order, and note what is right.
+    """Read a segment's file from its start, batch by batch with CRC and order, and note the valid part.
 
-    Raises UnknownFormatError for a whole, right batch of another version: nothing is cut then [S11].
+    Raises UnknownFormatError for a complete, valid batch of another version. Then nothing is truncated [S11].
     """
     position, start, block = 0, 0, memoryview(b"")
     size = segment.file.size_bytes

@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 class IndexEntry(NamedTuple):
-    """A batch begins at ``position`` with ``base_offset``; no record before it has a later timestamp than the maximum."""
+    """A batch begins at ``position`` with ``base_offset``. No record before it has a timestamp above the maximum."""
 
     base_offset: int
     position: int

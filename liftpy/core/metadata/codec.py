@@ -463,10 +463,10 @@ def times_from_pb(message: pb.SessionTimes) -> SessionTimes:
 
 
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """Return the canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
+    """Return the canonical serialized Image. ``operations`` False: without deduplication, for nodes that decide nothing.
 
-    Streams are encoded one by one and joined: a serialized message is the concatenation of its fields, and so no
-    second copy of a large image is built.
+    Streams are encoded one by one and joined, because a serialized message is the concatenation of its fields. So there is no
+    second copy of a large image.
     """
     streams = (pb.Image(streams=[stream_to_pb(image.streams[name])]) for name in sorted(image.streams))
     parts = (part.SerializeToString(deterministic=True) for part in chain((_head_to_pb(image, operations),), streams))

@@ -101,7 +101,7 @@ def well_formed(held: ControllerList) -> bool:
 
 
 def list_of(entry: bytes, index: int) -> ControllerList | None:
-    """Return the list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``; None for whatever is no change."""
+    """Return the list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``. None: it is no change."""
     try:
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:

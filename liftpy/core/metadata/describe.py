@@ -51,7 +51,7 @@ class _Room:
 
 
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
-    """Return the page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
+    """Return the page that ``request`` asks for, from the image. The caller adds the leader and the controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
         page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))

@@ -97,7 +97,7 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
 def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
     """Return the partition with a planned transfer to ``node_id`` ('': the best other member), None if no node can take over.
 
-    The old leader is alive and stays in the ISR; it is the candidate again if the others fail.
+    The old leader is alive and stays in the ISR. It is a candidate again if the others fail.
     """
     others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
     if node_id and node_id not in others:
@@ -261,7 +261,7 @@ class ElectionTimers:
         self._image: ClusterImage | None = None
         self._clocks: dict[PartitionKey, _Clock] = {}
         self._queue: list[tuple[int, PartitionKey]] = []
-        """Heap of (deadline, partition); an entry whose deadline is not its clock's any more means nothing."""
+        """Heap of (deadline, partition). An entry with an outdated deadline has no meaning."""
         self._got_on_ns: dict[str, int] = {}
         """Node id -> time of its last reported position or finished promotion."""
 
@@ -423,7 +423,9 @@ def misplaced(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
 
 
 class PreferredLeaders:
-    """The metadata leader's look at it, every ``every_s`` seconds; 0: never. ``now_ns`` is monotonic."""
+    """Checks for leaderships that can return to their preferred leader, every ``every_s`` seconds (0: never). Only the
+    metadata leader runs it. ``now_ns`` is monotonic.
+    """
 
     def __init__(self, every_s: float) -> None:
         self._every_ns = round(every_s * NS_PER_S)

@@ -38,11 +38,11 @@ _MAX_STATE_SIZE_BYTES = 8192
 
 
 class FeedProducer:
-    """A controller's side. Every controller calls ``applied``; only the metadata leader publishes and answers."""
+    """The feed on a controller. Every controller calls ``applied``. Only the metadata leader publishes and answers."""
 
     def __init__(self, index: int = 0) -> None:
         self._held: deque[tuple[int, int, tuple[Record, ...]]] = deque()
-        """(index, index before it, records), contiguous up to ``index``; bounded by entries and records."""
+        """(index, previous index, records), contiguous up to ``index``. Limited by entries and records."""
         self._held_records = 0
         self._takes_bytes: int | None = None
         """Maximum size of a message, from the NATS server's max_payload. None: not known."""
@@ -234,7 +234,7 @@ class FeedSubscription:
         self.synced = False
         """True if the cluster has had ``image``. It may be behind."""
         self.known_index = 0
-        """The highest index that the feed has shown; above ``image.index`` something is missing."""
+        """The highest index that the feed has shown. If it is above ``image.index``, entries are missing."""
         self.resync_count = 0
         """Number of times that the image was discarded because an entry did not fit."""
         self._heads_below = 0

@@ -36,7 +36,7 @@ class DirectoryIdentity:
     not register.
     """
     earlier: tuple[int, ...] = ()
-    """Nonces of starts before the last one, oldest first; at most MAX_EARLIER_NONCES."""
+    """Nonces of starts before the last one, oldest first, at most MAX_EARLIER_NONCES."""
 
     def next(self, nonce: int) -> DirectoryIdentity:
         """Return the identity for the next process, which has drawn ``nonce``."""
@@ -135,7 +135,7 @@ class Predecessor:
         self._silences = silences
         self._silent = 0
         self.is_present = False
-        """True if it has answered and was not proved gone since."""
+        """True if it has answered and was not proved gone since then."""
 
     def heard(self, sign: Sign, now_ns: int) -> Verdict:
         """Note the result of one question. Return the verdict."""

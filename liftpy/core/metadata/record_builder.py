@@ -127,7 +127,7 @@ class RecordBuilder:
         self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
 
     def change(self, stream: StreamImage, partition: PartitionState) -> PartitionState:
-        """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""
+        """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch. Return the recorded state."""
         old = stream.partitions[partition.partition]
         begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
         changed = replace(

@@ -16,7 +16,9 @@ from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.image import ClusterImage
 
 LEAP = 1 << 20
-"""More than any group decides between two flushes of all its members; of entries, terms and everything that is never used twice."""
+"""Increase of entries, terms and everything that is never used twice. No group decides more between two flushes of all its
+members.
+"""
 
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:

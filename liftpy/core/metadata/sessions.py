@@ -110,7 +110,7 @@ class NodeSessions:
         self._began_ns = 0
         """Time at which this node became the metadata leader."""
         self._anybody_heard = False
-        """True if it has answered a heartbeat since."""
+        """True if a heartbeat was answered since then."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin as the metadata leader: all sessions start now."""
@@ -297,7 +297,7 @@ class NodeSessions:
 
 
 MAX_WAITING = 64
-"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
+"""Maximum number of answered heartbeats that wait for the image. Beyond it, the oldest ones are dropped."""
 
 
 class Registered(Enum):

@@ -116,7 +116,7 @@ class History:
     def __init__(self) -> None:
         self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
         self._newest = dict.fromkeys(LENGTHS, 0)
-        """Step -> the last second, or the first of the last ten, that there is a place for; 0: none."""
+        """Step -> last second, or first second of the last ten, that has a place. 0: none."""
         self._oldest = dict.fromkeys(LENGTHS, 0)
         """Step -> its first value. 0: none."""
 
@@ -270,7 +270,7 @@ def question(step: int, after: int, node: str = "") -> dict[str, Any]:
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """Return the answer to ``{"step": 1, "after": second}``; None: that is no question."""
+    """Return the answer to ``{"step": 1, "after": second}``. None: the question is invalid."""
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)

@@ -167,7 +167,7 @@ class NodeTraces:
 
 @dataclass(slots=True, kw_only=True)
 class _OnItsWay:
-    """Steps in ns, monotonic; 0: not yet."""
+    """Times of the steps of one batch in ns, monotonic. 0: not yet."""
 
     last_offset: int
     leader_epoch: int

@@ -63,7 +63,7 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.RECORDS_LOST: (400, 10071, "acknowledged records of the producer are lost"),
     RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
 }
-"""Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
+"""Reason -> (code, err_code, description) for a JetStream client. The err_codes are those of nats-server."""
 
 MOST_UNTOLD = 1000
 """Maximum number of batches whose publishers wait for a negative ack. That is a few seconds of batches."""
@@ -97,7 +97,9 @@ class Envelope:
 
 @dataclass(slots=True)
 class Publishers:
-    """The publishers of one batch, in record order. ``replies``: inbox or b"" for none; ``envelopes`` None: all are plain."""
+    """The publishers of one batch, in record order. ``replies``: inbox, or b"" for none. ``envelopes`` None: all messages are
+    plain.
+    """
 
     policy: AckPolicy
     replies: Sequence[bytes]

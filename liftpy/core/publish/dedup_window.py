@@ -41,7 +41,7 @@ _BATCH_BYTES = 296
 
 
 class Stored(NamedTuple):
-    """Place of a message id. ``last_offset`` is the last offset of its batch: both are committed together [D23]."""
+    """Place of a message id. ``last_offset``: last offset of its batch. Both are committed together [D23]."""
 
     offset: int
     last_offset: int
@@ -194,7 +194,7 @@ class RecentIds:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return the window; log time; the last id; then of each batch, and of each id, a column."""
+        """Return the window, the log time, the last id, then one column per field of the batches and of the ids."""
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
         kept = tuple(self._kept)
         return lambda: [head, *_encoded(kept)]

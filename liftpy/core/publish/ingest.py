@@ -86,7 +86,7 @@ _TOO_OFTEN = Rejection(
 
 
 class _Before:
-    """Subjects of the messages before, in the same batch: what they leave as the last offset of a subject or of a filter."""
+    """Subjects of the earlier messages in the same batch, for the last offset of a subject or of a filter."""
 
     def __init__(self, derived: LogState) -> None:
         self._derived = derived
@@ -133,8 +133,8 @@ def unmet_conditions(
 ) -> dict[int, Rejection]:
     """Return record index -> rejection, for messages whose condition on the log does not hold. Empty: all hold.
 
-    A message is judged as if those before it, except the ones that are found here, were stored from ``end_offset`` on. Not ``of_ids``:
-    what is expected of the last message id is not looked at.
+    A message is checked as if the earlier ones, except those found here, were stored from ``end_offset`` on. ``of_ids``
+    False: conditions on the last message id are not checked.
     """
     unmet: dict[int, Rejection] = {}
     before = _Before(derived)
@@ -815,7 +815,7 @@ class Ingest:
             self._acks.reject(publishers, unfit)
 
     def seal(self, effect: AppendBatch) -> bytes:
-        """Return the record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
+        """Return the record batch of the publishes under ``effect.token``. ``appended`` or ``reject`` must follow."""
         in_hand = self._tokens[effect.token]
         by = in_hand.numbering or _NOBODY
         return seal(

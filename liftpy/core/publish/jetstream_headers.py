@@ -46,7 +46,7 @@ class Rejection(NamedTuple):
     reason: RejectReason
     detail: str
     jetstream: tuple[int, int] | None = None
-    """(code, err_code) for a JetStream client; None: those of the reason."""
+    """(code, err_code) for a JetStream client. None: those of the reason."""
 
 
 def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
@@ -88,11 +88,13 @@ class Expected(NamedTuple):
     """Conditions of a publish, without the last sequence."""
 
     sequence: int | None
-    """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""
+    """Expected last sequence of a subject. 0: it must have none. -1 (which no sequence is): the header is no number. None: no
+    condition.
+    """
     subject: str
     """Subject or filter of the condition. '': the subject of the message."""
     last_id: bytes
-    """The message id of the last record; b"": nothing is expected."""
+    """Expected message id of the last record. b"": no condition."""
 
 
 def asks(block: bytes) -> bool:

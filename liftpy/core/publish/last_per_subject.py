@@ -164,12 +164,12 @@ class LastOfSubjects:
         self._kept: dict[str, int] = {}  # of what is committed, and what was read backwards
         self._over: dict[str, int] = {}  # of the tail
         self._names: list[str] | None = None
-        """Known subjects in order, ``MANY`` at most; None: no filter was looked up since subjects were removed."""
+        """Known subjects in order, at most ``MANY``. None: no filter was looked up since subjects were removed."""
         self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()  # (last offset, subject -> offset, bytes)
         self._high_watermark = -1
         self._began_at = offset
         self.low = offset
-        """Inclusive: everything from there on is known; None: nothing is."""
+        """Inclusive: everything from there on is known. None: nothing is."""
         self.share.hold(0)
 
     @property

@@ -64,7 +64,7 @@ class LogState:
             self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
         self.index_wait = IndexWait(now_ns, node)
-        """Publishes that wait until ``subjects`` knows what they expect."""
+        """Publishes that wait until ``subjects`` knows the subject of their condition."""
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
         """Total size of all batches of the log that were taken, replayed ones included, in bytes."""

@@ -187,7 +187,9 @@ class NodeDerived:
     by_kind: Counter[str] = field(default_factory=Counter)
     """Part's name -> bytes of memory, of all partitions."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Part's name -> publishes, and questions of producers, that were refused for want of room or of knowledge; ever."""
+    """Name of a part -> number of publishes and producer questions that were rejected for lack of room or knowledge, since
+    the start.
+    """
     filters: FilterBudget = field(default_factory=FilterBudget)
 
 

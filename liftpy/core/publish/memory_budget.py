@@ -144,7 +144,7 @@ class HeldByNode:
 
 
 def limit_of(setting_bytes: int, memory_bytes: int) -> int:
-    """Return the limit: what is set, or the default's share of ``memory_bytes``, which the process may have."""
+    """Return the limit: the setting, or by default a share of ``memory_bytes``, the memory limit of the process."""
     return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
 
 

@@ -241,11 +241,11 @@ class MessageColumns:
     ids: dict[int, bytes] = field(default_factory=dict)
     """Record index -> message id, ascending."""
     batch: Published | None = None
-    """The one message is a whole batch; the other columns are not filled in."""
+    """Set if the one message is a whole batch. Then the other columns are empty."""
     claim: Claim | None = None
     """Producer and sequence numbers that the producer has set."""
     asked: Question | None = None
-    """The one message asks how a process may go on; there is nothing to store."""
+    """Set if the one message asks how a process may continue. Then nothing is stored."""
     apart: list[int] = field(default_factory=list)
     """Indices of whole batches among several messages. Each is read alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
@@ -292,9 +292,9 @@ class MessageDecoder:
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
         """Shared options of publishers with equal options, within one ``read``."""
         self.poison_envelopes = 0
-        """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
+        """Number of payloads with the envelope's magic number that are no envelopes. They are stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing
-        """Called for each ``read``, and for what is refused unread: what its partition counts may be more."""
+        """Called for each ``read``, and for publishes that are rejected unread, because the partition's counters may have changed."""
 
     @property
     def answers(self) -> bool:

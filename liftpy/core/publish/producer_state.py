@@ -96,7 +96,7 @@ class ProducerState(NamedTuple):
     time_ns: int
     """Log time of its last batch."""
     name: str = ""
-    """'': none of its batches that were taken says it."""
+    """Name of the producer. '': no stored batch has it."""
     position: SourcePosition | None = None
     """Source position of its last batch. None: the producer has no source."""
     partitioning: Partitioning | None = None
@@ -135,7 +135,7 @@ class Finding(Enum):
     CONFLICT = "conflict"
     """Another name, or another source, has the number."""
     PLAN_CHANGED = "plan changed"
-    """Records of its round are there that were shared out among producers by another plan."""
+    """Records of its round were shared out among producers by another plan."""
     FULL = "full"
     """There is no memory for more producers."""
 
@@ -533,7 +533,7 @@ def _offset_of(state: ProducerState, sequence: int) -> int:
 
 
 _GIVEN_BYTES = 900
-"""About what who was given an epoch takes in memory: 420 without a name, of up to 255 bytes; an estimate."""
+"""Approximate memory of a producer with a granted epoch: 420 bytes without a name, which has up to 255 bytes."""
 _REFUSALS = {
     Finding.FENCED: Rejection(
         RejectReason.PRODUCER_FENCED, "A newer process uses this producer id. Stop this process, or use another producer id."
@@ -607,7 +607,7 @@ class Question(NamedTuple):
     name: str = ""
     position: SourcePosition | None = None
     acked: tuple[int, int] | None = None
-    """(offset, LeaderEpoch) of the last acknowledgment that the process has; None: it has none."""
+    """(offset, LeaderEpoch) of the last ack that the process has received. None: none."""
 
 
 class ProducerDesk:

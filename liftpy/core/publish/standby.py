@@ -73,7 +73,7 @@ class StandbyBuffer:
     """Messages that are being sorted. They do not count for the limits, so later messages have room."""
     size_bytes: int = 0
     pushed_out: int = 0
-    """Messages that made room for later ones, while the log went on; ever."""
+    """Number of messages that were dropped for later ones while the log grew, since the start."""
 
     def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
         """Add messages. ``grown_ns``: last time that the log grew. Return False if there is no room."""
@@ -407,7 +407,7 @@ class StandbyReplay:
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
     def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
-        """Sort ``blocks`` into ``taken``; each step is one of a bounded number of messages, or bytes of the log."""
+        """Sort ``blocks`` into ``taken``. Each step works on a limited number of messages, or bytes of the log."""
         steps: list[_Step] = []
         for block in blocks:
             for start in range(0, len(block.messages), self.rules.step_messages):

@@ -62,13 +62,13 @@ class Unwritten(NamedTuple):
     parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
 
     def write(self, storage: Storage) -> int:
-        """Store it durably, read it back, and remove the others [S16].
+        """Store the state durably, read it back, and remove the other files [S16].
 
         Returns:
-            Size of the file in bytes; 0: it is too large, and not stored.
+            Size of the file in bytes. 0: it is too large and was not stored.
 
         Raises:
-            StorageError: The disk failed, or the file can't be read back. The other files are as they were.
+            StorageError: The disk failed, or the file can't be read back. The other files are unchanged.
         """
         parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
         pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
@@ -122,7 +122,7 @@ def _text(text: str) -> bytes:
 
 
 def decode_state(data: bytes | None) -> State | None:
-    """Return the reverse; None for what is missing, torn or damaged. Raises UnknownFormatError for another version [S11]."""
+    """Return the decoded state, None if it is missing, incomplete or damaged. Raises UnknownFormatError for another version [S11]."""
     body = open_small_file(_MAGIC, data)
     if body is None:
         return None

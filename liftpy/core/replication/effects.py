@@ -46,7 +46,7 @@ class AppendBatch:
     token: int
     """Token of the PublishesReceived."""
     base_offset: int
-    """Inclusive: of its first record; the log end of now."""
+    """Inclusive: offset of its first record, the current log end."""
     leader_epoch: int
     """LeaderEpoch in which this replica leads. It is stamped on the batch."""
     timestamp_ns: int
@@ -136,7 +136,7 @@ class AppendFetched:
 
 @value
 class DropFetched:
-    """Follower: the answer under ``token`` is not used (stale, gap); free it."""
+    """Follower: free the answer under ``token`` without using it, because it is outdated or has a gap."""
 
     token: int
     """Token of the FetchAnswered."""
@@ -171,7 +171,7 @@ class RaiseHighWatermark:
     """Records are committed: serve them, wake readers, checkpoint by the interval."""
 
     high_watermark: int
-    """Inclusive: the newest committed record; flushed here, never below an earlier one."""
+    """Inclusive: the newest committed record. It is flushed here, and never below an earlier value."""
 
 
 @value
@@ -179,29 +179,29 @@ class RecheckLog:
     """Leader: a follower reported damage. Read that batch from the disk again, with limits (``Log.complaint``)."""
 
     offset: int
-    """Inclusive: where what it got is not what was written."""
+    """Inclusive: offset at which it received wrong bytes."""
     replica: str
     """Replica that reported the damage."""
 
 
 @value
 class SendFetch:
-    """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
+    """Follower: send a ReplicationRequest to the leader on ``.replicate``. The core watches the deadline of the answer."""
 
     request_id: int
-    """Names the answer; grows."""
+    """Id of the request, repeated in its answer. It grows."""
     leader: str
     """Node id of the leader or candidate, for people: the subject leads to it."""
     offset: int
     """Inclusive: the newest record that is flushed here. Acknowledges all up to it, and asks for what follows."""
     offset_epoch: int
-    """LeaderEpoch of the record at ``offset``; 0: the log is empty."""
+    """LeaderEpoch of the record at ``offset``. 0: the log is empty."""
     leader_epoch: int
     """LeaderEpoch that is followed."""
     max_bytes: int
     """Maximum size of the answer, in bytes. A larger batch comes in pieces."""
     bad_offset: int | None = None
-    """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
+    """Inclusive: offset at which the leader's last answer had wrong bytes. The request reports it."""
     flush_ns: int = 0
     """Duration of the last flush, in ns. 0: not known."""
     copy_epoch: int = 0
@@ -244,7 +244,7 @@ class SendEpochQuery:
     """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
     request_id: int
-    """Names the answer; grows."""
+    """Id of the request, repeated in its answer. It grows."""
     leader: str
     """Leader to ask, as in SendFetch."""
     asked_epoch: int
@@ -262,7 +262,7 @@ class SendFetchResponse:
     from_offset: int
     """Inclusive: the first requested record."""
     max_bytes: int
-    """Bound of the batches in bytes; one batch at least."""
+    """Maximum size of the batches in bytes, but at least one batch."""
     leader_epoch: int
     """LeaderEpoch of the answer."""
 
@@ -319,9 +319,9 @@ class SendFetchRefusal:
     leader_epoch: int
     """LeaderEpoch in which this replica acts, in any role."""
     log_start_offset: int
-    """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START or DELETES_GONE begins its log there."""
+    """Inclusive: start of this log. A follower that is rejected with BEFORE_LOG_START or DELETES_GONE begins its log there."""
     deletes_end: int = 0
-    """Exclusive: ``Horizon.deletes_end`` of this log; the follower takes it over."""
+    """Exclusive: ``Horizon.deletes_end`` of this log. The follower stores it."""
 
 
 @value
@@ -331,7 +331,7 @@ class SendEpochAnswer:
     token: int
     """Token of the EpochQueryReceived."""
     leader_epoch: int
-    """The largest epoch at or below the asked one on this log; 0: there is none."""
+    """The largest epoch in this log at or below the requested one. 0: there is none."""
     last_offset: int
     """Inclusive: the last record of that epoch. -1: there is none."""
     current_epoch: int
@@ -358,7 +358,7 @@ class ProbeReplica:
 
 @value
 class SendNotice:
-    """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for observers."""
+    """Leader: send one LeaderNotice to each of ``replicas``. It wakes them. The offsets are for observers."""
 
     replicas: tuple[str, ...]
     """Ids of the nodes that get the notice."""
@@ -409,7 +409,7 @@ class ReportLeader:
     high_watermark: int
     """Inclusive: as known here."""
     leader_lacks: bool = False
-    """The leader lacks what is known here to be committed."""
+    """True if the leader lacks a record that this node knows to be committed."""
 
 
 @value
@@ -483,10 +483,10 @@ class ReportPromotion:
 
 @value
 class ReplayLog:
-    """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
+    """Rebuild the derived state from its checkpoint to the log end, including uncommitted records. Answer with ReplayFinished."""
 
     end_offset: int
-    """Exclusive: the log end of now; nothing is appended before ReplayFinished."""
+    """Exclusive: the current log end. Nothing is appended before ReplayFinished."""
 
 
 @value
@@ -511,7 +511,7 @@ class SetDeadline:
     kind: Deadline
     """Kind of the deadline."""
     at_ns: int | None
-    """Monotonic ns; None: cancel it."""
+    """Monotonic time in ns. None: cancel the deadline."""
 
 
 @value
@@ -521,7 +521,7 @@ class RoleChanged:
     role: RoleName
     """The new role."""
     phase: str
-    """The phase in it (LEADER_READY, FOLLOWER_FETCH...); of a failed one, why."""
+    """Phase in the role (LEADER_READY, FOLLOWER_FETCH...). For a failed role: the reason."""
     leader_epoch: int
     """LeaderEpoch in which the role acts."""
 

@@ -35,11 +35,11 @@ class LogOpened:
     log_end_offset: int
     """Exclusive: everything below is on the disk."""
     high_watermark: int
-    """Inclusive, -1: none. Of the checkpoint; the core keeps it inside the log."""
+    """Inclusive, -1: none. From the checkpoint. The core limits it to the log."""
     epochs: tuple[tuple[int, int], ...]
     """(LeaderEpoch, offset of its first record, inclusive), ascending: a scan of the log [D13]."""
     persisted_epoch: int = 0
-    """The LeaderEpoch that PersistLeaderEpoch stored last; states of an older one are ignored. 0: none."""
+    """The LeaderEpoch that PersistLeaderEpoch stored last. States of an older one are ignored. 0: none."""
     epoch_before_start: int = 0
     """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
 
@@ -132,13 +132,13 @@ class FetchReceived:
     leader_epoch: int
     """LeaderEpoch that it follows."""
     offset_epoch: int
-    """LeaderEpoch of its record at ``offset``; 0: its log is empty."""
+    """LeaderEpoch of its record at ``offset``. 0: its log is empty."""
     incarnation: int
     """Incarnation of the sender's process. 0: a peer of the published protocol. It may read and does not count."""
     request_id: int
-    """Grows with each of its requests: one below the last that counted was overtaken."""
+    """Grows with each of its requests. A request below the last valid one was overtaken."""
     max_bytes: int
-    """Bound of the answer in bytes; 0: as the leader likes."""
+    """Maximum size of the answer in bytes. 0: the leader decides."""
     stream_uid: str
     """Uid of the requested stream. '': a peer of the published protocol."""
     awaits_more: bool = False
@@ -176,16 +176,18 @@ class BatchSpan:
     """Offsets, epoch and size of one received record batch whose CRC was checked."""
 
     base_offset: int
-    """Inclusive: of its first record, there or compacted away."""
+    """Inclusive: offset of its first record, which compaction may have removed."""
     last_offset: int
-    """Inclusive: of its last one, not below ``base_offset``."""
+    """Inclusive: offset of its last record, not below ``base_offset``."""
     leader_epoch: int
     """LeaderEpoch in which the batch was written."""
 
 
 @value
 class FetchAnswered:
-    """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
+    """A ReplicationResponse. Without spans, the follower is caught up, and ``token`` has no bytes. Bytes that cannot be
+    parsed are a RequestFailed.
+    """
 
     token: int
     """Token of the received bytes, until AppendFetched or DropFetched."""
@@ -194,7 +196,7 @@ class FetchAnswered:
     leader_epoch: int
     """LeaderEpoch of the sender. If this replica follows another one, the answer is dropped."""
     high_watermark: int
-    """Inclusive: the leader's, when it answered. Acted on only up to what is flushed here."""
+    """Inclusive: the leader's HW when it answered. Only the part that is flushed here is used."""
     spans: tuple[BatchSpan, ...]
     """Batches in the order of the bytes kept under ``token``."""
     size_bytes: int = 0
@@ -210,7 +212,7 @@ class FetchPieceArrived:
     leader_epoch: int
     """LeaderEpoch of the sender."""
     has_room: bool = True
-    """False: it was not kept, others are being put together; asked again after a back-off."""
+    """False: the piece was not kept, because other batches are incomplete. It is requested again after a pause."""
 
 
 class RefusalReason(Enum):
@@ -252,7 +254,7 @@ class RequestFailed:
     reason: str
     """Reason, as text for logs."""
     bad_offset: int | None = None
-    """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
+    """Inclusive: the answer has wrong bytes at this offset. -1: from its first batch on."""
 
 
 @value
@@ -264,11 +266,11 @@ class EpochQueryAnswered:
     leader_epoch: int
     """LeaderEpoch found in the leader's log. 0: the log does not have such an epoch."""
     last_offset: int
-    """Inclusive: its last record; -1 when there is none."""
+    """Inclusive: its last record. -1 if there is none."""
     current_epoch: int
     """LeaderEpoch in which the leader leads. If this replica follows another one, it asks again."""
     log_start_offset: int
-    """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
+    """Inclusive: start of the leader's log. A log that has nothing in common with it begins again there."""
 
 
 @value
@@ -301,7 +303,7 @@ class LogStartMoved:
     """Retention moved the log start. Earlier records are not served any more."""
 
     log_start_offset: int
-    """Inclusive; never falls, never above HW + 1 [D26]."""
+    """Inclusive. It never falls, and is never above HW + 1 [D26]."""
 
 
 @value
@@ -337,7 +339,7 @@ class NoticeReceived:
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``."""
     high_watermark: int
-    """Inclusive: the leader's; above the own one it is a reason to fetch."""
+    """Inclusive: the leader's HW. If it is above the own one, the follower fetches."""
     log_start_offset: int
     """Inclusive: of the leader's log."""
 
@@ -439,7 +441,7 @@ class DuplicateReceived:
     """Leader: publishers repeated records that are in the log. They are answered together with those of the record [A3]."""
 
     last_offset: int
-    """Inclusive: of the batch that holds the record; of several the lowest."""
+    """Inclusive: last offset of the batch that holds the record. The lowest one of several batches."""
 
 
 @value

@@ -641,7 +641,7 @@ class FetchAssembly:
     def __init__(self) -> None:
         self._assembly = Assembly()
         self._place = (0, -1)
-        """(LeaderEpoch, offset) of the fetches that asked for what is held."""
+        """(LeaderEpoch, offset) of the fetches for the held pieces."""
         self._request_id = 0
         """Id of the newest fetch."""
 

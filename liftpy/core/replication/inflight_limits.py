@@ -227,7 +227,7 @@ _BLIND_NS = _NS_PER_S // 4
 BLIND_RATE_BYTES = 64 * _MIB
 _MOST_BLIND_RATE_BYTES = 1024 * _MIB
 _LEAST_RATE_BYTES = 16 * _MIB
-"""64 MiB are through in 6 s, with the patience; a nats-server's ``write_deadline`` is 10 s."""
+"""Minimum rate. With the patience, 64 MiB pass in 6 s. A nats-server's ``write_deadline`` is 10 s."""
 _WINDOW_NS = 4 * _NS_PER_S
 _SHED_PATIENCE_NS = _NS_PER_S
 

@@ -432,7 +432,7 @@ class FollowerProgress:
     live: bool = False
     """True if the session of its node is live."""
     position: int | None = None
-    """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
+    """Inclusive: newest offset that it has flushed, by its last fetch. None: unknown in this epoch."""
     was_caught_up: bool = False
     """True if it has been at the log end in this epoch, with this incarnation, and since it last left the ISR."""
     in_isr: bool = False
@@ -449,18 +449,18 @@ class FollowerProgress:
     progressed_ns: int = 0
     """Time at which its position last rose. At first: never."""
     mark_end_offset: int = -1
-    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet; -1: none."""
+    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet. -1: none."""
     mark_ns: int = 0
     log_end_offset_at_last_fetch: int = 0
     """Exclusive: the leader's log end when it last fetched."""
     last_request_id: int = 0
-    """The newest request that counted; one below it was overtaken on its way."""
+    """Newest valid request id. A request below it was overtaken."""
     last_request_ns: int = 0
     """Arrival time of its last request. A later confirmation of its wait sets only ``last_fetch_ns``."""
     doubted_ns: int | None = None
     """Arrival time of the first rejected request after the last valid one. None: there is none."""
     told_high_watermark: int = -2
-    """HW of the last answer or notice that was sent to it; -2: nothing was."""
+    """HW of the last answer or notice that was sent to it. -2: none was."""
     owed_ns: int = 0
     """Time since which its fetch waits for the first answer, or does not know the current HW. 0: neither."""
 

@@ -156,14 +156,14 @@ _RELEASE_BYTES = 1024 * 1024
 
 
 class LeaderRole(ReplicaRole):
-    """The leader. ``desk``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
+    """The leader. ``desk``: handler of the candidate, whose followers have acknowledged in this epoch. None: create one."""
 
     name = RoleName.LEADER
 
     def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
         super().__init__(shared, Leading.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
-        """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
+        """Offset of the first record of this LeaderEpoch. It is fixed before anything is appended."""
         self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
@@ -537,7 +537,7 @@ class LeaderRole(ReplicaRole):
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
-        """Return the replica set that a change leads to; None: the same."""
+        """Return the replica set after the change. None: unchanged."""
         state = self.shared.state
         joins = state.joining in wanted
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None

@@ -20,7 +20,7 @@ class LogOffsets:
     """Bounds and epochs of one log."""
 
     log_start_offset: int = 0
-    """Inclusive: offset of the oldest record; equal to ``log_end_offset`` when the log is empty [D26]."""
+    """Inclusive: offset of the oldest record. Equal to ``log_end_offset`` when the log is empty [D26]."""
     log_end_offset: int = 0
     """Exclusive: the offset that the next record gets."""
     flushed_end_offset: int = 0
@@ -113,7 +113,7 @@ class LogOffsets:
         self.epochs.drop_prefix(log_start_offset, self.log_end_offset)
 
     def raise_high_watermark(self, offset: int) -> bool:
-        """Raise HW to ``offset`` if that is higher; whether it moved. It never falls here [D8]."""
+        """Raise HW to ``offset`` if that is higher. Return whether it rose. It never falls here [D8]."""
         if offset <= self.high_watermark:
             return False
         check(offset <= self.newest_offset, "D7", "HW", offset, "above newest", self.newest_offset)

@@ -39,7 +39,7 @@ MAX_WAITING = 4096
 MAX_WAITING_BYTES = 32 << 20
 """Maximum memory of waiting readers of a node, with their reply subjects and Python objects, in bytes."""
 MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
-"""A ReadRequest names a stream and a uid; one of our own has 150, and what its filter has."""
+"""Maximum size of a ReadRequest with a stream, a uid and a filter. One of liftpy's clients has 150 bytes and its filter."""
 WAITING_COST_BYTES = 1500
 """Measured memory of a waiting reader in addition to the bytes of its request and reply subject."""
 TOO_LARGE = f"{REFUSED}read request, too large"
@@ -196,7 +196,7 @@ class _WaitingReader(Generic[Asker]):
     asker: Asker
     request: pb.ReadRequest
     offset: int
-    """First offset that is wanted; answered when the end passes it."""
+    """First requested offset. The read is answered when the end passes it."""
     cancel: Callable[[], None]
     cost_bytes: int
 
@@ -442,7 +442,7 @@ class Reads(Generic[Asker]):
             head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
-        """Return LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
+        """Return the LeaderEpoch of the record before ``offset``, which is not below the log start. 0: not known."""
         log = self._source.log
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 

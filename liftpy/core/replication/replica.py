@@ -123,7 +123,7 @@ class FailedRole(ReplicaRole):
 
 
 class StoppedRole(ReplicaRole):
-    """The node stops; whatever still arrives is not acted on."""
+    """The node stops. The replica ignores everything that still arrives."""
 
     name = RoleName.STOPPED
 
@@ -134,9 +134,9 @@ class FollowerSnapshot:
 
     replica: str
     position: int | None
-    """Inclusive: newest offset that it has flushed in this LeaderEpoch; None: unknown."""
+    """Inclusive: newest offset that it has flushed in this LeaderEpoch. None: unknown."""
     lag_records: int | None
-    """Records of the leader's flushed log that it does not have; None: unknown."""
+    """Number of records of the leader's flushed log that it lacks. None: unknown."""
     in_isr: bool
     caught_up_age_s: float
     """Seconds since it was last at the log end."""
@@ -170,9 +170,9 @@ class ReplicaSnapshot:
     followers: tuple[FollowerSnapshot, ...]
     """Empty unless it leads."""
     target: tuple[str, ...] = ()
-    """The replicas that are wanted; (): as they are."""
+    """Requested replicas. Empty: the current ones."""
     joining: str = ""
-    """The learner; '': there is none."""
+    """The learner. '': there is none."""
     copy_lag_records: int | None = None
     """Records that a learner lacks of the leader's committed ones. None: not a learner, or not known yet."""
     has_slow_disk: bool = False
@@ -182,8 +182,9 @@ class ReplicaSnapshot:
 
 
 class Replica:
-    """A pure state machine. ``seed``: of the jitter of its waits; give each replica another one. ``intake``: the node's sums, the same
-    for all of its replicas."""
+    """A replica as a pure state machine. ``seed``: for the jitter of its waits, different for each replica. ``intake``: sums
+    of the node, shared by all its replicas.
+    """
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class Replica:
 
     @property
     def phase(self) -> str:
-        """The phase in the role, as in RoleChanged; a follower's is finer."""
+        """Phase in the role, as in RoleChanged. That of a follower is more detailed."""
         return self._role.shown_phase
 
     @property
@@ -398,7 +399,7 @@ class Replica:
 
     # ---- the one way in --------------------------------------------------------------------------------------------
     def step(self, event: ev.Event, now_ns: int) -> list[Effect]:
-        """Take one event at ``now_ns`` (monotonic); return what to do, in order. See ``effects`` for the contract."""
+        """Process one event at ``now_ns`` (monotonic). Return the effects in order. ``effects`` has the contract."""
         out: list[Effect] = []
         role = self._role
         match event:

@@ -170,7 +170,7 @@ class ReplicaContext:
     flush_ns: int = 0
     """Duration of the last flush of the log, in ns. 0: not known."""
     data_path_down_ns: int | None = None
-    """Monotonic: since when the data path is down; None: it is up."""
+    """Monotonic time since which the data path is down. None: it is up."""
     held: HeldPartition = NOTHING_HELD
     """The partition at the last PartitionChanged. Epoch 0: none yet."""
     next_request_id: int = 1
@@ -180,7 +180,7 @@ class ReplicaContext:
     grows with the clock, so that the leader can detect a request that this process has not sent.
     """
     request_id_base: int = 0
-    """Ids are this much above the clock; the same for all replica objects of a process, and nothing that can be guessed."""
+    """Amount by which request ids are above the clock. It is equal for all replica objects of a process, and cannot be guessed."""
 
     @property
     def state(self) -> PartitionState:
@@ -208,7 +208,7 @@ class ReplicaRole:
         self.log = shared.log
         self.phase: Phase = phase
         self.leader_epoch = shared.state.leader_epoch
-        """The LeaderEpoch in which this role acts; another one needs another role object."""
+        """LeaderEpoch in which this role acts. Another epoch needs another role object."""
 
     @property
     def shown_phase(self) -> str:

@@ -104,11 +104,11 @@ class Outbox:
         self._kept: deque[Output] = deque()
         self._kept_bytes = 0
         self.output_count = 0
-        """Outputs that the state has produced so far; the number of the next one."""
+        """Number of outputs that the state has produced so far, and the number of the next one."""
         self.digest = b""
         """Digest of all outputs below ``output_count``. b"" if there are none."""
         self.emitted_end = 0
-        """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
+        """Outputs below it are committed in the output stream. It may be above ``output_count`` if this node lags."""
         self.known = False
         """True if ``emitted_end`` comes from the output stream, and the state was not disproven there."""
         self.compared_end = 0

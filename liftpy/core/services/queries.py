@@ -26,7 +26,10 @@ ERROR_HEADER = "Lift-Error"
 
 
 class QueryFailedError(LiftError):
-    """``on_query`` raised, or the service takes no queries. Blame: the query or the service; the state is as it was."""
+    """The query failed: ``on_query`` raised an error, or the service takes no queries.
+
+    The cause is the query or the service. The state did not change.
+    """
 
     code = "QUERY_FAILED"
     partitions = 0

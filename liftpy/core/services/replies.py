@@ -67,7 +67,7 @@ class Reply:
 
 
 class ReplyDesk:
-    """Replies that did not leave yet, or not from here: the newest, within bounds."""
+    """Replies that were not sent yet, or that another node may have sent. The newest ones, within limits."""
 
     def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:
         self._max_replies = max_replies
@@ -88,7 +88,7 @@ class ReplyDesk:
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Keep a reply if it has a receiver. Beyond the limits the oldest are dropped."""
+        """Keep a reply if it has a receiver. Beyond the limits, the oldest ones are dropped."""
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)

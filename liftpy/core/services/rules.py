@@ -143,7 +143,7 @@ def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes
 
 
 def parameter_in(service: type[Service], text: str) -> tuple[str, Any]:
-    """Name and value that ``NAME=VALUE`` gives: JSON where the value can be read as such, and where ``__init__`` wants no str."""
+    """Return name and value of ``NAME=VALUE``. The value is read as JSON if possible, and if ``__init__`` does not expect a str."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ConfigError(f"Invalid --set {text[:80]!r}. Use NAME=VALUE.")

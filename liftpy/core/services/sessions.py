@@ -73,7 +73,7 @@ class ReplicaView:
     epoch_start_offset: int = 0
     """First offset of the epoch in which the replica leads."""
     turn: int = 0
-    """Place of this node among the replicas that don't lead, from 1 on; 0: it leads."""
+    """Place of this node among the replicas that do not lead, from 1. 0: it leads."""
     is_retry: bool = False
     """The election has passed over another candidate."""
 
@@ -88,7 +88,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The services that a promotion waits for have all replayed up to ``position`` (exclusive); ``finished``: far enough."""
+    """The services that a promotion waits for have replayed up to ``position`` (exclusive). ``finished``: that is far enough."""
 
     position: int
     finished: bool
@@ -132,7 +132,7 @@ class _ServiceSession:
     problem: str = ""
     order: _Order | None = None
     replayed_epoch: int = 0
-    """LeaderEpoch in which it has replayed up to the stop that it was given."""
+    """LeaderEpoch in which it has replayed up to its stop."""
     has_caught_up: bool = False
     """True if a service of this name has caught up since it first registered. A promotion waits for it."""
     excused: bool = False
@@ -162,8 +162,9 @@ class _ServiceSession:
 
 @dataclass(slots=True)
 class _Gone:
-    """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's.
-    ``ending``: stopped, failed, diverged or silent."""
+    """A service that has ended. ``failed_at``: record at which it failed, -1: none. ``snapshot_position``: position of its
+    newest snapshot. ``ending``: stopped, failed, diverged or silent.
+    """
 
     failed_at: int
     snapshot_position: int

@@ -158,7 +158,7 @@ class Snapshot:
 
 
 def decode(data: bytes, identity: Identity) -> Snapshot:
-    """Read the snapshot in ``data``, with the contents of its sections: a service can begin with what this returns.
+    """Read the snapshot in ``data``, including its sections. A service can start with the result.
 
     Raises:
         UnknownFormatError: A newer version wrote it.
@@ -365,14 +365,14 @@ class PeerSearch:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
     def failed(self, offer: Offer, why: str, *, lies: bool = False) -> None:
-        """Note a failed download. ``lies``: the content was not what was offered."""
+        """Note a failed download. ``lies``: the content differed from the offer."""
         self._failed.add(offer)
         if lies:
             self._lies.add((offer.node, offer.digest))
         self.said(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:
-        """Return what was tried, for an error text."""
+        """Return a text for errors that lists the attempts."""
         if not self._said:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)

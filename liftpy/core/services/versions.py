@@ -90,7 +90,7 @@ def check_code(code: int, active: int, position: int) -> None:
 
 
 def encoded(active: int) -> bytes:
-    """Return a snapshot's section; none for the first version."""
+    """Return the section for a snapshot. The first version needs none."""
     return _ACTIVE.pack(active) if active > FIRST else b""
 
 

@@ -113,7 +113,9 @@ _MAX_I64 = (1 << 63) - 1
 
 
 class BatchHeader(NamedTuple):
-    """The 64 bytes. ``base_offset`` and ``last_offset`` are inclusive; ``next_offset`` is the offset after the batch."""
+    """The 64 bytes of a batch's header. ``base_offset`` and ``last_offset`` are inclusive. ``next_offset`` is the offset
+    after the batch.
+    """
 
     crc: int
     codec: Codec
@@ -305,7 +307,7 @@ class RecordBatch:
         return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
 
     def values(self) -> list[bytes | None]:
-        """Return the values as Python objects; for Arrow use ``liftpy.core.log.arrow``."""
+        """Return the values as Python objects. For Arrow, use ``liftpy.core.log.arrow``."""
         return self.columns.values.to_list()
 
     def keys(self) -> list[bytes | None]:
@@ -374,7 +376,7 @@ def encode_body(
 
 
 def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
-    """Return a body of columns that are laid out, ``pieces``, for ``count`` records; compressed. Raises BatchTooLargeError."""
+    """Return a compressed body of the columns in ``pieces``, for ``count`` records. Raises BatchTooLargeError."""
     body_size_bytes = sum(map(len, pieces))
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
@@ -579,9 +581,9 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
 
 
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
-    """Return the batch at ``position``; ``verify`` checks its CRC.
+    """Return the batch at ``position``. ``verify``: check its CRC.
 
-    Raises UnknownFormatError for another version, CorruptionError for anything else that is not a whole, right batch.
+    Raises UnknownFormatError for another version, CorruptionError for anything else that is not a complete, valid batch.
     """
     view = memoryview(buffer)
     try:
@@ -636,8 +638,9 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteArray:
-    """Entries of bytes. ``offsets``: int64[count + 1]: where in ``data`` each begins, and the last one ends. ``valid``: bool[count],
-    False where an entry is null, which has no bytes then; None: none is."""
+    """Entries of bytes. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+    ``valid``: bool[count], False where an entry is null and has no bytes. None: no entry is null.
+    """
 
     offsets: NDArray[np.int64]
     data: memoryview
@@ -671,8 +674,9 @@ class ByteArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeaderArray:
-    """Headers of records. ``offsets``: int64[count + 1]: which pairs are those of each record; ``names`` and ``values``: of all pairs,
-    in order; neither has nulls."""
+    """Headers of records. ``offsets``: int64[count + 1], range of the pairs of each record. ``names`` and ``values``: of all
+    pairs, in order, without nulls.
+    """
 
     offsets: NDArray[np.int64]
     names: ByteArray
@@ -687,7 +691,7 @@ class HeaderArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordColumns:
-    """Values, and keys and headers of as many records; None: no record has any. Raises ConfigError if they are not as many."""
+    """Values, with keys and headers of as many records. None: no record has any. Raises ConfigError if the numbers differ."""
 
     values: ByteArray
     keys: ByteArray | None = None
@@ -727,7 +731,7 @@ class RecordColumns:
 
 
 def body_of(columns: ColumnSet) -> Body:
-    """Return the body of a batch of these values, keys and headers; raises BatchTooLargeError."""
+    """Return the body of a batch of these values, keys and headers. Raises BatchTooLargeError."""
     present, pieces = Columns.NONE, laid_out_bytes(columns.values)
     if columns.values.validity is not None:
         present |= Columns.VALUE_NULLS

@@ -20,7 +20,7 @@ from liftpy.errors import ProtocolError
 
 HEADER_SIZE_BYTES = 64
 MAX_BATCH_BYTES = 64 * 1024 * 1024
-"""Bound of a batch and of its body before compression; anything larger is refused unread."""
+"""Maximum size of a batch, and of its body before compression. Anything larger is rejected unread."""
 
 
 PIECE_BYTES = 1024 * 1024

@@ -84,7 +84,7 @@ class MessageType(IntEnum):
 
 
 class EnvelopeError(ProtocolError):
-    """The frame is not an envelope of the expected type; the text says why. Blame: the sender."""
+    """The frame is not an envelope of the expected type. The text says why. The sender is the cause."""
 
     code = "ENVELOPE"
 
@@ -344,7 +344,7 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
 
 def answered_by(reply: bytes, record_count: int) -> list[bytes]:
-    """Return the replies of the requests that an Ack to ``reply`` answers, whose ``recordCount`` is of a run; 0: one."""
+    """Return the reply subjects of the requests that an Ack to ``reply`` answers. ``recordCount`` 0: one request."""
     inbox, number = counted(reply)
     return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
 

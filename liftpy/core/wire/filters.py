@@ -78,9 +78,10 @@ _END = ""
 
 @dataclass(frozen=True)
 class Filter:
-    """``subjects``: with wildcards, a record fits if one does; ``keys``: the same. Of both, both must fit; none: everything fits.
+    """Filter of records. ``subjects``: with wildcards, one must match. ``keys``: one must be equal. With both, both must
+    match. Empty: everything matches.
 
-    Raises ConfigError beyond a bound, InvalidNameError for what is no subject.
+    Raises ConfigError beyond a limit, InvalidNameError for an invalid subject.
     """
 
     subjects: tuple[str, ...] = ()

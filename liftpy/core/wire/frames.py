@@ -86,7 +86,7 @@ class ReplicationResponse:
 
 
 def encode(message: Message) -> bytes:
-    """Return the envelope of a protobuf frame; its message type follows from the class."""
+    """Return the envelope of a protobuf frame. The class determines its message type."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True))
 
 
@@ -126,7 +126,7 @@ def _head(message_type: MessageType, head: bytes, chunks: Chunks | None, address
 
 
 def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
-    """Parse a ReplicationResponse; the 16 bytes are always there. The batches are not looked into."""
+    """Parse a ReplicationResponse, whose 16 bytes are always there. The batches are not decoded."""
     _, payload = envelope.decode(frame, MessageType.REPLICATION_RESPONSE)
     return parse_replication_response(payload)
 

@@ -86,7 +86,7 @@ def _as_bytes(value: object) -> bytes | bytearray | memoryview:
 
 
 Headers = list[tuple[str, bytes]]
-"""Names and values, in order; names may repeat."""
+"""Names and values, in order. Names may repeat."""
 
 _STATUS_LINE = b"NATS/1.0"
 _TEXT = ("utf-8", "surrogateescape")

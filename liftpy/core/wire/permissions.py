@@ -121,7 +121,7 @@ class Scope:
     replies: tuple[str, ...] = ()
     """Inbox prefixes, without a dot at the end, on which a service's user answers commands, or on which nodes answer members."""
     jetstream: str = ""
-    """Domain under which nodes answer JetStream's read API, of all streams; '': they do not."""
+    """Domain in which nodes answer JetStream's read API, for all streams. '': they do not."""
 
 
 @dataclass(frozen=True, slots=True)

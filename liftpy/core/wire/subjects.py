@@ -274,7 +274,7 @@ class Subjects:
 SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 """Subject on which nats-server reports the pending data of the own account's connections."""
 JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
-"""Inbox prefix, without the dot, under which nodes that answer JetStream's read API are answered what they read."""
+"""Inbox prefix, without the dot, for reads of the nodes that answer JetStream's read API."""
 GROUPS_INBOX = "_INBOX_liftpy-groups"
 """Inbox prefix, without the dot, under which the coordinators of groups in the nodes are answered."""
 GROUPS_STREAM = "_groups"

@@ -474,7 +474,7 @@ class _SpanWork:
         return self._asked[-1]
 
     async def run(self) -> SpanAudit:
-        """Block after block; a replica that goes away is left out from there on."""
+        """Compare block after block. A replica that becomes unreachable is skipped from there on."""
         span = self._span
         asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):

@@ -45,8 +45,8 @@ class AuditFinding:
     """A replica of ``node`` with wrong content at ``offset``. If it is damaged: at or after ``offset``.
 
     ``expected``: digest of most other replicas. ``seen``: digest of this replica. Empty if damage left none. ``majority``:
-    True if more than half of the compared replicas have the expected digest. Otherwise the digest is that of the
-    leader, and it is unknown which one is right.
+    True if more than half of the compared replicas have the expected digest. Otherwise it is the leader's, and it is not known
+    which one is right.
     """
 
     stream: str
@@ -166,7 +166,7 @@ _HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 @dataclass(frozen=True, slots=True)
 class HeldRecords:
-    """A replica's records of a range, ascending. ``offsets``: int64[n]; ``rows``: n rows of all columns, times as int64 ns."""
+    """A replica's records of a range, ascending. ``offsets``: int64[n]. ``rows``: n rows of all columns, times as int64 ns."""
 
     offsets: NDArray[np.int64]
     rows: pa.Table
@@ -239,7 +239,7 @@ def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
 
 
 def first_difference(here: pa.Table, there: pa.Table) -> int | None:
-    """Return the first row in which two tables of as many rows differ; None: they are equal."""
+    """Return the first row in which two tables of equal length differ. None: they are equal."""
     if here.equals(there):
         return None
     low, high = 0, here.num_rows  # it is in [low, high)
@@ -253,7 +253,7 @@ def first_difference(here: pa.Table, there: pa.Table) -> int | None:
 
 
 def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch]) -> int | None:
-    """Return the base offset of the first batch that is not the same, byte by byte; None: all are."""
+    """Return the base offset of the first batch that differs in its bytes. None: all are equal."""
     for one, other in zip(here, there, strict=False):
         if one.view != other.view:
             return min(one.base_offset, other.base_offset)

@@ -96,7 +96,7 @@ class ReplicaReads:
         self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
         self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
         self.compacted = False
-        """True if it has said that offsets may be without a record."""
+        """True if the replica has said that offsets may have no record."""
         self.compacted_end = 0
         """Exclusive: the highest offset that compaction had reached, over all answers [R11]."""
         self.deletes_end = 0

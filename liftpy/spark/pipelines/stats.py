@@ -292,12 +292,12 @@ WIDTHS_NS = (
     *(_MS, 10 * _MS, 100 * _MS, _S, 5 * _S, 15 * _S, 60 * _S, 300 * _S, 900 * _S, 3600 * _S, 21_600 * _S, 86_400 * _S),
     *(7 * 86_400 * _S, 28 * 86_400 * _S, 364 * 86_400 * _S, 3640 * 86_400 * _S),
 )
-"""Widths of buckets, each a multiple of the one before it; of the last one, 59 hold all the time that there is."""
+"""Widths of buckets, each a multiple of the previous one. With the last one, 59 buckets cover all possible time."""
 MAX_BUCKETS = 60
 MAX_FIXED_BUCKETS = 2000
 """Maximum number of buckets of a given width."""
 MAX_SUBJECTS = 1000
-"""Subjects that are counted by name; those beyond it are one."""
+"""Number of subjects that are counted by name. All others count as one."""
 OTHERS = "(others)"
 _REGISTERS = 4096
 _INDEX_BITS = 12
@@ -507,7 +507,7 @@ class Measures:
         self.missing = self.end_offset - self.start_offset - self.records
 
     def size_below(self, share: float) -> int:
-        """Return a size that ``share`` of the values have at most; a power of two less one, or the largest there is."""
+        """Return a size that ``share`` of the values do not exceed: a power of two less one, or the largest size."""
         if not self.sizes.any():
             return 0
         power = int(np.searchsorted(np.cumsum(self.sizes), share * self.sizes.sum()))

@@ -257,7 +257,7 @@ def tag_of(uid: str, columns: Iterable[str]) -> str:
 
 
 def parse_file(name: str) -> FileName | None:
-    """Return the reverse of ``FileName.name``; None for any other file."""
+    """Parse a name that ``FileName.name`` made. None: any other file."""
     found = _FILE.fullmatch(name)
     if found is None:
         return None

@@ -106,7 +106,7 @@ class MemoryCluster:
         self._ticks = 0
         self._services: list[MemoryService] = []
         self._coordinators: tuple[str, asyncio.Task[None]] | None = None
-        """Uid of the stream of groups, and what begins its coordinators; they are among the services."""
+        """Uid of the stream of groups, and the task that starts its coordinators. They are among the services."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
@@ -556,7 +556,7 @@ class MemoryService:
         self._outbox: Outbox | None = None
 
     async def begin(self) -> None:
-        """Make its state and let it be fed; raises NotFoundError, and what the service's ``on_start`` raises."""
+        """Make its state and start its feed. Raises NotFoundError, and the error of the service's ``on_start``."""
         settings, client, transport = self._settings, self._client, self._client.transport
         uid = (await client.stream(settings.stream)).uid
         identity = Identity(settings.service, settings.stream, uid, settings.partition)

@@ -72,7 +72,7 @@ class Bus:
 
     # ---- who listens ---------------------------------------------------------------------------------------------------
     def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> BusSubscription:
-        """Give ``sink`` every message that fits; with ``queue`` one of all that named the same."""
+        """Deliver every matching message to ``sink``. With ``queue``: only one of all subscribers with this name gets it."""
         made = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
         self._subscriptions[made.number] = made
         self._known.clear()
@@ -98,7 +98,9 @@ class Bus:
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
-        """Give it to all who listen, at once; return how many did. ``block``: the header block as it travels, b'' for none."""
+        """Deliver a message to all subscribers at once. Return their number. ``block``: the header block in NATS form, b''
+        for none.
+        """
         plain, queues = self._listeners(subject)
         for subscription in list(plain):
             subscription.sink(subject, reply, payload, block)
@@ -152,7 +154,7 @@ _PAUSE_S = 0.001
 
 
 class NatsSession:
-    """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client; both may be called until ``end``."""
+    """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client. Both may be called until ``end``."""
 
     def __init__(
         self, bus: Bus, number: int, later: Callable[[Callable[[], None]], object], say: Callable[[bytes], None], hang_up: Any

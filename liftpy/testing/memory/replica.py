@@ -46,7 +46,7 @@ def _nobody(response: pb.ControlResponse) -> None:
 
 
 class MemoryAsking:
-    """The part of a ``MemoryReplica`` that carries these effects out."""
+    """The part of a ``MemoryReplica`` that carries out effects which send requests."""
 
     node: HomeNode
     node_id: str

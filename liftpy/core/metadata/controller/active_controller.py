@@ -76,7 +76,7 @@ def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlRe
 
 
 class ActiveController:
-    """NodeSessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
+    """Node sessions and election timers of one controller. It is idle unless it leads the group. ``now_ns`` is monotonic."""
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
@@ -126,7 +126,7 @@ class ActiveController:
         self._timers.resign()
 
     def prefer(self, every_s: float) -> None:
-        """Look so often for leaderships that could go back; 0: never."""
+        """Set the interval of the checks for leaderships that can return to their preferred leader. 0: never."""
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:

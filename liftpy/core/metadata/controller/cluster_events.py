@@ -390,7 +390,7 @@ class EventTrail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """Place of the newest event here; (0, -1) without any."""
+        """Place of the newest event here, (0, -1) without any."""
         return self._held[-1].place if self._held else (0, -1)
 
     def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:

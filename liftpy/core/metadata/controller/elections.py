@@ -19,8 +19,9 @@ from liftpy.core.metadata.records import LeaderReported
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
-"""Reports further apart, by the clock of the metadata leader that they came to, do not add up; twice the default of
-``replica.max.leader.timeout``."""
+"""Window within which reports add up, by the clock of their metadata leader. It is twice the default of
+``replica.max.leader.timeout``.
+"""
 
 _Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader | pb.GiveUpLeadership
 

@@ -51,7 +51,8 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
 def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
     """Remove a follower with a failed log from the ISR, so that commits continue without it.
 
-    What is committed is on the others. A leader gives the leadership up instead; in an election the ISR is frozen.
+    The others have the committed records. A leader gives up the leadership instead. During an election the ISR does not
+    change.
     """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:

@@ -94,7 +94,7 @@ LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
 """Maximum number of nodes that are asked at a time. The others follow later."""
 MAX_QUESTIONS = 256
-"""Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
+"""Maximum number of questions in flight. Further ones are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
 """Interval at which the feed reports its head while nothing changes, in nanoseconds."""
 HAND_OVER_EVERY_NS = NS_PER_S
@@ -137,7 +137,7 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """A request that has to go into the log. The shell: ``entry``, propose, ``ended``; each once."""
+    """A request that must go into the log. The shell calls ``entry``, proposes, then calls ``ended``, each once."""
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
@@ -208,7 +208,7 @@ class QuorumMember:
         self._leaving = False
         """True if it stops and accepts no more duties."""
         self._catching_up = True
-        """A barrier is being asked for; a start does so first."""
+        """True while a barrier is requested. A start does so first."""
         self._own_orders = 0
         self._looking: set[str] = set()
         self._look_at_ns = 0

@@ -68,7 +68,7 @@ _OWN = (MoveReason.REPLACED, MoveReason.DRAINED)
 
 
 class ReassignmentPlanner:
-    """The metadata leader's look at them. ``now_ns`` is monotonic."""
+    """Plans the moves of replicas. Only the metadata leader runs it. ``now_ns`` is monotonic."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._grace_ns = round(config.replacement_grace_s * NS_PER_S)

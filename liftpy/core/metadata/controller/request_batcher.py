@@ -56,7 +56,9 @@ def answer_of(number: int, response: pb.ControlResponse) -> pb.BatchedAnswer:
 def decide_batch(
     image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules
 ) -> tuple[ClusterImage, tuple[Record, ...], pb.ControlResponse, int]:
-    """Decide every request in order; return the image after them, what was done, the answers, and how many met a bug."""
+    """Decide every request in order. Return the image after them, the records, the answers, and the number of requests that
+    hit a bug.
+    """
     records: list[Record] = []
     answers = pb.BatchAnswers()
     failures = 0

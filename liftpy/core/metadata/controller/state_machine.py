@@ -180,7 +180,7 @@ class ClusterFsm:
         return _Applied(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
-        """Return the image after the request, what was decided, and how many of a batch met a bug."""
+        """Return the image after the request, the decision, and how many requests of a batch hit a bug."""
         refused = refusal(request)
         if refused is not None:
             return image, refused, 0
@@ -222,7 +222,7 @@ def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
 
 
 def again(image: ClusterImage, done: Operation) -> bytes:
-    """Return the answer that the operation got, with the current state of its stream."""
+    """Return the earlier answer to the operation, with the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:

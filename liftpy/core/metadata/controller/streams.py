@@ -118,7 +118,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
-    """Delete by name and unique id; without an id, the stream that has the name at apply [M11]."""
+    """Delete a stream by name and unique id. Without an id, delete the stream that has the name at apply [M11]."""
     held = _named(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held

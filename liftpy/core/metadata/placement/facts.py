@@ -76,7 +76,7 @@ class Placed:
     replicas: list[Replicas]
     """Replicas of each partition, in order."""
     next_start: int
-    """The start index of what is placed next."""
+    """The start index of the next placement."""
     notes: tuple[str, ...] = ()
     """Limits of the result, as text."""
 

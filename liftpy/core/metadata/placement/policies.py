@@ -120,7 +120,7 @@ from liftpy.core.metadata.placement.facts import (
 
 
 def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``."""
+    """Return the replicas of each partition by ``round-robin``. ``Policy`` explains the arguments."""
     ids = [node.node_id for node in nodes]
     count, factor = len(ids), wanted.replication_factor
     gaps = count - factor + 1
@@ -135,7 +135,7 @@ def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every node has a rack."""
+    """Return the replicas of each partition by ``rack``. ``Policy`` explains the arguments. Every node has a rack."""
     row = [node.node_id for node in row_of(nodes)]
     count, factor = len(row), wanted.replication_factor
     twice = row + row
@@ -149,7 +149,9 @@ def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
 
 
 def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every node has a rack, and there are as many racks as replicas."""
+    """Return the replicas of each partition by ``rack-strict``. ``Policy`` explains the arguments. Every node has a rack, and
+    there are at least as many racks as replicas.
+    """
     row = row_of(nodes)
     windows: dict[int, Replicas] = {}
     placed: list[Replicas] = []
@@ -224,7 +226,7 @@ def _first(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
-    """Return the best of each rack, best first; then, if racks are too few, the best of the others."""
+    """Return the best node of each rack, best first. If there are too few racks, the best of the others follow."""
     racks: dict[str, str] = {}
     others: list[str] = []
     for node in best_first:
@@ -286,7 +288,7 @@ def _exact_score(hashed: int, weight: float) -> Decimal:
 
 
 def least_loaded(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every weight is above 0."""
+    """Return the replicas of each partition by ``least-loaded``. ``Policy`` explains the arguments. Every weight is above 0."""
     replicas = [node.replicas for node in nodes]
     leaders = [node.leaders for node in nodes]
     rooms = [node.room(wanted.partitions) for node in nodes]

@@ -194,7 +194,7 @@ class _Mover:
             self._low[node_id], self._high[node_id] = bounds_of(share)
 
     def _give(self, node_id: str, keep: int, *, to_poor: bool = False) -> None:
-        """Move replicas away until ``keep`` are left; ``to_poor``: only to nodes below their share."""
+        """Move replicas away until ``keep`` remain. ``to_poor``: only to nodes below their share."""
         if self._count[node_id] <= keep:
             return
         queue = [(self._count[n.node_id] / n.weight, number) for number, n in enumerate(self._takers)]
@@ -249,7 +249,7 @@ RACK_STRICT = "rack-strict"
 class Takers:
     """Nodes that may take replicas: live, weight above 0, not leaving.
 
-    ``held``: replicas of each node, with those that move to it and without those that leave it.
+    ``held``: replicas of each node, including those that move to it, without those that leave it.
     """
 
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
@@ -259,7 +259,7 @@ class Takers:
         self._held = Counter(held)
         self._has_racks = any(node.rack for node in nodes)
         self._queue = [(self._load(node.node_id), number) for number, node in enumerate(self._order)]
-        """A node whose load has changed has another entry; the old one is dropped when it is met."""
+        """Heap of nodes. A changed load adds another entry for its node, and an outdated entry is dropped when it is met."""
         heapify(self._queue)
 
     @property
@@ -465,7 +465,7 @@ class SizePlan:
 
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
-    """Return the moves that even out the bytes; a partition whose size is not in ``sizes_bytes`` stays."""
+    """Return the moves that balance the bytes. A partition whose size is not in ``sizes_bytes`` stays."""
     return _Weigher(ordered(nodes), held, sizes_bytes).plan()
 
 
