@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, in_words
-from liftpy.core.observe.cluster_health import DEGRADED, FIRST, OK, Place, place_of
+from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
 from liftpy.core.observe.timeline import FILTERS, group_in_words, grouped
@@ -86,6 +86,7 @@ INSTANCE_COLUMNS = _columns(
     ("snapshot_age_s", "snapshot age", "age"), ("output_backlog", "outputs waiting", "int"), ("queries_waiting", "queries waiting", "int"),
     ("version", "version"),
 )  # fmt: skip
+SETTING_COLUMNS = _columns(("setting", "setting"), ("value", "value"))
 EVENT_COLUMNS = _columns(("time", "time, UTC"), ("place", "entry"), ("kind", "kind"), ("text", "what happened"))
 _NAVIGATION = (("/", "Cluster"), ("/groups", "Groups"), ("/services", "Services"), ("/events", "Events"))
 PLOTS = (
@@ -123,13 +124,16 @@ def node_page(shown: dict[str, Any], node: str) -> str:
 def stream_page(shown: dict[str, Any], stream: str) -> str:
     """Return the page ``/stream/<name>``."""
     facts = (
-        ("records_in_s", "Records in /s, of those shown", "rate"), ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
+        ("subject", "Subject", "text"), ("partitions", "Partitions", "int"), ("replicas", "Replicas", "int"),
+        ("records_in_s", "Records in /s, of those shown", "rate"), ("size_bytes", "Size of one replica, of those shown", "bytes"),
+        ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
     )  # fmt: skip
     body = (
         f"<h1>{html.escape(stream)}</h1>{_tiles([(f'page.stream.{name}', title, kind, '') for name, title, kind in facts], shown)}"
         + _section(
             "Partitions, worst first", _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown) + _further(shown)
         )
+        + _section("Settings that differ from the default", _table("settings", "page.settings", SETTING_COLUMNS, shown))
     )
     return _page(stream, f"stream/{quote(stream, safe='')}", body, shown)
 
@@ -175,6 +179,17 @@ def service_page(shown: dict[str, Any], service: str) -> str:
         + _section("Instances, problems first", table)
     )
     return _page(service, f"service/{quote(service, safe='')}", body, shown)
+
+
+def search_page(shown: dict[str, Any]) -> str:
+    """Return the page ``/search?q=TEXT``."""
+    page = shown["page"]
+    tables = (("nodes", NODE_COLUMNS), ("streams", STREAM_COLUMNS), ("groups", GROUP_COLUMNS), ("services", SERVICE_COLUMNS))
+    found = "".join(
+        _section(name.capitalize(), _table(name, f"page.{name}", columns, shown)) for name, columns in tables if page[name]
+    )
+    note = "" if found else '<p class="note">No node, stream, group or service has this text in its name.</p>'
+    return _page("Search", "search", f"<h1>Search: {html.escape(page['text'])}</h1>{found}{note}", shown)
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
@@ -230,7 +245,8 @@ def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
         '<script src="/static/uPlot.iife.min.js" defer></script><script type="module" src="/static/app.js"></script></head>'
         f'<body data-view="{html.escape(view)}" data-seq="{shown["seq"]}" data-sign="{sign}"><a class="skip" href="#main">Skip to content</a>'
         f'<header><span class="brand">liftpy</span><span class="namespace">{namespace}</span><nav aria-label="pages">{links}</nav>'
-        f'<span class="chip" id="chip">{html.escape(cluster["word"])}</span><span id="live" class="quiet" role="status">as of '
+        f'<form action="/search" role="search"><input type="search" name="q" aria-label="search" placeholder="search" maxlength="{MOST_MATCH}">'
+        f'</form><span class="chip" id="chip">{html.escape(cluster["word"])}</span><span id="live" class="quiet" role="status">as of '
         f"{datetime.fromtimestamp(shown['time_ms'] / 1000, UTC):%H:%M:%S} UTC</span></header>"
         f'<main id="main">{body}</main><footer class="quiet">Read-only. <a href="/api/{view}.json">JSON</a> <a href="/metrics">metrics</a></footer>'
         "</body></html>"
@@ -414,7 +430,7 @@ def _inline(text: str) -> str:
 # The pages of a cluster by their addresses: HTML, JSON, the live stream, and what pages are made of. Reads only.
 #
 # ``/`` the cluster, ``/node/<id>``, ``/stream/<name>``, ``/groups``, ``/group/<name>``, ``/services``, ``/service/<name>``,
-# ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``: the same names with ``.json``, ``cluster.json``,
+# ``/search?q=TEXT``, ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``: the same names with ``.json``, ``cluster.json``,
 # ``history.json``, ``timeline.json``, and ``live``: one JSON object a second, as Server-Sent Events.
 
 
@@ -500,6 +516,14 @@ class Site:
 
             return made
 
+        async def search() -> dict[str, Any]:
+            await viewing.fresh()
+            return await viewing.search(text)
+
+        if name == "search":
+            text = fields.get("q", "").strip()
+            match_in({"match": text})
+            return search
         if name in ("groups", "services"):
             return about(name, viewing.groups if name == "groups" else viewing.services)
         if name == "cluster":
@@ -532,7 +556,8 @@ class Site:
             of_one = {"node": node_page, "stream": stream_page, "group": group_page, "service": service_page}
             made = of_one[kind](shown, unquote(what))
         else:
-            made = {"cluster": cluster_page, "groups": groups_page, "services": services_page}[kind](shown)
+            of_all = {"cluster": cluster_page, "groups": groups_page, "services": services_page, "search": search_page}
+            made = of_all[kind](shown)
         return http("200 OK", HTML, made.encode())
 
     async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> Live:
