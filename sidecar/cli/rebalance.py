@@ -97,12 +97,14 @@ def rebalance(
         plan = plan_of(image, by, without, reports)
         if not as_json:
             _show(plan, dry_run)
-        refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
+        refused, replaced = ([], []) if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
         if as_json:
-            click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused}))
+            click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
             return
         for line in refused:
             click.echo(f"refused: {line}", err=True)
+        for partition in replaced:
+            click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
             click.echo("done" if wait else "it goes on: liftpy status shows how far, liftpy rebalance --cancel ends it")
 
@@ -197,8 +199,10 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
     return on
 
 
-async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
-    """Request all moves at once, then wait."""
+async def _do(
+    client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool
+) -> tuple[list[str], list[str]]:
+    """Request all moves at once, then wait. Return why requests were rejected, and the partitions that another request moved."""
     wishes = [
         ReplicaMove(
             stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED
@@ -206,12 +210,12 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
         for key, target in sorted(plan.targets.items())
     ]
     refused = await client.reassign_all(wishes)
-    if wait and wishes:
-        await _until_done(client, wishes, timeout_s, quiet)
-    return refused
+    rejected = {text.partition(":")[0] for text in refused}
+    accepted = [wish for wish in wishes if f"{wish.stream}/{wish.partition}" not in rejected]
+    return refused, await _until_done(client, accepted, timeout_s, quiet) if wait and accepted else []
 
 
-async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
+async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> list[str]:
     keys = {(wish.uid, wish.partition) for wish in wishes}
 
     def is_done(image: ClusterImage) -> bool:
@@ -220,6 +224,13 @@ async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: 
         return not any(p.target or p.joining or p.wants_leader for p in states)
 
     await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
+    image = (await client.describe_cluster(linearizable=True)).image
+    found = [(wish, image.find(wish.stream, wish.uid, wish.partition)) for wish in wishes]
+    return [
+        f"{wish.stream}/{wish.partition}"
+        for wish, place in found
+        if place is not None and set(place[1].replicas) != set(wish.replicas)
+    ]
 
 
 async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
