@@ -86,6 +86,8 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpCommand.invoke": _CLICK,
     "sidecar.cli.main.TextType.convert": _CLICK,
     "sidecar.cli.options.BytesType.convert": _CLICK,
+    "sidecar.cli.options.OutputFile.convert": _CLICK,
+    "sidecar.cli.options.OutputFile.shell_complete": _CLICK,
     "sidecar.cli.options._UnitType.convert": _CLICK,
     "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
     "sidecar.quorum.journal.GroupJournal._destroy": _PYSYNCOBJ,
