@@ -97,7 +97,8 @@ def rebalance(
         plan = plan_of(image, by, without, reports)
         if not as_json:
             _show(plan, dry_run)
-        refused, replaced = ([], []) if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
+        refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
+        replaced = await _replaced(client, image, plan, refused) if wait and plan.targets and not dry_run else []
         if as_json:
             click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
             return
@@ -199,10 +200,8 @@ def _held_bytes(nodes: Sequence[str], held: Mapping[Key, Replicas], sizes: Mappi
     return on
 
 
-async def _do(
-    client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool
-) -> tuple[list[str], list[str]]:
-    """Request all moves at once, then wait. Return why requests were rejected, and the partitions that another request moved."""
+async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bool, timeout_s: float, quiet: bool) -> list[str]:
+    """Request all moves at once, then wait."""
     wishes = [
         ReplicaMove(
             stream=key[0], uid=image.streams[key[0]].uid, partition=key[1], replicas=target, reason=MoveReason.REBALANCED
@@ -210,12 +209,24 @@ async def _do(
         for key, target in sorted(plan.targets.items())
     ]
     refused = await client.reassign_all(wishes)
-    rejected = {text.partition(":")[0] for text in refused}
-    accepted = [wish for wish in wishes if f"{wish.stream}/{wish.partition}" not in rejected]
-    return refused, await _until_done(client, accepted, timeout_s, quiet) if wait and accepted else []
+    if wait and wishes:
+        await _until_done(client, wishes, timeout_s, quiet)
+    return refused
 
 
-async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> list[str]:
+async def _replaced(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
+    """Return the partitions whose accepted move another request has replaced or canceled."""
+    image = (await client.describe_cluster(linearizable=True)).image
+    found = {text.partition(":")[0] for text in refused}
+    replaced = []
+    for (stream, number), target in sorted(plan.targets.items()):
+        place = image.find(stream, before.streams[stream].uid, number)
+        if place is not None and set(place[1].replicas) != set(target) and f"{stream}/{number}" not in found:
+            replaced.append(f"{stream}/{number}")
+    return replaced
+
+
+async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:
     keys = {(wish.uid, wish.partition) for wish in wishes}
 
     def is_done(image: ClusterImage) -> bool:
@@ -224,13 +235,6 @@ async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: 
         return not any(p.target or p.joining or p.wants_leader for p in states)
 
     await follow(client, lambda movement: (movement.uid, movement.partition) in keys, is_done, timeout_s, quiet=quiet)
-    image = (await client.describe_cluster(linearizable=True)).image
-    found = [(wish, image.find(wish.stream, wish.uid, wish.partition)) for wish in wishes]
-    return [
-        f"{wish.stream}/{wish.partition}"
-        for wish, place in found
-        if place is not None and set(place[1].replicas) != set(wish.replicas)
-    ]
 
 
 async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
