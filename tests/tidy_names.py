@@ -73,6 +73,7 @@ UNREFERENCED = {
     "liftpy.nats.connection.Receiver.eof_received": _ASYNCIO,
     "liftpy.nats.connection.Receiver.pause_writing": _ASYNCIO,
     "liftpy.nats.connection.Receiver.resume_writing": _ASYNCIO,
+    "liftpy.core.metadata.controller.admission.ADMISSION": _CHECKS,
     "sidecar.workers.worker_process.WorkerHandle.connection_lost": _ASYNCIO,
     "sidecar.workers.worker_process.WorkerHandle.connection_made": _ASYNCIO,
     "sidecar.workers.worker_process.WorkerHandle.data_received": _ASYNCIO,

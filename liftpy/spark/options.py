@@ -387,7 +387,7 @@ def whole_number_of(values: Mapping[str, str], name: str, highest: int, lowest: 
 
 
 def size_of(values: Mapping[str, str], name: str) -> int:
-    """Bytes from 1 to 2^60, with k, m or g for powers of 1024 as Spark has them; 0: not given."""
+    """Return a size from 1 to 2^60 bytes. k, m and g are powers of 1024, as in Spark. 0: not given."""
     if name not in values:
         return 0
     found = _SIZE.fullmatch(values[name].strip().lower())

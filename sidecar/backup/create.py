@@ -3,18 +3,14 @@
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it.
 
 The barrier is a description of the metadata behind a committed entry. After it the cursors are read, and after these
-the HW of every
-partition from its leader. So no cursor points past the stored records. The copy of a compacted partition ends later,
-because a record
-below that HW may be gone because of one above it. It continues to the offset up to which the replicas have compacted
-[R11], and starts
-again if delete markers were removed that it has not read yet [D30]. Producers and message ids outlive their records
-[A16]: if a log
-begins above 0, a replica is asked for their state just before HW.
+the HW of every partition from its leader. So no cursor points past the stored records. The copy of a compacted
+partition ends later, because a record below that HW may be gone because of one above it. It continues to the offset up
+to which the replicas have compacted [R11], and starts again if delete markers were removed that it has not read yet
+[D30]. Producers and message ids outlive their records [A16]: if a log begins above 0, a replica is asked for their
+state just before HW.
 
 Constraint: a failure at any moment leaves all earlier backups complete. So no file of theirs is written, file names
-contain the
-backup's own id, and the manifest is written last.
+contain the backup's own id, and the manifest is written last.
 """
 
 from __future__ import annotations
@@ -68,7 +64,8 @@ _AT_ONCE = 4
 """Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
 _ROUNDS = 3
 """Number of times that all replicas of a partition are asked before the backup fails."""
-_AGAIN_S = 0.5
+AGAIN_S = 0.5
+"""Pause between two rounds over the replicas of a partition, in seconds."""
 _MOVED = 5
 """Number of times that a partition is started again because retention or compaction removed records that were about to be
 read.
@@ -120,7 +117,9 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
 
 
 async def _in_thread(work: Callable[..., object], *given: object) -> None:
-    """Do ``work``, which writes, in a thread. One that is cancelled waits for it, so that nothing is written behind the clean-up."""
+    """Do ``work``, which writes, in a thread. If the caller is cancelled, it waits for the thread, so that nothing is written
+    after the clean-up.
+    """
     working = attended(asyncio.to_thread(work, *given))
     try:
         await asyncio.shield(working)
@@ -141,8 +140,7 @@ async def take_backup(
 
     ``step`` is called with the name of each step, ``copied`` with the number of copied partitions and of all partitions.
 
-    Raises UnavailableError, CorruptionError (no replica has intact data),
-    StorageError, NotFoundError.
+    Raises UnavailableError, CorruptionError (no replica has intact data), StorageError, NotFoundError.
     """
     return await _Taking(client, store, options, step, copied).run()
 
@@ -571,7 +569,7 @@ class _PartitionTaking:
                         raise _TakenAwayError from None
             self._nodes_tried += 1
             if asked % len(self._nodes) == len(self._nodes) - 1:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
 
@@ -599,7 +597,7 @@ class _TakenAwayError(Exception):
 
 
 class _DeletesGoneError(Exception):
-    """Delete markers that were not read yet are gone: what was read before may have been deleted."""
+    """Unread delete markers are gone, so records that were read before may be deleted."""
 
 
 class _PieceWriter:

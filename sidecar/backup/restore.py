@@ -1,23 +1,22 @@
-"""Restoring: streams of a backup, under a new uid, with the same offsets, time stamps and bytes, into a cluster that runs.
+"""Restores streams of a backup into a running cluster, under a new uid, with equal offsets, timestamps and bytes.
 
-Goal: what is served after a restore is what the backup holds, and nothing before that is served at all; nothing is overwritten.
-Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
+Goal: after a restore the cluster serves exactly the content of the backup. Before that it serves nothing of it. A restore overwrites
+nothing. Constraint: nobody can write history into a cluster by a subject. After a crash, an unfinished restore never looks complete.
 
-Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
-node (``restore.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
-given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
-skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
-From then on its replicas move: to the nodes
-that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
-removed.
+Algorithm: the command first reads and checks everything, and writes it into logs on this machine (``staging.py``). A *helper*,
+an ordinary node, registers and stops. The streams are created read-only, with the stopped helper as their only replica. The helper
+gets the logs, starts, and leads the streams in a LeaderEpoch above all epochs of the logs. The request that creates a stream makes the
+cluster skip the LeaderEpochs below. A stream of many partitions is created with a part of them, and the others are added. Then the
+replicas move to the nodes that placement has chosen. When all of these are in sync and the stream accepts publishes again, they move
+away from the helper, and the helper is removed.
 
-A stream that is read-only and has a replica on a dead helper is unfinished, has taken no publish, and is removed by the next restore
-of its name. Everything else that is there is refused.
+A read-only stream with a replica on a dead helper is unfinished and has accepted no publish. The next restore of its name removes it.
+The command rejects any other existing stream.
 
-Worked example: orders, two replicas wanted on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
+Worked example: orders, two replicas requested on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
 
-What of a backup is the whole cluster's, said again to the empty cluster into which all of it is restored; or why it was not: its
-default quota, and its session times where somebody had set them.
+The backup's settings of the whole cluster are applied to an empty cluster into which the complete backup is restored: its default
+quota, and its session times if an operator had set them. Otherwise the command says why it did not.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """A table: a line for each case and system."""
+    """Show a table with a line for each case and system."""
     table = Table(box=None, pad_edge=False)
     for name in ("case", "system", "figures", "liftpy to it"):
         table.add_column(name, overflow="fold")

@@ -34,7 +34,7 @@ from sidecar.runtime.settings import (
 _WATCH_S = 0.25
 _SOON_S = 10.0
 _SOON_AT_MOST = 3
-"""A node that ends so often within ``_SOON_S`` of its start is given up."""
+"""Number of ends within ``_SOON_S`` of a start after which a node is given up."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 

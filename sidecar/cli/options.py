@@ -65,7 +65,7 @@ BYTES = BytesType()
 
 
 class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number with a unit, between two bounds. ``units``: suffix -> factor; '' is the unit of a bare number."""
+    """A number with a unit, between two limits. ``units``: suffix -> factor. '' is the unit of a bare number."""
 
     units: ClassVar[Mapping[str, float]]
     example: str
@@ -158,7 +158,7 @@ def internal_option(function: F) -> F:
 
 
 def credential_options(function: F) -> F:
-    """Add the credentials alone, for nodes; the command gets ``credentials: Credentials``."""
+    """Add only the credentials, for nodes. The command gets ``credentials: Credentials``."""
     names = [name for name in _CREDENTIALS if name not in ("inbox_prefix", "principal")]
 
     @functools.wraps(function)
@@ -190,7 +190,7 @@ def connection_options(function: F) -> F:
 
 
 def add_shared_options(function: F) -> F:
-    """Add the connection options. The command gets their values by name, None where they are not given."""
+    """Add the connection options. The command gets their values by name, None if they are not given."""
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
         function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)

@@ -112,10 +112,10 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
       1    failure. A restart may help.
       2    wrong usage or setting
       3    no answer from NATS or the cluster
-      75   restart requested, to repair a log
-      78   do not restart, an operator must act: the data directory belongs to
+      75   restart requested, to repair a log.
+      78   do not restart, an operator must act. The data directory belongs to
            another node or version, a controller lost data, or this version
-           does not support the feature level of the cluster
+           does not support the feature level of the cluster.
       130  interrupted before the start was complete
     """
     given = GivenSettings(config, flags)

@@ -96,9 +96,9 @@ class Deletions:
 class UnknownStreams:
     """Directories of streams that the cluster did not know when this node started.
 
-    Such a stream was deleted while the node was down, or is of another cluster. The node never removes a directory by itself [M11]: a
-    metadata group that was restored from an old backup does not know streams that somebody needs. An operator names the directories,
-    and a controller has to confirm that no stream has that unique id.
+    Such a stream was deleted while the node was down, or belongs to another cluster. The node never removes a directory by
+    itself [M11]: a metadata group that was restored from an old backup may not know a stream that is still needed. An
+    operator names the directories, and a controller must confirm that no stream has that unique id.
 
     Args:
         found: Names of directories, ``<stream>-<uid>``. None of them is open, since the image has none of these streams.

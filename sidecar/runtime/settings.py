@@ -380,7 +380,7 @@ def child_environment() -> dict[str, str]:
 
 
 def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
-    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of those that it ignores."""
+    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of the ignored ones."""
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -521,7 +521,7 @@ def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: 
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
-    """``raw`` (text, or TOML's own type) as the type of ``field``, which its default shows; raise ConfigError if it can't."""
+    """Convert ``raw`` (text, or a type of TOML) to the type of the default of ``field``. Raises ConfigError if it cannot."""
     default = "" if field.default is MISSING else field.default
     try:
         for text in raw if isinstance(raw, list) else (raw,):
@@ -564,7 +564,7 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Digits of ours, no others that Python would take."""
+    """Convert ASCII digits to a number. Other digits that Python accepts are rejected."""
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
             raise ValueError("use the digits 0 to 9")
@@ -591,11 +591,11 @@ SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
 CLUSTER = "cluster"
-"""Source of what stands in the metadata image."""
+"""Source of values from the metadata image."""
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
-    """Dotted name -> value; secrets among them."""
+    """Return dotted name -> value, including secrets."""
     values = {f.name: getattr(settings, f.name) for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section in SECTIONS:
         part = getattr(settings, section)
@@ -623,8 +623,11 @@ def defaults() -> dict[str, Any]:
 
 
 def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], live: Collection[str]) -> list[dict[str, Any]]:
-    """Return a row for each setting: ``name``, ``value`` that holds, ``read`` from the file where that differs and waits for a restart,
-    ``source`` (default, file, env, flag), ``default``, ``applies`` (``live`` or ``restart``)."""
+    """Return a row for each setting.
+
+    ``name``. ``value``: the current one. ``read``: value of the file if it differs and waits for a restart. ``source``:
+    default, file, env or flag. ``default``. ``applies``: ``live`` or ``restart``.
+    """
     now, waiting, without = flat(running), flat(read), defaults()
     return [
         {

@@ -185,6 +185,7 @@ async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_ru
     image = (await client.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
+    monkeypatch.setattr(create, "AGAIN_S", 0)
     bounds, reads = client.bounds, create.ReplicaReads
 
     async def describe_cluster(*, linearizable: bool = False) -> Any:

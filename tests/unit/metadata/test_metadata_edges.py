@@ -11,6 +11,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -34,7 +35,7 @@ async def turns(condition: Callable[[], object] = lambda: False, most: int = 50)
 
 # ---- the desk ------------------------------------------------------------------------------------------------------------
 def test_allowance_survives_a_falling_clock() -> None:
-    allowance = control.Allowance(1.0, 3)
+    allowance = admission.Allowance(1.0, 3)
     assert allowance.take(10 * S)
     assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
     assert [allowance.take(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
@@ -48,16 +49,16 @@ async def desk() -> Controller:
 
 
 async def test_control_desk_answered_request_frees_its_bytes(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
     for _ in range(3):
         desk.may_decide.clear()
         for _ in range(2):
             await desk.receive(Message(REQUEST))
-        assert desk.desk._under_way_bytes == 2 * len(REQUEST)
+        assert desk.desk.limits.in_progress_bytes == 2 * len(REQUEST)
         desk.may_decide.set()
         await desk.settled()
         await turns(lambda: not desk.desk._under_way)
-        assert desk.desk._under_way_bytes == 0
+        assert desk.desk.limits.in_progress_bytes == 0
     assert [response.index for _, response in desk.replies] == [7] * 6
     assert desk.desk.counters == {}
 
@@ -170,8 +171,8 @@ async def test_heartbeats_slow_answer_shortens_the_next_pause(monkeypatch: pytes
         if len(slept) == len(takes):
             raise Over
 
-    group: Any = Slow()
-    running = membership.Heartbeats(group, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
+    role: Any = SimpleNamespace(current=Slow())
+    running = membership.Heartbeats(role, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
     monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()
