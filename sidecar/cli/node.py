@@ -21,7 +21,7 @@ from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.controller.preflight import why_not
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
-from liftpy.errors import ConfigError, NotFoundError
+from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option
@@ -62,12 +62,17 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
             await follow(
                 client,
                 concerns,
-                lambda now: not now.replica_counts.get(node_id),
+                lambda now: not (now.replica_counts.get(node_id) and _is_leaving(now, node_id)),
                 timeout_s,
                 quiet=as_json,
                 stays=lambda now: _what_stays(now, node_id),
             )
-            image = (await client.describe_cluster()).image
+            image = (await client.describe_cluster(linearizable=True)).image
+            if (held := image.replica_counts.get(node_id, 0)) and not _is_leaving(image, node_id):
+                raise StaleRequestError(
+                    f"Another request canceled the drain of {node_id}, which holds {held} replicas. To drain it: "
+                    f"liftpy node drain {node_id}"
+                )
         return {"node": node_id, "leaving": not cancel, "replicas": image.replica_counts.get(node_id, 0)}
 
     said = with_client(target, work)
@@ -79,6 +84,10 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
         click.echo(f"{node_id} holds nothing: stop it, then liftpy node remove {node_id}")
     else:
         click.echo(f"liftpy status shows how far it is; liftpy node drain {node_id} --cancel takes it back")
+
+
+def _is_leaving(image: ClusterImage, node_id: str) -> bool:
+    return node_id in image.nodes and image.nodes[node_id].leaving
 
 
 def _what_stays(image: ClusterImage, node_id: str) -> list[str]:

@@ -123,7 +123,7 @@ class Size(_UnitType):
 class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Path of a file that the command writes late. The command rejects a file that it cannot write before its work begins."""
 
-    name = "path"
+    name = "file"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path. The file system is as before."""

@@ -18,7 +18,7 @@ from liftpy.client import Client
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
-from liftpy.errors import NotFoundError, UnavailableError
+from liftpy.errors import NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
@@ -145,6 +145,18 @@ async def follow(
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
 
 
+async def same_stream(client: Client, before: StreamImage) -> StreamImage:
+    """Return the stream as it is now.
+
+    Raises:
+        NotFoundError: It was deleted. There may be another stream of its name.
+    """
+    now = await client.stream(before.name)
+    if now.uid != before.uid:
+        raise NotFoundError(f"Stream {before.name} was deleted and created again while its replicas moved.")
+    return now
+
+
 def sentence(now: MoveProgress, left_s: float | None) -> str:
     """Return the progress for people."""
     if not now.partitions:
@@ -191,7 +203,14 @@ def move(
             timeout_s,
             quiet=as_json,
         )
-        return (await client.stream(stream)).partitions[number]
+        moved = await same_stream(client, image)
+        now = moved.partitions[number]
+        if not cancel and set(now.replicas) != set(wanted):
+            raise StaleRequestError(
+                f"{stream}/{number} is on {' '.join(now.replicas)} instead of {' '.join(wanted)}, because another request "
+                "replaced or canceled this move. Check `liftpy status`."
+            )
+        return now
 
     now = with_client(target, work)
     if as_json:

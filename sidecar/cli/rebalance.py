@@ -98,11 +98,14 @@ def rebalance(
         if not as_json:
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
+        replaced = await _replaced(client, image, plan, refused) if wait and plan.targets and not dry_run else []
         if as_json:
-            click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused}))
+            click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
             return
         for line in refused:
             click.echo(f"refused: {line}", err=True)
+        for partition in replaced:
+            click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
             click.echo("done" if wait else "it goes on: liftpy status shows how far, liftpy rebalance --cancel ends it")
 
@@ -209,6 +212,18 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
     if wait and wishes:
         await _until_done(client, wishes, timeout_s, quiet)
     return refused
+
+
+async def _replaced(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
+    """Return the partitions whose accepted move another request has replaced or canceled."""
+    image = (await client.describe_cluster(linearizable=True)).image
+    found = {text.partition(":")[0] for text in refused}
+    replaced = []
+    for (stream, number), target in sorted(plan.targets.items()):
+        place = image.find(stream, before.streams[stream].uid, number)
+        if place is not None and set(place[1].replicas) != set(target) and f"{stream}/{number}" not in found:
+            replaced.append(f"{stream}/{number}")
+    return replaced
 
 
 async def _until_done(client: Client, wishes: Sequence[ReplicaMove], timeout_s: float, quiet: bool) -> None:

@@ -29,12 +29,12 @@ from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
-from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import BYTES, Duration, connection_options, internal_option, json_option
 from sidecar.cli.output import table
-from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
+from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
     SETTINGS,
@@ -400,7 +400,13 @@ def alter(
             timeout_s,
             quiet=as_json,
         )
-        return before, decided, await client.stream(name)
+        now = await same_stream(client, decided)
+        if now.replica_count != factor:
+            raise StaleRequestError(
+                f"Another request set the number of replicas of {name} to {now.replica_count} while this one moved them to "
+                f"{factor}. Check `liftpy stream show {name}`."
+            )
+        return before, decided, now
 
     with naming_options():
         before, decided, now = with_client(target, work)

@@ -229,6 +229,82 @@ def test_rebalance_by_bytes_uses_the_sizes_from_the_nodes(run: Cli) -> None:
     assert (code, "No moves needed" in said) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "meanwhile", "said"),
+    [
+        (
+            ("node", "drain", "a", "--wait"),
+            {"setNode": pb.SetNode(nodeId="a", leaving=False)},
+            "Another request canceled the drain of a, which holds 2 replicas. To drain it: liftpy node drain a",
+        ),
+        (
+            ("partition", "move", "orders", "0", "--to", "b,c,d"),
+            {"reassign": pb.Reassign(stream="orders", partition=0, replicas=["e", "b", "c"])},
+            "orders/0 is on e b c instead of b c d, because another request replaced or canceled this move.",
+        ),
+        (
+            ("partition", "move", "orders", "0", "--to", "b,c,d"),
+            {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
+            "orders/0 is on a b c instead of b c d, because another request replaced or canceled this move.",
+        ),
+        (
+            ("stream", "alter", "orders", "--replicas", "4"),
+            {"alterStream": pb.AlterStream(name="orders", replicationFactor=2)},
+            "Another request set the number of replicas of orders to 2 while this one moved them to 4.",
+        ),
+        (
+            ("rebalance",),
+            {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
+            "not moved: another request replaced or canceled the move of orders/0",
+        ),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, tuple) else "",
+)
+def test_move_that_another_request_replaces_is_reported(
+    words: tuple[str, ...], meanwhile: dict[str, Any], said: str, run: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(2)])
+    run.moved.copies = False
+    step, asked = run.moved.step, list[str]()
+
+    def stepped() -> list[str]:
+        changing = bool(movements(run.moved.image))
+        if changing and not asked:
+            asked.append("another request")
+            response = run.moved.driver.ask(**meanwhile)
+            assert response.error == pb.ControlResponse.OK, response
+            run.moved.copies = True
+        return step()
+
+    monkeypatch.setattr(run.moved, "step", stepped)
+    code, told = run(*words, "--timeout", "10s")
+    assert asked
+    assert said in told
+    assert code == (0 if words == ("rebalance",) else 1)
+
+
+@pytest.mark.parametrize(
+    "words", [("partition", "move", "orders", "1", "--to", "b,c,d"), ("stream", "alter", "orders", "--replicas", "4")]
+)
+def test_move_of_a_stream_that_is_created_again_is_reported(
+    words: tuple[str, ...], run: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(2)])
+    run.moved.copies = False
+    step, asked = run.moved.step, list[str]()
+
+    def stepped() -> list[str]:
+        if movements(run.moved.image) and not asked:
+            asked.append("another request")
+            run.moved.driver.delete("orders")
+            run.moved.driver.create(partitions=1, replicationFactor=1)
+        return step()
+
+    monkeypatch.setattr(run.moved, "step", stepped)
+    code, told = run(*words, "--timeout", "10s")
+    assert (code, "Stream orders was deleted and created again while its replicas moved." in told) == (1, True), told
+
+
 def test_move_estimate_needs_measured_progress() -> None:
     estimate = Estimate()
     assert estimate.seconds(0.0, 1000) is None
