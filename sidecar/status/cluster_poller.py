@@ -316,7 +316,7 @@ class Viewing:
         looked.set()
 
     async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """Return the one field that the answer has; None: it does not answer."""
+        """Return the one field of the answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
             return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)

@@ -62,7 +62,7 @@ def host_of(request: bytes) -> bytes:
 
 
 class Serving:
-    """Answers on one address. ``respond``: as ``Respond``; ``counters``: of the node."""
+    """Answers on one address. ``respond``: as ``Respond``. ``counters``: counters of the node."""
 
     def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
         self._respond = respond

@@ -200,7 +200,7 @@ class WholeNode:
 
 
 class Telling:
-    """``reporter``: the worker's own, of its partitions, connections and counters."""
+    """The status that a worker reports. ``reporter``: of its partitions, connections and counters."""
 
     def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:
         self._reporter = reporter
