@@ -1067,7 +1067,7 @@ class Admin:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def watch_majority(self, *, is_patient: bool = True) -> None:
-        """Return when the metadata group has a leader and a majority. Run it beside a command.
+        """Return when the metadata group has a leader and a majority. Run it concurrently with a command.
 
         Args:
             is_patient: If False, return at once if no controller answers. Default True: ask until one answers.

@@ -533,7 +533,7 @@ class ServiceCalls:
             ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
             PublishRejectedError: The command was not stored.
-            UnavailableError: The command was not stored, nobody accepted it in time.
+            UnavailableError: The command was not stored. No node accepted it in time.
             OutcomeUnknownError: No reply in time. The command may be stored. Call again with the same ``message_id``.
 
         Example:
@@ -1185,8 +1185,8 @@ class Client(RecordDeletionMixin, GroupsMixin, Internals, FeatureLevelsMixin, No
             stream: Name of the stream.
             partition: Number of the partition. Default 0.
             start: Where to start: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset
-                (inclusive), a datetime, ``-10m`` or a timedelta (time before now), ``-1000`` (number of offsets before
-                the end), or a Position or its text. Default: ``earliest``, or the end with ``backwards``.
+                (inclusive), or a datetime. Also a time before now (``-10m`` or a timedelta), a number of offsets before
+                the end (``-1000``), or a Position or its text. Default: ``earliest``, or the end with ``backwards``.
             until: Where to stop: ``end`` (the high watermark at the start), an offset (inclusive), or a datetime
                 (exclusive, by leader timestamp). Default None: follow new records forever. In a compacted stream,
                 ``end`` also includes records that replaced older ones during the read.

@@ -222,13 +222,16 @@ class Forwarder:
     def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
         self._connection = connection
         self._subject = subjects.control_node(node_id)
-        self._leader = ""
+        self._leadership = ("", 0)
         self._changed = asyncio.Event()
 
-    def leader_is(self, node_id: str) -> None:
-        """Set the known metadata leader. Unanswered requests to the previous one are repeated at once."""
-        if node_id and node_id != self._leader:
-            self._leader = node_id
+    def leader_is(self, node_id: str, term: int) -> None:
+        """Set the known metadata leader and its term. Requests that an earlier leadership has not answered are repeated at once.
+
+        A node that leads again, in a later term, may never have received them, for example because NATS was down.
+        """
+        if node_id and (node_id, term) != self._leadership:
+            self._leadership = (node_id, term)
             self._changed.set()
             self._changed = asyncio.Event()
 

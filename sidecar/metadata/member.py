@@ -153,7 +153,7 @@ class RaftMember(MetadataGroup):
         """Process the result of a tick: the log, its display, and the next actions."""
         self._log.probation.look()
         self._ask_when_unled()
-        self._forwarder.leader_is(self._log.leader_id)
+        self._forwarder.leader_is(self._log.leader_id, self._log.term)
         image, before = self.image, self._shown
         if image is not before:
             self._shown = image

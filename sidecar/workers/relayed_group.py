@@ -33,7 +33,7 @@ class RelayedGroup(MetadataGroup):
 
     # ---- what the node says ----------------------------------------------------------------------------------------------
     def image_told(self, snapshot: bytes) -> None:
-        """An image in the place of the one before. Raises LiftError."""
+        """Replace the image. Raises LiftError."""
         self._show(decode_snapshot(snapshot))
 
     def entry_told(self, body: bytes) -> None:

@@ -136,17 +136,17 @@ async def test_forwarder_request_that_was_sent_may_have_unknown_outcome(
 async def test_forwarder_request_sent_before_a_leader_change_may_have_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Asked(None, nats.errors.NoRespondersError())
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
-    made.leader_is("n1")
+    made.leader_is("n1", 1)
     now = [0]
     monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: now[0]))
     deciding = asyncio.create_task(made.until_decided(BARRIER, 1000.0))
     await turns(lambda: bus.asked)
     waits_for = made._changed
     for same in ("n1", ""):
-        made.leader_is(same)
+        made.leader_is(same, 1)
         await turns()
         assert (len(bus.asked), made._changed is waits_for, waits_for.is_set()) == (1, True, False), "nobody new to ask"
-    made.leader_is("n2")
+    made.leader_is("n2", 2)
     while len(bus.asked) < 2:
         await asyncio.sleep(0.001)
     now[0] = 1001 * S

@@ -517,7 +517,7 @@ async def test_forwarder_finished_request_leaves_no_task(way: str) -> None:
     deciding = asyncio.ensure_future(forwarder.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
     for _ in range(3):
         await asyncio.sleep(0)
-    forwarder.leader_is("n2")
+    forwarder.leader_is("n2", 2)
     async with asyncio.timeout(30):
         assert (await deciding).index == 3
     for _ in range(5):

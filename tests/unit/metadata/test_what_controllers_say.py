@@ -66,8 +66,8 @@ async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_requ
     """What is asked after it is waited for."""
     bus = Slow(silent=0)
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
-    made.leader_is("n1")
-    made.leader_is("n2")
+    made.leader_is("n1", 1)
+    made.leader_is("n2", 2)
     response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
     assert (response.error, len(bus.asked), bus.subject) == (pb.ControlResponse.OK, 1, "space.control.node.n1")
     assert 0 < bus.timeout <= control.ATTEMPT_NS / NS

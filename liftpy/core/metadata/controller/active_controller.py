@@ -76,7 +76,7 @@ def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlRe
 
 
 class ActiveController:
-    """NodeSessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
+    """Node sessions and election timers of one controller. It is idle unless it leads the group. ``now_ns`` is monotonic."""
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
@@ -84,7 +84,7 @@ class ActiveController:
         self._rules = rules or Rules()
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._in_log: set[bytes] = set()
-        """Ids of operations that were put into the log and are not applied yet."""
+        """Ids of operations that are in the log and not applied yet."""
         self._answered: Counter[str] = Counter()
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
@@ -126,7 +126,7 @@ class ActiveController:
         self._timers.resign()
 
     def prefer(self, every_s: float) -> None:
-        """Look so often for leaderships that could go back; 0: never."""
+        """Set the interval of the checks for leaderships that can return to their preferred leader. 0: never."""
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -142,11 +142,11 @@ class ActiveController:
     def answer(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """Return the answer to a request that is not for the log, or None: it has to be proposed.
+        """Return the answer to a request that does not need the log. None: the request must be proposed.
 
-        ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
-        a description that need not be linearizable are answered here; and what would change nothing, or take the place of a node
-        that runs, is refused.
+        Heartbeats, progress of candidates and descriptions that need not be linearizable are answered here. Requests that
+        would change nothing, or replace a running node, are rejected here. ``confirmed_ns``: time at which a majority last
+        confirmed that this controller leads.
         """
         response = self._answer(request, image, now_ns, confirmed_ns)
         if response is None:

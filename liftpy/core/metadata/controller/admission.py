@@ -141,7 +141,7 @@ class RequestRates:
         return len(self._of)
 
     def wait_ms(self, principal: str, now_ns: int) -> int:
-        """Take one more request of ``principal``: 0; or in how many milliseconds it may come again."""
+        """Count a request of ``principal``. Return 0, or the time after which it may come again, in milliseconds."""
         own = self._of.pop(principal, None)
         if own is None:
             own = Allowance(PER_PRINCIPAL, PRINCIPAL_AT_ONCE)

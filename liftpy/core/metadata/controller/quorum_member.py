@@ -61,7 +61,7 @@ def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
 LONG_NS = 2_000_000_000
 """An election, or coming back after a pause, takes less."""
 _STOOD_STILL_NS = 1_000_000_000
-"""Ticks come every few ms: with more between two of them, this process stood still."""
+"""Time between two ticks after which this process counts as stopped for a while. Ticks come every few milliseconds."""
 
 
 class Leaderless:
@@ -87,12 +87,14 @@ class Leaderless:
 
 DUTY_TIMEOUT_NS = 2 * NS_PER_S
 MAX_DUTY_ORDERS = 64
-"""Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
+"""Maximum number of requests of the leader itself in flight. Beyond it, the leader proposes no more until some are done. Due
+work stays due.
+"""
 LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
 """Maximum number of nodes that are asked at a time. The others follow later."""
 MAX_QUESTIONS = 256
-"""Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
+"""Maximum number of questions in flight. Further ones are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
 """Interval at which the feed reports its head while nothing changes, in nanoseconds."""
 HAND_OVER_EVERY_NS = NS_PER_S
@@ -135,14 +137,14 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """A request that has to go into the log. The shell: ``entry``, propose, ``ended``; each once."""
+    """A request that must go into the log. The shell calls ``entry``, proposes, then calls ``ended``, each once."""
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
     here: pb.ControlResponse | None = None
     """Items of a batch that were answered without the log."""
     takes_over: int = -1
-    """The barrier with which the duties of that term begin."""
+    """Barrier after which the duties of this term begin."""
     own: bool = False
     """True if the order belongs to the leader's own duties, so no caller waits for the answer."""
     is_first: bool = False
@@ -206,7 +208,7 @@ class QuorumMember:
         self._leaving = False
         """True if it stops and accepts no more duties."""
         self._catching_up = True
-        """A barrier is being asked for; a start does so first."""
+        """True while a barrier is requested. A start does so first."""
         self._own_orders = 0
         self._looking: set[str] = set()
         self._look_at_ns = 0
@@ -243,7 +245,7 @@ class QuorumMember:
         self._leaving = True
 
     def catching_up(self) -> None:
-        """``CatchUp`` is being done."""
+        """Note that the member carries out ``CatchUp``."""
         self._catching_up = True
 
     def caught_up(self) -> None:
