@@ -39,7 +39,6 @@ UNREFERENCED = {
     "liftpy.client.producer.Producer.used_partitions": "for applications",
     "liftpy.client.sync.SyncProducer.used_partitions": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
-    "liftpy.core.metadata.controller.admission.ADMISSION": "the whole order, for readers and tests",
     "liftpy.core.metadata.checks.LeadershipHistory": _CHECKS,
     "liftpy.core.metadata.checks.LeadershipHistory.see": _CHECKS,
     "liftpy.core.metadata.checks.check_image": _CHECKS,
