@@ -17,7 +17,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from liftpy.client.admin import ClusterState, Controller
     from liftpy.client.batch_view import BatchSlice
     from liftpy.client.client import Client, connect
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from liftpy.client.group import Group, GroupOptions, GroupRejectedError
     from liftpy.client.group_part import GroupBatch
     from liftpy.client.in_flight import PublishAck, PublishOptions
+    from liftpy.client.metadata_requests import ClusterState, Controller
     from liftpy.client.multi_consumer import ConsumedBatch, ManyConsumer, positions_from
     from liftpy.client.partition_sender import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
     from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, ReplicaCounts
@@ -83,7 +83,8 @@ __all__ = [
     "positions_from",
 ]
 _NAMES = {
-    "liftpy.client.admin": ("ClusterState", "Controller"),
+    "liftpy.client.admin": ("Admin",),
+    "liftpy.client.metadata_requests": ("ClusterState", "Controller"),
     "liftpy.client.client": ("Client", "connect"),
     "liftpy.client.consumer": ("Consumer", "EventKind", "ReadEvent", "ReadOptions"),
     "liftpy.nats.credentials": ("Credentials",),

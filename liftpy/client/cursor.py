@@ -7,10 +7,10 @@ moves them back with ``liftpy cursor set``.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from liftpy.client.consumer import Consumer
-from liftpy.client.group import GroupHome, GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.group import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, check_offset
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
@@ -18,19 +18,10 @@ from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE
 from liftpy.errors import ConfigError, NotFoundError
 
+if TYPE_CHECKING:
+    from liftpy.client.client import Client
+
 _TIMEOUT_S = 10.0
-
-
-class CursorHome(GroupHome, Protocol):
-    """The methods of Client that a cursor needs."""
-
-    async def query_service(self, service: str, query: bytes, *, partition: int, timeout_s: float) -> Any:
-        """Ask a replicated service a question."""
-        ...
-
-    def consume(self, stream: str, partition: int, *, start: Start, after_epoch: int, **how: Any) -> Consumer:
-        """Read the records of one partition."""
-        ...
 
 
 class Cursor:
@@ -49,7 +40,7 @@ class Cursor:
                 await cursor.commit(record.offset + 1)
     """
 
-    def __init__(self, client: CursorHome, name: str, stream: str) -> None:
+    def __init__(self, client: Client, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
         self.stream = check_name(stream, "stream")
         self._client = client
@@ -67,7 +58,7 @@ class Cursor:
             GroupRejectedError: The name belongs to a consumer group.
             UnavailableError: The coordinator did not answer in time.
         """
-        home = await self._client.groups_stream()
+        home = await self._client.groups.stream()
         stream = await self._client.stream(self.stream)
         self._uid = stream.uid
         self._home = partition_of(self.name, len(home.partitions))
@@ -165,7 +156,7 @@ class Cursor:
     async def _committed(self, partition: int) -> pb.GroupPosition | None:
         key = await self._key(partition)
         query = pb.GroupQuery(group=self.name).SerializeToString()
-        said = await self._client.query_service(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
+        said = await self._client.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
         answer = decode_query_answer(said.value)
         if answer.code == pb.GROUP_NOT_FOUND:
             return None  # it was deleted

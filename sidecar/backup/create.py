@@ -33,7 +33,6 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.client import Client
-from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups
 from liftpy.client.positions import Bounds
 from liftpy.core.backup.manifest import (
     CursorCopy,
@@ -186,7 +185,7 @@ class _Taking:
         await self._put(running_path(self.id), json.dumps(mark).encode())
 
         self.step("barrier")
-        state = await self.client.describe_cluster(linearizable=True)
+        state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
         streams = self._chosen(state.image)
         cursors = await self._cursors({stream.name for stream in streams})
@@ -248,12 +247,12 @@ class _Taking:
 
     async def _cursors(self, streams: set[str]) -> tuple[CursorCopy, ...]:
         found = []
-        for group in await list_groups(self.client):
-            described = await describe_group(self.client, group.name)
+        for group in await self.client.groups.list():
+            described = await self.client.groups.describe(group.name)
             positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
             found.append(_cursor(group.name, False, positions, streams))
-        for name in await list_cursors(self.client):
-            found.append(_cursor(name, True, await describe_cursor(self.client, name), streams))
+        for name in await self.client.cursors.list():
+            found.append(_cursor(name, True, await self.client.cursors.describe(name), streams))
         return tuple(cursor for cursor in found if cursor.positions)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:

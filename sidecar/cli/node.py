@@ -48,8 +48,8 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
         raise click.UsageError("--cancel and --wait cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> dict[str, Any]:
-        await client.set_node(node_id, leaving=not cancel)
-        image = (await client.describe_cluster()).image
+        await client.admin.set_node(node_id, leaving=not cancel)
+        image = (await client.admin.describe_cluster()).image
         if not as_json and not cancel:
             click.echo(f"{node_id} is drained of {image.replica_counts.get(node_id, 0)} replicas")
             for line in [] if wait else _what_stays(image, node_id):
@@ -67,7 +67,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
                 quiet=as_json,
                 stays=lambda now: _what_stays(now, node_id),
             )
-            image = (await client.describe_cluster()).image
+            image = (await client.admin.describe_cluster()).image
         return {"node": node_id, "leaving": not cancel, "replicas": image.replica_counts.get(node_id, 0)}
 
     said = with_client(target, work)
@@ -118,7 +118,7 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     The answer is no if a partition would fall below min_isr, or if the metadata group would lose its majority.
     """
     check_name(node_id, "node")
-    state = with_client(target, lambda client: client.describe_cluster(linearizable=True))
+    state = with_client(target, lambda client: client.admin.describe_cluster(linearizable=True))
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = why_not(state.image, node_id, voters)
     if as_json:
@@ -187,9 +187,9 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 
     async def work(client: Client) -> dict[str, Any]:
         if not directories:
-            found = await client.node_health(node_id)
+            found = await client.admin.node_health(node_id)
             return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
-        said = await client.remove_data(node_id, list(directories))
+        said = await client.admin.remove_data(node_id, list(directories))
         if "error" in said:
             raise ConfigError(f"{node_id}: {said['error']}")
         return {"node": node_id, **said}
@@ -215,7 +215,9 @@ def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None
     value = None if weight == AUTO else _number(weight)
 
     async def work(client: Client) -> NodeImage:
-        return await (client.reset_node(node_id, weight=True) if value is None else client.set_node(node_id, weight=value))
+        return await (
+            client.admin.reset_node(node_id, weight=True) if value is None else client.admin.set_node(node_id, weight=value)
+        )
 
     _show_facts(with_client(target, work), as_json)
 
@@ -229,7 +231,9 @@ def set_rack(node_id: str, rack: str, as_json: bool, target: Target) -> None:
     """Set the rack of NODE. '' removes the rack. 'auto' uses the rack from the node's settings after its next start."""
 
     async def work(client: Client) -> NodeImage:
-        return await (client.reset_node(node_id, rack=True) if rack == AUTO else client.set_node(node_id, rack=rack))
+        return await (
+            client.admin.reset_node(node_id, rack=True) if rack == AUTO else client.admin.set_node(node_id, rack=rack)
+        )
 
     _show_facts(with_client(target, work), as_json)
 
@@ -262,7 +266,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
     """The cluster before the node was removed. What runs, or did a moment ago, is waited for until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
-        state = await client.describe_cluster()
+        state = await client.admin.describe_cluster()
         if any(node_id == member.node_id for member in state.controllers):
             raise ConfigError(still_a_controller(node_id))
         wrong = why_it_stays(state.image, node_id)
@@ -275,7 +279,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
             return state
         if not wrong:
             try:
-                await client.remove_node(node_id)
+                await client.admin.remove_node(node_id)
             except ConfigError:
                 if time.monotonic() >= deadline:
                     raise

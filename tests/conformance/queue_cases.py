@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from liftpy.client import Job, LeaseLostError, Queue, QueueOptions
-from liftpy.client.group_admin import describe_group
 from tests.conformance.client_cases import Case, Place
 
 QUEUE_CASES: list[Case] = []
@@ -45,7 +44,7 @@ async def workers_share_the_records_and_what_is_done_stays_done(place: Place) ->
     name = await filled(place, "-" * 30)
     async with place.connect() as other, place.client.queue(name, name) as one, other.queue(name, name) as two:
         first, second = await taken(one, 10), await taken(two, 10)
-        (queue,) = (await describe_group(place.client, name)).queues
+        (queue,) = (await place.client.groups.describe(name)).queues
         assert sorted((out.first, out.records, out.deliveries) for out in queue.holders) == [(0, 10, 1), (10, 10, 1)]
         assert sorted(numbers([*first, *second])) == list(range(20))
         await one.ack(first)
@@ -54,7 +53,7 @@ async def workers_share_the_records_and_what_is_done_stays_done(place: Place) ->
         assert sorted(numbers(rest)) == list(range(20, 30))
         await one.ack(rest)
         assert await two.take(5, timeout_s=0.0) == []
-    (queue,) = (await describe_group(place.client, name)).queues
+    (queue,) = (await place.client.groups.describe(name)).queues
     assert (queue.acknowledged_below, queue.out, queue.returned, queue.holders) == (30, 0, 0, ())
 
 

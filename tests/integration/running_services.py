@@ -205,7 +205,7 @@ async def exists(path: Path) -> bool:
 
 async def _is_deleted(bench: Bench, stream: str) -> bool:
     with contextlib.suppress(NotFoundError):
-        await bench.client.delete_stream(stream)
+        await bench.client.admin.delete_stream(stream)
     return True
 
 

@@ -61,18 +61,18 @@ async def test_client_creates_lists_and_deletes_a_stream(client: Client, name: s
     stream = await client.create_stream(name, f"data.{name}", partitions=2)
     assert (stream.name, stream.subject, len(stream.partitions)) == (name, f"data.{name}", 2)
     assert all(sorted(p.replicas) == ["n1", "n2", "n3"] == sorted(p.isr) for p in stream.partitions)
-    assert name in [s.name for s in await client.list_streams()]
+    assert name in [s.name for s in await client.admin.list_streams()]
     assert (await client.stream(name)).uid == stream.uid
     with pytest.raises(AlreadyExistsError):
         await client.create_stream(name, "data.other")
     waits = await client.create_stream(f"{name}x", f"data.{name}x", replicas=9, ready_s=0)
     assert (waits.waiting, waits.partitions) == (1, ())
     with pytest.raises(UnavailableError, match="insufficient-nodes"):
-        await client.until_ready(waits, 0.3)
-    await client.delete_stream(f"{name}x")
+        await client.admin.until_ready(waits, 0.3)
+    await client.admin.delete_stream(f"{name}x")
     with pytest.raises(NotFoundError):
-        await client.delete_stream(name, "another-uid")
-    await client.delete_stream(name, stream.uid)
+        await client.admin.delete_stream(name, "another-uid")
+    await client.admin.delete_stream(name, stream.uid)
     with pytest.raises(NotFoundError, match="no stream"):
         await client.stream(name)
 
@@ -145,7 +145,7 @@ async def test_stream_created_again_has_another_uid(client: Client, name: str) -
     await client.publish(name, b"old")
     consumer = client.consume(name, options=ReadOptions(patience_s=10, wait_s=0.2))
     await consumer.begin()
-    await client.delete_stream(name)
+    await client.admin.delete_stream(name)
     second = await client.create_stream(name, f"data.{name}")
     assert second.uid != first.uid
     await client.publish(name, b"new")
@@ -189,14 +189,14 @@ async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
 
 async def test_describe_cluster_lists_nodes_and_streams(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
-    state = await client.describe_cluster(linearizable=True)
+    state = await client.admin.describe_cluster(linearizable=True)
     assert sorted(state.image.nodes) == ["n1", "n2", "n3"] == state.image.live_nodes()
     assert state.metadata_leader in state.image.nodes
     assert sum(c.leader for c in state.controllers) == 1
-    status = await client.node_status(state.stream(name).partitions[0].leader)
+    status = await client.admin.node_status(state.stream(name).partitions[0].leader)
     assert name in [p["stream"] for p in status["partitions"]]
     with pytest.raises(LiftError):
-        await client.node_status("nobody")
+        await client.admin.node_status("nobody")
 
 
 async def test_client_distinguishes_tombstones_empty_values_and_empty_keys(client: Client, name: str) -> None:
@@ -218,7 +218,7 @@ async def test_client_uses_a_cached_subject_only_while_its_stream_exists(client:
     async with await connect(dev.nats_url, dev.namespace) as other, asyncio.timeout(60):
         await client.create_stream(name, subject)
         await client.publish(name, b"first")
-        await other.delete_stream(name)
+        await other.admin.delete_stream(name)
         await other.create_stream(f"{name}b", subject)
         for ack in (AckPolicy.ALL, AckPolicy.LEADER):
             with pytest.raises(NotFoundError):

@@ -64,6 +64,6 @@ def test_streams_wait_are_placed_and_get_more_partitions(tmp_path: Path) -> None
 
 async def placed(url: str) -> None:
     async with await connect(url) as client:
-        stream = await client.until_ready(await client.stream("wide"), 60)
+        stream = await client.admin.until_ready(await client.stream("wide"), 60)
         assert all(len(partition.replicas) == 4 for partition in stream.partitions)
         assert (await client.publish("wide", b"x", partition=1)).offset == 0

@@ -53,7 +53,7 @@ async def catch_up(client: Client, cluster: DevCluster, data: Path, count: int) 
         nats_url=cluster.nats_url,
     )
     try:
-        answer = await client.query_service("tally", b"", at_least=count, timeout_s=_PATIENCE_S)
+        answer = await client.services.query("tally", b"", at_least=count, timeout_s=_PATIENCE_S)
     finally:
         process.terminate()
         process.wait(30)

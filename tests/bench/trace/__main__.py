@@ -272,7 +272,7 @@ async def measured(running: Reading, rounds: int, seconds: float, records: int) 
         async def switched(text: str) -> None:
             running.change(text)
             for node in running.nodes:
-                assert "error" not in await client.reload_settings(node)
+                assert "error" not in await client.admin.reload_settings(node)
 
         async def sampled_off(kind: str) -> dict[str, float]:
             await switched("")

@@ -132,7 +132,7 @@ async def hostile_member(world: World, stopping: Any) -> None:
     draw = random.Random(f"hostile {world.seed}")
     async with world.connect() as client:
         try:
-            stream = await client.groups_stream()
+            stream = await client.groups.stream()
             await _take_all(client, len(stream.partitions))
         except LiftError as error:
             world.scheduler.trace("hostile member", type(error).__name__)

@@ -50,7 +50,8 @@ class World:
     def image(self) -> Any:
         now_ns = time.time_ns()
         nodes = {
-            node: SimpleNamespace(rack="", session_time_ns=now_ns - int(self.stopped_s.get(node, 0) * 1e9)) for node in self.alive
+            node: SimpleNamespace(rack="", session_time_ns=now_ns - int(self.stopped_s.get(node, 0) * 1e9))
+            for node in self.alive
         }
         return SimpleNamespace(streams=self.streams, nodes=nodes, is_live=self.alive.__getitem__, replica_counts={})
 

@@ -112,7 +112,7 @@ async def test_ordered_queue_skips_records_removed_by_retention(client: Client) 
         await client.publish("jobs", b"%d" % number, key=key)
     async with client.queue("jobs", "w", options=ORDERED) as queue:
         assert numbers(await queue.take(1)) == [0]
-        await client.truncate_before("jobs", 0, 2)
+        await client.admin.truncate_before("jobs", 0, 2)
         async with asyncio.timeout(30):
             while (await client.bounds("jobs")).log_start_offset < 2:
                 await asyncio.sleep(0.01)
