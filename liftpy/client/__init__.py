@@ -17,11 +17,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from liftpy.client.admin import Admin
     from liftpy.client.batch_view import BatchSlice
     from liftpy.client.client import Client, connect
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
     from liftpy.client.cursor import Cursor
     from liftpy.client.group import Group, GroupOptions, GroupRejectedError
+    from liftpy.client.group_admin import Cursors, Groups, Queues
     from liftpy.client.group_part import GroupBatch
     from liftpy.client.in_flight import PublishAck, PublishOptions
     from liftpy.client.metadata_requests import ClusterState, Controller
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
     from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
+    from liftpy.client.services import Services
     from liftpy.core.services.queries import QueryFailedError
     from liftpy.nats.credentials import Credentials
 
 __all__ = [
+    "Admin",
     "BatchSlice",
     "Bounds",
     "Client",
@@ -46,11 +50,13 @@ __all__ = [
     "Controller",
     "Credentials",
     "Cursor",
+    "Cursors",
     "EventKind",
     "Group",
     "GroupBatch",
     "GroupOptions",
     "GroupRejectedError",
+    "Groups",
     "Job",
     "LeaseLostError",
     "ManyAck",
@@ -70,10 +76,12 @@ __all__ = [
     "QueryRejectedError",
     "Queue",
     "QueueOptions",
+    "Queues",
     "ReadEvent",
     "ReadOptions",
     "Receipt",
     "ReplicaCounts",
+    "Services",
     "Source",
     "Start",
     "Until",
@@ -90,7 +98,9 @@ _NAMES = {
     "liftpy.nats.credentials": ("Credentials",),
     "liftpy.client.cursor": ("Cursor",),
     "liftpy.client.group": ("Group", "GroupOptions", "GroupRejectedError"),
+    "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
     "liftpy.client.group_part": ("GroupBatch",),
+    "liftpy.client.services": ("Services",),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
     "liftpy.client.multi_consumer": ("ManyConsumer", "ConsumedBatch", "positions_from"),
     "liftpy.client.placement_plans": ("PlacementPlan", "PlacementOptions", "ReplicaCounts"),

@@ -399,7 +399,7 @@ class Admin(NodeRequests):
             await client.admin.add_partitions("orders", 6)
         """
         more = self._more(name, partitions, uid, placement or PlacementOptions())
-        before = len((await self._streams.describe(name)).partitions)
+        before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
         stream = self._streams.cached[name] = await self._requests.whole(added)
         return await self.until_ready(stream, ready_s, before) if ready_s else stream
@@ -1101,9 +1101,17 @@ async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsI
 
 
 def differences(stream: StreamImage, subject: str, partitions: int, replicas: int, config: StreamConfig | None) -> list[str]:
-    """Return the differences from the wanted stream for people, [] for none.
+    """Return the differences between a stream and the requested settings, as texts.
 
-    ``replicas`` 0 and ``config`` None accept anything.
+    Args:
+        stream: The existing stream.
+        subject: Requested subject.
+        partitions: Requested number of partitions.
+        replicas: Requested replicas per partition. 0: any.
+        config: Requested settings. None: any.
+
+    Returns:
+        One text for each difference.
     """
     pairs: list[tuple[str, object, object]] = [
         ("subject", stream.subject, subject),

@@ -271,8 +271,8 @@ class Groups:
         coordinator: Requests to the coordinators.
 
     Example:
-        for group in await client.groups.list():
-            print(group.name, group.members)
+        for summary in await client.groups.list():
+            print(summary.name, summary.members)
     """
 
     def __init__(self, coordinator: GroupCoordinator) -> None:
@@ -299,8 +299,8 @@ class Groups:
             UnavailableError: The coordinator did not answer in time.
 
         Example:
-            for group in await client.groups.list():
-                print(group.name, group.members)
+            for summary in await client.groups.list():
+                print(summary.name, summary.members)
         """
         return [_summary(group, partition) for group, partition in await self._coordinator.names() if not group.cursor]
 
@@ -315,8 +315,8 @@ class Groups:
             UnavailableError: The coordinator did not answer in time.
 
         Example:
-            group = await client.groups.describe("billing")
-            print(group.positions)
+            description = await client.groups.describe("billing")
+            print(description.positions)
         """
         return (await self._coordinator.describe(name, "group"))[0]
 
@@ -360,8 +360,8 @@ class Queues:
         coordinator: Requests to the coordinators.
 
     Example:
-        for part in await client.queues.describe("workers"):
-            print(part.key, part.out, part.dead)
+        for figures in await client.queues.describe("workers"):
+            print(figures.key, figures.out, figures.dead)
     """
 
     def __init__(self, coordinator: GroupCoordinator) -> None:
@@ -374,8 +374,8 @@ class Queues:
             UnavailableError: The coordinator did not answer in time.
 
         Example:
-            for queue in await client.queues.list():
-                print(queue.name, queue.queues)
+            for summary in await client.queues.list():
+                print(summary.name, summary.queues)
         """
         return [_summary(group, partition) for group, partition in await self._coordinator.names() if group.queues]
 
@@ -390,8 +390,8 @@ class Queues:
             UnavailableError: The coordinator did not answer in time.
 
         Example:
-            for part in await client.queues.describe("workers"):
-                print(part.key, part.out, part.dead)
+            for figures in await client.queues.describe("workers"):
+                print(figures.key, figures.out, figures.dead)
         """
         queues = (await self._coordinator.describe(name, "group"))[0].queues
         if not queues:

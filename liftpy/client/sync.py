@@ -496,6 +496,10 @@ class _Derived:
 class SyncAdmin(_Derived):
     """``client.admin`` without asyncio. Its methods are those of ``liftpy.client.admin.Admin``.
 
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
     Example:
         client.admin.alter_stream("orders", retention_age_s=86_400)
     """
@@ -549,6 +553,10 @@ class SyncAdmin(_Derived):
 class SyncGroups(_Derived):
     """``client.groups`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Groups``.
 
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
     Example:
         print(client.groups.list())
     """
@@ -563,6 +571,10 @@ class SyncGroups(_Derived):
 class SyncQueues(_Derived):
     """``client.queues`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Queues``.
 
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
     Example:
         print(client.queues.list())
     """
@@ -574,6 +586,10 @@ class SyncQueues(_Derived):
 
 class SyncCursors(_Derived):
     """``client.cursors`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Cursors``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
 
     Example:
         print(client.cursors.list())
@@ -587,6 +603,10 @@ class SyncCursors(_Derived):
 
 class SyncServices(_Derived):
     """``client.services`` without asyncio. Its methods are those of ``liftpy.client.services.Services``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
 
     Example:
         print(client.services.query("bank", b'{"account": "a"}').value)

@@ -13,6 +13,7 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import client as client_module
+from liftpy.client.admin import Admin
 from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
