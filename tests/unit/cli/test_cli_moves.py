@@ -74,7 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     moved = Moved("abcde")
     made = Cli(moved, capsys)
     client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
-    monkeypatch.setattr(client, "node_status", made.node_status)
+    monkeypatch.setattr(client.admin, "node_status", made.node_status)
     monkeypatch.setattr(reassignment, "POLL_S", 0.0)
     for module in (node, reassignment, rebalance, status, stream):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
