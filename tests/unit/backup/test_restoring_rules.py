@@ -23,7 +23,7 @@ from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import AlreadyExistsError, ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
 from sidecar.backup import restore as restore_module
 from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
 from tests.flat_client import FlatClient
@@ -82,6 +82,11 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
     return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
 
 
+async def begin(world: World, manifest: Manifest) -> None:
+    """Let a restore make room for its streams."""
+    await a_restore(world, manifest)._make_room(world.image)
+
+
 @pytest.mark.parametrize(
     ("replicas", "read_only", "alive", "said"),
     [
@@ -96,7 +101,7 @@ async def test_restore_removes_only_the_unfinished_streams_of_a_dead_restore(
     world = World()
     world.has(*replicas, read_only=read_only)
     world.alive[HELPER] = alive
-    work = a_restore(world, manifest)._make_room(world.image)
+    work = begin(world, manifest)
     if said:
         with pytest.raises(AlreadyExistsError, match=said):
             await work
@@ -113,15 +118,8 @@ async def test_restore_beside_another_keeps_its_stopped_helper(
     """A restore stops its helper before it creates its streams; another one that begins then took it for one left behind."""
     world = World()
     world.stopped_s[HELPER] = stopped_s
-    await a_restore(world, manifest)._make_room(world.image)
+    await begin(world, manifest)
     assert world.done == removed
-
-
-async def test_restore_whose_helper_was_removed_fails_at_once(manifest: Manifest) -> None:
-    world = World()
-    restore = a_restore(world, manifest)
-    with pytest.raises(NotFoundError, match="was removed during the restore"):
-        await restore._until(restore._is_fenced, "the helper has not stopped")
 
 
 async def test_restore_that_fails_keeps_streams_that_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
