@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from liftpy.client.batch_view import BatchSlice
     from liftpy.client.client import Client, connect
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
+    from liftpy.client.coordinator import GroupRejectedError
     from liftpy.client.cursor import Cursor
-    from liftpy.client.group import Group, GroupOptions, GroupRejectedError
+    from liftpy.client.group import Group, GroupOptions
     from liftpy.client.group_admin import Cursors, Groups, Queues
     from liftpy.client.group_part import GroupBatch
     from liftpy.client.in_flight import PublishAck, PublishOptions
@@ -97,7 +98,8 @@ _NAMES = {
     "liftpy.client.consumer": ("Consumer", "EventKind", "ReadEvent", "ReadOptions"),
     "liftpy.nats.credentials": ("Credentials",),
     "liftpy.client.cursor": ("Cursor",),
-    "liftpy.client.group": ("Group", "GroupOptions", "GroupRejectedError"),
+    "liftpy.client.coordinator": ("GroupRejectedError",),
+    "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
     "liftpy.client.group_part": ("GroupBatch",),
     "liftpy.client.services": ("Services",),

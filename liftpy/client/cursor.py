@@ -7,19 +7,17 @@ moves them back with ``liftpy cursor set``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import Consumer
-from liftpy.client.group import GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, check_offset
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE
 from liftpy.errors import ConfigError, NotFoundError
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
 
 _TIMEOUT_S = 10.0
 
@@ -40,7 +38,7 @@ class Cursor:
                 await cursor.commit(record.offset + 1)
     """
 
-    def __init__(self, client: Client, name: str, stream: str) -> None:
+    def __init__(self, client: ClientHome, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
         self.stream = check_name(stream, "stream")
         self._client = client
@@ -182,7 +180,7 @@ class Cursor:
         )
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:
-        answer = await ask_coordinator(self._client, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
+        answer = await ask_coordinator(self._client.services, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
         self._check(answer.code, answer.detail)
         return answer
 

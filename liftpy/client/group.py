@@ -18,26 +18,24 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from liftpy.client.batch_view import BatchSlice
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
 from liftpy.client.stream_copy import Copying, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
-from liftpy.core.groups.commands import decode_answer, encode_command, partition_of
+from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
 
 logger = logging.getLogger("liftpy.client")
 
@@ -51,15 +49,6 @@ _STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions. It lists them at once if one of them is gone."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
-
-
-class GroupRejectedError(LiftError):
-    """The group coordinator rejected the request. The text says why.
-
-    Another member owns the partition or the instance id, or a limit is reached.
-    """
-
-    code = "GROUP_REJECTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +91,6 @@ class GroupOptions:
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
 
-async def ask_coordinator(client: Client, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-    """Send a command to the coordinator of a partition of the groups stream. Return its answer after the commit.
-
-    Raises UnavailableError, OutcomeUnknownError or GroupCommandError.
-    """
-    answer = await client.services.call(
-        GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=timeout_s
-    )
-    return decode_answer(answer.value)
-
-
-def name_of(code: int) -> str:
-    """Return the name of a coordinator's code, or its number if this client does not know it."""
-    return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)
-
-
 class _Pump:
     """Reads one owned partition. At most one part waits for the application, in addition to the read-ahead."""
 
@@ -152,7 +125,7 @@ class Group:
     """
 
     def __init__(
-        self, client: Client, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
+        self, client: ClientHome, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
         on_assigned: Hook | None, on_revoked: Hook | None,
     ) -> None:  # fmt: skip
         self.name = check_name(name, "group")
@@ -524,7 +497,7 @@ class Group:
         return refused
 
     async def _say(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-        return await ask_coordinator(self._client, self._partition, command, timeout_s)
+        return await ask_coordinator(self._client.services, self._partition, command, timeout_s)
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from liftpy.client.group import GroupRejectedError, name_of
+from liftpy.client.coordinator import GroupRejectedError, name_of
 from liftpy.client.positions import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory

@@ -356,7 +356,7 @@ class MetadataRequests:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def watch_majority(self, *, is_patient: bool = True) -> None:
-        """Return when the metadata group has a leader and a majority. Run it beside a command.
+        """Return when the metadata group has a leader and a majority. Run it while a command runs.
 
         Args:
             is_patient: If False, return at once if no controller answers. Default True: ask until one answers.

@@ -22,10 +22,11 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group import GroupRejectedError, ask_coordinator
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.client.positions import Bounds
@@ -49,9 +50,6 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.cancellation import end_tasks
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
 
 HORIZON_S = 0.25
 _TAKES = 8
@@ -353,7 +351,7 @@ class Queue:
                 await job.ack()
     """
 
-    def __init__(self, client: Client, stream: str, group: str, options: QueueOptions) -> None:
+    def __init__(self, client: ClientHome, stream: str, group: str, options: QueueOptions) -> None:
         self.stream = check_name(stream, "stream")
         self.name = check_name(group, "group")
         self._client, self._options = client, options
@@ -891,4 +889,4 @@ class Queue:
     async def _say(self, **what: Any) -> pb.GroupAnswer:
         self._number += 1
         command = pb.GroupCommand(group=self.name, number=self._number, **what)
-        return await ask_coordinator(self._client, self._partition, command, _COMMAND_S)
+        return await ask_coordinator(self._client.services, self._partition, command, _COMMAND_S)

@@ -25,8 +25,9 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from liftpy.client.client_home import ClientHome
 from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.producer import Producer
@@ -35,9 +36,6 @@ from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
 from liftpy.nats.cancellation import end_tasks
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
 
 PartitionFor = Callable[[bytes | None, int], int]
 Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
@@ -77,7 +75,7 @@ class Copying:
     """``run`` it until it is cancelled. ``partition_for``: (key, partitions) -> partition; the same in every run."""
 
     def __init__(
-        self, client: Client, group: CopyingMember, target: str, transform: Transform, *,
+        self, client: ClientHome, group: CopyingMember, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform

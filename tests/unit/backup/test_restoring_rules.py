@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.group import GroupRejectedError
+from liftpy.client.coordinator import GroupRejectedError
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest
