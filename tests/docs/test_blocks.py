@@ -258,7 +258,7 @@ async def test_docs_block_about_calling_a_service_runs(monkeypatch: pytest.Monke
     async with a_page(monkeypatch, "commands", "receipts") as page:
         page.cluster.serve(Bank, "bank", "commands", output_stream="receipts")
         await page.client.services.call("bank", "commands", b'{"id": "1", "do": "open", "account": "a"}')
-        answer = (await run(block_of("docs/replicated-services.md", "call_service"), page))["answer"]
+        answer = (await run(block_of("docs/replicated-services.md", "services.call"), page))["answer"]
         assert json.loads(answer.value)["ok"]
 
 

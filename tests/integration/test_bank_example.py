@@ -96,8 +96,8 @@ async def test_bank_service_survives_rollout_and_the_death_of_the_leader(service
         await said_by(*shlex.split(printed), "--timeout", "60", "--nats", bench.cluster.nats_url)
         == b'{"balance": 0, "id": "1", "ok": true}\n'
     )
-    (printed,) = re.findall(r"answer = (await client\.call_service\(\"bank\", .*)", page)
-    client = SimpleNamespace(call_service=partial(bench.client.services.call, timeout_s=PATIENCE_S))
+    (printed,) = re.findall(r"answer = (await client\.services\.call\(\"bank\", .*)", page)
+    client = SimpleNamespace(services=SimpleNamespace(call=partial(bench.client.services.call, timeout_s=PATIENCE_S)))
     found: dict[str, Any] = {}
     exec(f"async def call(client):\n    return {printed}", found)
     assert json.loads((await found["call"](client)).value) == {"balance": 5, "id": "2", "ok": True}
