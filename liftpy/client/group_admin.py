@@ -293,7 +293,7 @@ class Groups:
         return await self._coordinator.stream()
 
     async def list(self) -> list[GroupSummary]:
-        """Return all groups, sorted by name. A group of workers of a queue is one of them.
+        """Return all groups, sorted by name. Work queues are among them.
 
         Raises:
             UnavailableError: The coordinator did not answer in time.
@@ -399,14 +399,16 @@ class Queues:
         return queues
 
     async def delete(self, name: str) -> None:
-        """Delete a queue without workers. Its records are delivered again if a worker joins later.
+        """Delete a queue: its acks and its deliveries. Stop all workers first.
+
+        A worker that joins later starts as in a new queue.
 
         Args:
             name: Name of the queue.
 
         Raises:
             NotFoundError: No such queue.
-            GroupRejectedError: The queue has workers.
+            GroupRejectedError: A consumer group with the same name has members.
             UnavailableError: The coordinator did not answer in time.
         """
         await self.describe(name)

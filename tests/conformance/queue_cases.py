@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from liftpy.client import Job, LeaseLostError, Queue, QueueOptions
+from liftpy.errors import NotFoundError
 from tests.conformance.client_cases import Case, Place
 
 QUEUE_CASES: list[Case] = []
@@ -114,3 +115,29 @@ async def of_a_key_one_record_is_out(place: Place) -> None:
         assert await queue.take(5, timeout_s=0.0) == []
         await queue.ack(first)
         assert numbers(await taken(queue, 1)) == [1]
+
+
+@case
+async def queues_are_listed_described_and_deleted(place: Place) -> None:
+    name = await filled(place, "---")
+    async with place.client.queue(name, name) as queue:
+        await queue.ack(await taken(queue, 3))
+        assert name in [one.name for one in await place.client.queues.list()]
+    (figures,) = await place.client.queues.describe(name)
+    assert (figures.acknowledged_below, figures.out) == (3, 0)
+    await place.client.queues.delete(name)
+    assert name not in [one.name for one in await place.client.queues.list()]
+    for gone in (place.client.queues.describe(name), place.client.queues.delete(name)):
+        with pytest.raises(NotFoundError):
+            await gone
+
+
+@case
+async def a_group_without_jobs_is_no_queue(place: Place) -> None:
+    name = await filled(place, "-")
+    async with place.client.group(name, [name]) as group, asyncio.timeout(45):
+        await anext(aiter(group))
+        await group.commit()
+    assert name not in [one.name for one in await place.client.queues.list()]
+    with pytest.raises(NotFoundError, match="no work queue"):
+        await place.client.queues.describe(name)
