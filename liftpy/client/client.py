@@ -505,9 +505,9 @@ class Client:
             value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
         )
 
-    async def publisher(
+    def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
-    ) -> Publisher:
+    ) -> Opening[Publisher]:
         """Open a publisher that keeps many messages in flight.
 
         Args:
@@ -518,7 +518,8 @@ class Client:
             options: Window and timeouts. Default: ``PublishOptions()``.
 
         Returns:
-            The publisher. Use it with ``async with``: leaving the block waits for all acks.
+            The publisher. Use it with ``async with``: leaving the block waits for all acks. Or ``await`` it and call
+            ``close``.
 
         Raises:
             NotFoundError: No such stream or partition.
@@ -526,10 +527,13 @@ class Client:
             UnavailableError: The metadata group did not answer in time.
 
         Example:
-            async with await client.publisher("orders") as publisher:
+            async with client.publisher("orders") as publisher:
                 for number in range(1000):
                     await publisher.send(b"%d" % number)
         """
+        return Opening(self._publisher(stream, partition, subject, options or PublishOptions()))
+
+    async def _publisher(self, stream: str, partition: int, subject: str, options: PublishOptions) -> Publisher:
         check_published(stream)
         check_partition(partition)
         if subject:
@@ -541,7 +545,7 @@ class Client:
         async def find() -> Address:
             return address_of(await self._streams.described(stream), partition, subject)
 
-        return self._made_by.publisher(self._transport, stream, partition, address, options or PublishOptions(), find=find)
+        return self._made_by.publisher(self._transport, stream, partition, address, options, find=find)
 
     def producer(
         self,

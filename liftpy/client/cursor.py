@@ -68,7 +68,10 @@ class Cursor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing: committed positions stay."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the use of the cursor. Committed positions stay. A second call does nothing."""
 
     async def fetch(self, partition: int = 0) -> int | None:
         """Return the committed position of a partition.

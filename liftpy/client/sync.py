@@ -205,11 +205,15 @@ class SyncCursor(Generic[_Reading]):
     def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> _Reading:
         return self._reading(self._loop.run(self._cursor.consume(partition, start=start, **how)))
 
+    @_documented(Cursor.close)
+    def close(self) -> None:
+        self._loop.run(self._cursor.close())
+
     def __enter__(self) -> SyncCursor[_Reading]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Do nothing: committed positions stay."""
+        self.close()
 
 
 class Waits(Protocol):
@@ -750,8 +754,10 @@ class SyncClient(_Derived):
     def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
     ) -> SyncPublisher:
-        made = self._loop.run(self._client.publisher(stream, partition, subject=subject, options=options))
-        return SyncPublisher(self._loop, made)
+        async def made() -> Publisher:
+            return await self._client.publisher(stream, partition, subject=subject, options=options)
+
+        return SyncPublisher(self._loop, self._loop.run(made()))
 
     @_documented(Client.producer)
     def producer(

@@ -74,7 +74,7 @@ async def refused(error: type[Exception], *words: str) -> AsyncIterator[None]:
 @case
 async def what_is_acked_is_read_back_in_order(place: Place) -> None:
     await place.client.create_stream(place.name, f"data.{place.name}")
-    async with await place.client.publisher(place.name, options=PublishOptions(window=512)) as publisher:
+    async with place.client.publisher(place.name, options=PublishOptions(window=512)) as publisher:
         sent = [await publisher.send(b"%d" % i, key=b"k%d" % i, headers={"n": b"%d" % i}) for i in range(3000)]
     assert [ack.result().offset for ack in sent] == list(range(3000))
     records = await place.read()
@@ -187,7 +187,7 @@ async def consumers_begin_and_end_where_they_say(place: Place) -> None:
     following = asyncio.create_task(place.values(start="earliest", until=49))
     only_new = client.consume(place.name, start="new", until=49)
     await only_new.begin()
-    async with await client.publisher(place.name) as publisher:
+    async with client.publisher(place.name) as publisher:
         for number in range(1, 100):
             await publisher.send(b"%d" % number)
     every = [b"%d" % n for n in range(100)]
@@ -223,7 +223,7 @@ async def only_what_fits_and_the_newest_first(place: Place) -> None:
     name = place.name
     await place.client.create_stream(name, f"data.{name}.>")
     for country in ("eu", "us", "eu"):
-        async with await place.client.publisher(name, subject=f"data.{name}.{country}") as publisher:
+        async with place.client.publisher(name, subject=f"data.{name}.{country}") as publisher:
             for number in range(20):
                 await publisher.send(b"%d" % number, key=b"k%d" % (number % 4))
     every = [(r.offset, r.subject, r.key) for r in await place.read()]
@@ -246,7 +246,7 @@ async def only_what_fits_and_the_newest_first(place: Place) -> None:
 async def a_planned_range_is_the_same_from_every_replica(place: Place) -> None:
     stream = await place.client.create_stream(place.name, f"data.{place.name}")
     assert len(stream.partitions[0].replicas) == 3
-    async with await place.client.publisher(place.name) as publisher:
+    async with place.client.publisher(place.name) as publisher:
         for number in range(1000):
             await publisher.send(b"%d" % number)
     for node in stream.partitions[0].replicas:
@@ -492,7 +492,7 @@ async def plain_nats_messages_are_stored_with_subject_and_headers(place: Place) 
     await place.client.create_stream(place.name, f"data.{place.name}.>")
     await place.nc.publish(f"data.{place.name}.a.b", b"plain", headers={"colour": "red"})
     await place.nc.flush()
-    async with await place.client.publisher(place.name, subject=f"data.{place.name}.c") as publisher:
+    async with place.client.publisher(place.name, subject=f"data.{place.name}.c") as publisher:
         await publisher.publish(b"acked")
     records = await place.read()
     assert sorted((r.value, r.subject) for r in records) == [
@@ -544,7 +544,7 @@ async def subscriptions_beside_the_streams_work_as_ever(place: Place) -> None:
     plain = await place.nc.subscribe(f"data.{name}.x")
     assert (await place.nc.request(f"serve.{name}.a.b", b"1", timeout=30)).data == b"served"
     assert (await place.nc.request(f"shared.{name}", b"2", timeout=30)).data == b"served"
-    async with await place.client.publisher(name, subject=f"data.{name}.x") as publisher:
+    async with place.client.publisher(name, subject=f"data.{name}.x") as publisher:
         await publisher.post(b"both")
         await publisher.publish(b"acked")
     assert (await plain.next_msg(timeout=30)).data == b"both"

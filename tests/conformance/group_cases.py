@@ -20,7 +20,7 @@ def group_case(body: Case) -> Case:
 async def fed(place: Place, count: int, partitions: int = 2) -> None:
     """``count`` more records in each partition of the case's stream."""
     for partition in range(partitions):
-        async with await place.client.publisher(place.name, partition) as publisher:
+        async with place.client.publisher(place.name, partition) as publisher:
             for number in range(count):
                 await publisher.send(b"%d" % number, key=b"k%d" % (number % 2))
 

@@ -25,7 +25,7 @@ def numbers(jobs: list[Job]) -> list[int]:
 async def filled(place: Place, keys: str) -> str:
     """A stream with a record for each character, its key; '-': none."""
     await place.client.create_stream(place.name, f"data.{place.name}")
-    async with await place.client.publisher(place.name) as publisher:
+    async with place.client.publisher(place.name) as publisher:
         for number, key in enumerate(keys):
             await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
     return place.name

@@ -120,7 +120,7 @@ async def test_publish_rejected_after_an_unanswered_attempt_is_rejected(size_byt
     """The leader knows the message id: its rejection says that the first attempt was not stored either."""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders", config=StreamConfig(max_message_bytes=1000))
-        async with await client.publisher("orders") as publisher:
+        async with client.publisher("orders") as publisher:
             await publisher.publish(b"first")
             coming = await publisher.send(bytes(size_bytes), msg_id="m", expected_last=None if size_bytes else 7)
             cluster.restart_nats()

@@ -29,7 +29,7 @@ async def test_backup_restore_returns_committed_records_byte_for_byte(bench: Ben
     """Under load, after many LeaderEpochs; offsets, LeaderEpochs, positions; increments; nothing is overwritten [D1, D14, R3, R9]."""
     client, store = bench.client, Store.at(str(tmp_path / "store"))
     stream = await bench.create(stream_name, partitions=3)  # nothing is published to the last one
-    async with await client.publisher(stream_name, 1) as publisher:
+    async with client.publisher(stream_name, 1) as publisher:
         for number in range(3000):
             await publisher.send(b"%d" % number * 9)
     jobs = await bench.create(f"{stream_name}-jobs")

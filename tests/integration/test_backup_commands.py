@@ -62,7 +62,7 @@ async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: B
         stream_name, 0, DROPPED
     )  # the backup knows the producer, whose records it does not have
     key, cursor = PartitionKey(stream_name, stream.uid, 0), f"c{stream_name}"
-    async with await bench.client.publisher(stream_name) as publisher:
+    async with bench.client.publisher(stream_name) as publisher:
         await asyncio.gather(*[await publisher.send(value) for value in VALUES])
     await bench.until(lambda: _said(bench.client.cursors.set(cursor, {key: 77})), "a cursor has a position")
 

@@ -79,7 +79,7 @@ async def test_client_creates_lists_and_deletes_a_stream(client: Client, name: s
 
 async def test_acked_records_are_read_back_in_order(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
-    async with await client.publisher(name, options=PublishOptions(window=512)) as publisher:
+    async with client.publisher(name, options=PublishOptions(window=512)) as publisher:
         futures = [await publisher.send(p, key=b"k%d" % i, headers={"n": b"%d" % i}) for i, p in enumerate(payloads(0, 5000))]
     assert [f.result().offset for f in futures] == list(range(5000))
     records = await read(client, name)
@@ -101,7 +101,7 @@ async def test_publish_ack_has_partition_and_offset(client: Client, name: str, a
 
 async def test_plain_messages_keep_headers_and_subject(client: Client, dev: DevCluster, name: str) -> None:
     await client.create_stream(name, f"data.{name}.>")
-    async with await client.publisher(name, subject=f"data.{name}.a.b") as publisher:
+    async with client.publisher(name, subject=f"data.{name}.a.b") as publisher:
         await publisher.post(b"plain", headers={"colour": b"red"})
         await publisher.publish(b"acked")
     records = await read(client, name)
@@ -117,7 +117,7 @@ async def test_consume_follows_stream_and_stops_at_until(client: Client, name: s
     following = asyncio.create_task(read(client, name, start="earliest", until=99))
     only_new = client.consume(name, start="new", until=99)
     await only_new.begin()
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         for payload in payloads(1, 150):
             await publisher.send(payload)
     assert [r.value for r in await following] == payloads(0, 100)
@@ -130,7 +130,7 @@ async def test_consume_follows_stream_and_stops_at_until(client: Client, name: s
 
 async def test_planned_range_is_the_same_from_every_replica(client: Client, name: str) -> None:
     stream = await client.create_stream(name, f"data.{name}")
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         for payload in payloads(0, 3000):
             await publisher.send(payload)
     for node in stream.partitions[0].replicas:
@@ -171,7 +171,7 @@ async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
         async with await connect(cluster.nats_url, cluster.namespace) as client:
             stream = await client.create_stream(name, f"data.{name}")
             leader = stream.partitions[0].leader
-            async with await client.publisher(name) as publisher:
+            async with client.publisher(name) as publisher:
                 for payload in payloads(0, 2000):
                     await publisher.send(payload)
             victim = next(n for n in stream.partitions[0].replicas if n != leader)
@@ -205,7 +205,7 @@ async def test_client_distinguishes_tombstones_empty_values_and_empty_keys(clien
     await client.publish(name, None, key=b"a")
     await client.publish(name, b"v", key=b"")
     await client.publish(name, None)
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         await publisher.post(None, key=b"posted")
     last = await client.publish(name, b"last")
     assert last is not None
@@ -310,7 +310,7 @@ async def test_producer_continues_and_fences_its_predecessor(client: Client, nam
 async def test_consume_backwards_with_filter_returns_matching_records_newest_first(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}.>")
     for country in ("eu", "us", "eu"):
-        async with await client.publisher(name, subject=f"data.{name}.{country}") as publisher:
+        async with client.publisher(name, subject=f"data.{name}.{country}") as publisher:
             for number in range(40):
                 await publisher.send(b"%d" % number, key=b"k%d" % (number % 4))
     everything = [(r.offset, r.subject, r.key) for r in await read(client, name)]

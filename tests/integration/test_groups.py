@@ -33,7 +33,7 @@ def coordinated(bench: Bench) -> Bench:
 async def feed(bench: Bench, stream: str, count: int) -> None:
     """``count`` more records into each partition."""
     for partition in range(PARTITIONS):
-        async with await bench.client.publisher(stream, partition) as publisher:
+        async with bench.client.publisher(stream, partition) as publisher:
             for number in range(count):
                 await publisher.send(b"%d" % number)
 
@@ -164,7 +164,7 @@ async def test_queue_continues_after_worker_death_and_coordinator_move(coordinat
     """Acknowledged is never given again, what was not is, wherever the coordinator leads [Q1, Q2, Q4]."""
     client, name = coordinated.client, stream_name
     await coordinated.create(name)
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         for number in range(40):
             await publisher.send(b"%d" % number)
     async with client.queue(name, name, options=QueueOptions(ack_wait_s=3)) as gone, client.queue(name, name) as queue:
@@ -201,7 +201,7 @@ async def test_group_into_after_takeover_writes_each_record_once(coordinated: Be
 
     async def more(number: int) -> None:
         for partition in range(PARTITIONS):
-            async with await client.publisher(stream_name, partition) as publisher:
+            async with client.publisher(stream_name, partition) as publisher:
                 for n in range(100 * number + partition, 100 * number + 100, PARTITIONS):
                     await publisher.send(b"%d" % n)
 

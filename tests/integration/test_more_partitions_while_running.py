@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 async def published_and_read(url: str, cluster: DevCluster) -> None:
     """A publisher and readers that were there before the partitions were."""
     async with await connect(url) as client:
-        async with await client.publisher("orders", 0) as publisher:
+        async with client.publisher("orders", 0) as publisher:
             await publisher.send(b"before")
             code, said = await asyncio.to_thread(liftpy, cluster, "stream", "add-partitions", "orders", "--partitions", "4")
             assert code == 0, said

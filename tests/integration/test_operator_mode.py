@@ -46,7 +46,7 @@ class Place:
 
 async def fill(operator: Client, publisher: Client) -> None:
     await operator.create_stream(STREAM, SUBJECT)
-    async with await publisher.publisher(STREAM, subject=SUBJECT) as sender:
+    async with publisher.publisher(STREAM, subject=SUBJECT) as sender:
         for value in VALUES:
             await sender.send(value)
 

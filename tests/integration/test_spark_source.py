@@ -263,7 +263,7 @@ async def publish(dev: DevCluster, stream: str, values: dict[int, list[bytes]]) 
         if stream not in {known.name for known in await client.admin.list_streams()}:
             await client.create_stream(stream, f"data.{stream}", partitions=len(values))
         for partition, own in values.items():
-            async with await client.publisher(stream, partition) as publisher:
+            async with client.publisher(stream, partition) as publisher:
                 for value in own:
                     await publisher.send(value)
         leaders = {partition.leader for partition in (await client.stream(stream)).partitions}

@@ -290,7 +290,7 @@ class Attacks:
         ):
             while (await operator.stream(stream)).partitions[0].leader in ("", before):
                 await asyncio.sleep(0.05)
-            async with await client.publisher(stream, subject=subject) as publisher:
+            async with client.publisher(stream, subject=subject) as publisher:
                 await publisher.publish(b"there is a leader")
         return time.monotonic()
 

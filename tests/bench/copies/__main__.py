@@ -156,7 +156,7 @@ class Bench:
         for name, subject, partitions in ((LOAD, LOAD_SUBJECT, _PARTITIONS), (BULK, BULK_SUBJECT, 1)):
             place = PlacementOptions(policy="manual", assignment=places[:partitions])
             await self.client.create_stream(name, subject, partitions=partitions, config=config, placement=place)
-        async with await self.client.publisher(BULK) as publisher:
+        async with self.client.publisher(BULK) as publisher:
             for _ in range(self._copy_bytes // _BULK_BYTES):
                 await publisher.publish(b"x" * _BULK_BYTES)
             await publisher.flush()

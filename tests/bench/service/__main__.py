@@ -31,7 +31,7 @@ _POLL_S = 0.005
 
 async def fill(client: Client, stream: str, count: int) -> float:
     """Write ``count`` records with the client's publisher; return the seconds until all are acknowledged."""
-    async with await client.publisher(stream, options=PublishOptions()) as publisher:
+    async with client.publisher(stream, options=PublishOptions()) as publisher:
         began = time.perf_counter()
         for _ in range(0, count, _BLOCK):
             for _ in range(_BLOCK):

@@ -130,7 +130,7 @@ class Work:
     async def publish(self, client: Client, headers: Headers) -> dict[str, float]:
         """At peak, ``WINDOW`` in flight."""
         took: list[float] = []
-        async with await client.publisher("traced", options=PublishOptions(window=WINDOW)) as publisher:
+        async with client.publisher("traced", options=PublishOptions(window=WINDOW)) as publisher:
             ends, began_cpu, began = time.monotonic() + self._seconds, self.cpu_s(), time.perf_counter()
             while time.monotonic() < ends:
                 for _ in range(64):
@@ -144,7 +144,7 @@ class Work:
     async def steady(self, client: Client, headers: Headers) -> dict[str, float]:
         """At a rate that the machine bears."""
         took: list[float] = []
-        async with await client.publisher("traced") as publisher:
+        async with client.publisher("traced") as publisher:
             began = time.monotonic()
             for number in range(max(round(self._seconds * STEADY_PER_S), 20)):
                 await asyncio.sleep(max(0.0, began + number / STEADY_PER_S - time.monotonic()))

@@ -68,7 +68,7 @@ async def fill(client: Client, replicas: int = 3) -> None:
     """The stream with RECORDS in each partition, and a group."""
     stream = await client.create_stream(STREAM, f"shop.{STREAM}", partitions=PARTITIONS, replicas=replicas)
     for partition in range(PARTITIONS):
-        async with await client.publisher(STREAM, partition) as publisher:
+        async with client.publisher(STREAM, partition) as publisher:
             acks = [await publisher.send(b"%d" % number * 7) for number in range(RECORDS)]
             await asyncio.gather(*acks)
     await retried(lambda: client.groups.reset("readers", {PartitionKey(STREAM, stream.uid, 1): 4321}))
@@ -213,7 +213,7 @@ async def lost(folder: Path) -> None:
             stream = await client.stream(STREAM)
             positions = (await client.groups.describe("readers")).positions
             must(positions == {PartitionKey(STREAM, stream.uid, 1): 4321}, f"the group is at {positions}")
-            async with await client.publisher(STREAM, 1) as publisher:
+            async with client.publisher(STREAM, 1) as publisher:
                 ack = await (await publisher.send(b"and on"))
             must(ack.offset == copies[1].high_watermark + 1, f"the next record got {ack.offset}")
             must(ack.leader_epoch > taken.manifest.leader_epoch, "a LeaderEpoch was used twice")
@@ -307,7 +307,7 @@ async def _judge_rescued(client: Client, most: int, cluster: DevCluster) -> None
             node: await digest_of(client, partition.partition, high[partition.partition] + 1, node) for node in partition.isr
         }
         must(len(set(found.values())) == 1, f"replicas differ: {found} [D4]")
-    async with await client.publisher(STREAM) as publisher:
+    async with client.publisher(STREAM) as publisher:
         await (await publisher.send(b"and on"))
 
 

@@ -207,7 +207,7 @@ class Run:
 
     async def _fill(self, number: int) -> None:
         size = self._size
-        async with await self.client.publisher(STREAM, number) as publisher:
+        async with self.client.publisher(STREAM, number) as publisher:
             for record in range(size.fill_bytes // size.record_bytes):
                 await publisher.publish((b"fill %d %d " % (number, record)).ljust(size.record_bytes, b"."))
             await publisher.flush()

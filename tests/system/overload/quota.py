@@ -163,7 +163,7 @@ async def _by_default(cluster: DevCluster, client: Client, out: Outcome, seconds
 
 async def _by_client(client: Client, out: Outcome, seconds: float) -> None:
     """As fast as the client's publisher lets it."""
-    async with await client.publisher("held", options=PublishOptions(window=1000)) as publisher:
+    async with client.publisher("held", options=PublishOptions(window=1000)) as publisher:
         began = time.monotonic()
         taken: list[asyncio.Future[Any]] = []
         while time.monotonic() - began < seconds:

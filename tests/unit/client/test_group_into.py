@@ -40,7 +40,7 @@ def made_of(value: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 async def feed(client: Client, first: int, count: int) -> None:
     for partition in range(SOURCES):
-        async with await client.publisher("orders", partition) as publisher:
+        async with client.publisher("orders", partition) as publisher:
             for number in range(first, first + count):
                 await publisher.send(b"%d.%d" % (partition, number))
 

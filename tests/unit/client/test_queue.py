@@ -48,7 +48,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 
 
 async def fill(client: Client, count: int, first: int = 0, **more: Any) -> None:
-    async with await client.publisher("jobs") as publisher:
+    async with client.publisher("jobs") as publisher:
         for number in range(first, first + count):
             await publisher.send(b"%d" % number, **more)
 

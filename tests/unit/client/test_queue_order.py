@@ -29,7 +29,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 
 async def fill(client: Client, keys: str, first: int = 0) -> None:
     """One record for each character, its key; '-': none."""
-    async with await client.publisher("jobs") as publisher:
+    async with client.publisher("jobs") as publisher:
         for number, key in enumerate(keys, first):
             await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
 

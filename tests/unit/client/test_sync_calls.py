@@ -118,8 +118,15 @@ def test_sync_publisher_send_passes_every_argument_by_name(loop: Any) -> None:
 def test_sync_publisher_and_consume_pass_every_argument_by_name(loop: Any) -> None:
     client: Any = Asked(Client)
     made = SyncClient(loop, client)
+
+    async def opened(*args: Any, **named: Any) -> str:
+        client.calls.append(("publisher", {"stream": args[0], "partition": args[1], **named}))
+        client.threads.add(threading.current_thread().name)
+        return "a publisher"
+
+    client.publisher = opened
     publisher, consumer = arguments_of(SyncClient.publisher), arguments_of(SyncClient.consume)
-    assert made.publisher(**publisher)._publisher == "answer of publisher"  # type: ignore[comparison-overlap]
+    assert made.publisher(**publisher)._publisher == "a publisher"  # type: ignore[comparison-overlap]
     assert made.consume(**consumer)._consumer == "answer of consume"  # type: ignore[comparison-overlap]
     assert client.calls == [("publisher", publisher), ("consume", consumer)]
     assert client.threads == {"liftpy-client"}
