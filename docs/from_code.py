@@ -169,7 +169,7 @@ def log_events() -> str:
 def cluster_events() -> str:
     """Their kinds, then their fields."""
     said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
-    kinds = _table(("kind", "what happened"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
+    kinds = _table(("kind", "event"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
     return f"{kinds}\n" + _table(("field", "meaning"), [(f"`{n}`", _said(t)) for n, t in said.items()])
 
 
@@ -205,7 +205,7 @@ def levels() -> str:
 
 
 def message_types() -> str:
-    """What an envelope holds."""
+    """Types of envelopes: number and name."""
     return _table(("type", "name"), [(one.value, f"`{one.name}`") for one in MessageType])
 
 

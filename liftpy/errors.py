@@ -165,7 +165,7 @@ class FencedError(LiftError):
 
 
 class UnavailableError(LiftError):
-    """Nobody could answer in time. Nothing was done. Retry."""
+    """No node could answer in time. Nothing was done. Retry."""
 
     code = "UNAVAILABLE"
     retryable = True

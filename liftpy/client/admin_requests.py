@@ -295,12 +295,23 @@ class NodeRequests:
         try:
             return object_of(node_id, await self._transport.request(subject, question, timeout_s))
         except NoRespondersError:
-            try:
-                nodes = await self._metadata.node_ids()
-            except LiftError:
-                nodes = [node_id]
-            if node_id in nodes:
-                raise
+            await self.check_node(node_id)
+            raise
+
+    async def check_node(self, node_id: str) -> None:
+        """Return if the cluster has this node, or if the metadata group does not answer.
+
+        Args:
+            node_id: Id of the node.
+
+        Raises:
+            NotFoundError: The cluster has no such node. The text names its nodes.
+        """
+        try:
+            nodes = await self._metadata.node_ids()
+        except LiftError:
+            return
+        if node_id not in nodes:
             raise NotFoundError(f"There is no node {node_id!r}. The nodes are {', '.join(nodes)}.") from None
 
     async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:

@@ -231,8 +231,8 @@ class Client:
             stream: Name of the stream.
             partition: Number of the partition. Default 0.
             start: Where to start: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset
-                (inclusive), a datetime, ``-10m`` or a timedelta (time before now), ``-1000`` (number of offsets before
-                the end), or a Position or its text. Default: ``earliest``, or the end with ``backwards``.
+                (inclusive), or a datetime. Also a time before now (``-10m`` or a timedelta), a number of offsets before
+                the end (``-1000``), or a Position or its text. Default: ``earliest``, or the end with ``backwards``.
             until: Where to stop: ``end`` (the high watermark at the start), an offset (inclusive), or a datetime
                 (exclusive, by leader timestamp). Default None: follow new records forever. In a compacted stream,
                 ``end`` also includes records that replaced older ones during the read.

@@ -75,7 +75,7 @@ class ReadEvent:
     """Something that happened while a partition was read.
 
     Attributes:
-        kind: What happened.
+        kind: Kind of the event.
         stream: Name of the stream.
         partition: Number of the partition.
         node: Node that answered or was asked. '': any.
@@ -722,7 +722,7 @@ class Consumer:
             The record. None if ``until`` is reached or no record came in time.
 
         Raises:
-            LiftError: The same errors as an iteration.
+            LiftError: Every error of an iteration.
         """
         found = await self.getmany(1, timeout_s)
         return found[0] if found else None
@@ -741,7 +741,7 @@ class Consumer:
 
         Raises:
             ConfigError: ``max_records`` is below 1.
-            LiftError: The same errors as an iteration.
+            LiftError: Every error of an iteration.
 
         Example:
             for record in await consumer.getmany(100, timeout_s=1.0):

@@ -227,7 +227,7 @@ class Group:
 
         Raises:
             GroupRejectedError: The group has fenced this member.
-            LiftError: The same errors as reading a partition.
+            LiftError: Every error of reading a partition.
         """
         self._finish()
         part = await self.take()
@@ -246,7 +246,7 @@ class Group:
 
         Raises:
             GroupRejectedError: The group has fenced this member.
-            LiftError: The same errors as reading a partition.
+            LiftError: Every error of reading a partition.
 
         Example:
             part = await group.take()
@@ -291,7 +291,7 @@ class Group:
             options: Options of the producers. Default: ``ProducerOptions()``.
 
         Raises:
-            LiftError: The same errors as reading, and as ``client.producer``.
+            LiftError: Every error of reading, and of ``client.producer``.
             PublishRejectedError: The target was paused or read-only for three sessions.
 
         Example:

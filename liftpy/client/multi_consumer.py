@@ -243,7 +243,7 @@ class ManyConsumer:
 
         Raises:
             ConfigError: Another task is reading.
-            LiftError: The same errors as reading one partition.
+            LiftError: Every error of reading one partition.
         """
         if self._waiting:
             raise ConfigError("This consumer is already read by another task. Create one consumer per task.")

@@ -388,7 +388,7 @@ class Producer:
             partition: Number of the partition. Default None: the partitioner chooses.
 
         Returns:
-            A receipt. Await it to get the PublishAck. Nobody has to.
+            A receipt. Await it to get the PublishAck. This is optional.
 
         Raises:
             LiftError: The error that ended the producer.

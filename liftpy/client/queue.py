@@ -235,7 +235,7 @@ class Job:
         deliveries: Number of deliveries, this one included.
         lease: Number of this delivery at the coordinator.
         until_ns: Monotonic time at which another worker may receive the record, in nanoseconds.
-        over_ns: The same time by a clock that runs while the machine sleeps.
+        over_ns: As ``until_ns``, by a clock that runs while the machine sleeps.
         queue: The worker.
     """
 
@@ -450,7 +450,7 @@ class Queue:
         """Return the next job. Wait until there is one.
 
         Raises:
-            LiftError: The same errors as ``take``.
+            LiftError: Every error of ``take``.
         """
         while not self._closed:
             for job in self._handed_on(1) or await self.take(1):

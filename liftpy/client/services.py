@@ -110,7 +110,7 @@ class Services:
             ConfigError: The stream has several partitions. Set ``partition`` or ``key``.
             CommandFailedError: The service skipped the command.
             PublishRejectedError: The command was not stored.
-            UnavailableError: The command was not stored, because no leader accepted it in time.
+            UnavailableError: The command was not stored. No node accepted it in time.
             OutcomeUnknownError: No reply in time. The command may be stored. Call again with the same ``message_id``.
 
         Example:

@@ -539,6 +539,7 @@ class SyncAdmin(_Derived):
     node_health = _waiting(Admin.node_health)
     node_glance = _waiting(Admin.node_glance)
     ask_node = _waiting(Admin.ask_node)
+    check_node = _waiting(Admin.check_node)
     node_ids = _waiting(Admin.node_ids)
     watch_majority = _waiting(Admin.watch_majority)
     check_majority = _waiting(Admin.check_majority)

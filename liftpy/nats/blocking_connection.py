@@ -1,14 +1,13 @@
-"""A line: one plain TCP connection to a NATS server for requests with large answers, read by a thread of its own.
+"""A line: one plain TCP connection to a NATS server for requests with large answers. Its own thread reads it.
 
-An answer of a megabyte comes to an event loop in dozens of pieces, each with a turn of the loop and copies of its own: that was three
-quarters of what a reader of such answers cost. Here the payload is received into one buffer of its size by one call, during which
-other threads run.
+An event loop gets an answer of one megabyte in dozens of pieces, with one turn of the loop and several copies each. That was three
+quarters of the cost of such a read. A line receives the payload into one buffer with one call, during which other threads run.
 
-A line makes nothing safer: it knows no retries, no other servers, no rights. Who does not get an answer from it in time, or none that
-can be used, asks again by a ``Transport``, which does. It is opened by nats-py (servers, credentials, handshake), whose socket is then
-taken over; with TLS or WebSockets there is none.
+A line has no retries, no other servers and no checks of permissions. If it gives no usable answer in time, the caller sends the request
+again over a ``Transport``. nats-py opens the line (servers, credentials, handshake), and then gives up its socket. There is no line
+with TLS or WebSockets.
 
-Bounds: an answer has at most what the NATS server takes for a message; how many are on their way is up to who asks.
+Bounds: an answer is at most as large as a message that the NATS server accepts. The caller limits the number of answers in flight.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class BlockingConnection:
         self._lock = threading.Lock()
         """Lock for ``_asked`` and for writing."""
         self._rest = b""
-        """Received and not looked at yet; only the thread touches it."""
+        """Received bytes that are not processed yet. Only the thread uses it."""
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         taken.sendall(b"SUB %b.* %b\r\n" % (self._inbox, _SID))
         threading.Thread(target=self._run, name="liftpy-line", daemon=True).start()
@@ -190,7 +189,10 @@ class BlockingConnection:
 
 
 async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
-    """Return a line, or None where the servers are reached in a way that has none. ``options`` and errors as of ``open_connection``."""
+    """Return a blocking connection. None: the servers are reached in a way that does not support one.
+
+    ``options`` and errors are those of ``open_connection``.
+    """
     connection = await open_connection(servers, allow_reconnect=False, **options)
     inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
     taken = await taken_over(connection)

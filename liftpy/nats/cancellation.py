@@ -13,11 +13,10 @@ _TRIES = 50
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel until it takes: nats-py swallows a cancellation here and there, and a loop around it would go on for ever.
+    """Cancel tasks until they end.
 
-    Their errors count as seen: who ends tasks has an error of its own, or wants none.
-
-    Bounded: what has not ended after ``_TRIES`` x ``_TRY_AGAIN_S`` is left to itself and named in the log.
+    nats-py suppresses some cancellations, and a loop around one would run forever. Errors of the tasks are ignored. A task
+    that does not end within ``_TRIES`` x ``_TRY_AGAIN_S`` is abandoned and named in the log.
     """
     given = [task for task in tasks if task is not None]
     pending = {task for task in given if not task.done()}

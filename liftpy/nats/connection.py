@@ -1,14 +1,10 @@
 """``Receiver``: passes the bytes of a socket to the parser at once, in the callback that brings them.
 
 nats-py reads with asyncio streams. They keep the bytes, wake a task and give it a copy. That costs a turn of the event
-loop and two
-copies for each wake-up, a third of the cost of a reader with large answers. A Receiver replaces the stream protocol
-under the same
-transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that ``take`` leaves (an awaited
-command), and those
-that arrive while the reading task is busy: at most ``bound_bytes``, plus one read of the socket. Beyond that, it stops
-reading until the
-task has caught up.
+loop and two copies for each wake-up, a third of the cost of a reader with large answers. A Receiver replaces the stream
+protocol under the same transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that
+``take`` leaves (an awaited command), and those that arrive while the reading task is busy: at most ``bound_bytes``,
+plus one read of the socket. Beyond that, it stops reading until the task has caught up.
 
 All other events (the end of the connection, the limit for writing) go to the stream protocol, which nats-py uses for
 writing.
@@ -28,13 +24,13 @@ from nats.errors import UnexpectedEOF
 from liftpy.nats.parser import READ_BYTES, StrictConnection
 
 _LEFT_BYTES = 2 * READ_BYTES
-"""Received while the reading task is busy; beyond it the socket is left alone."""
+"""Maximum number of bytes to receive while the reading task is busy. Beyond it, the socket is not read."""
 Take = Callable[[bytes], bytes | None]
 """Bytes that remain for the reading task. None: nothing. b"": no bytes, but the task must run."""
 
 
 class Receiver(asyncio.Protocol):
-    """Make it with ``receive``; ``stop`` at the end of the connection."""
+    """Receives data of a connection. Make it with ``receive``. Call ``stop`` at the end of the connection."""
 
     def __init__(self, transport: asyncio.Transport, take: Take, bound_bytes: int) -> None:
         self.transport = transport
@@ -46,9 +42,9 @@ class Receiver(asyncio.Protocol):
         self._left_bytes = 0
         self._paused = False
         self._reader: asyncio.Future[None] | None = None
-        """The reading task waits for this; None: it is busy, and what comes waits for it."""
+        """Future that the reading task waits for. None: the task is busy, and new data waits for it."""
         self._ended: Exception | None = None
-        """Why nothing more will come."""
+        """Error that ended the data. None: more may come."""
         self._stopped = False
         transport.set_protocol(self)
 
@@ -90,7 +86,7 @@ class Receiver(asyncio.Protocol):
             self._wake()
 
     def eof_received(self) -> bool | None:
-        """The server sends no more."""
+        """Handle the end of the data from the server."""
         self._end(UnexpectedEOF())
         stays_open = self._stream.eof_received()
         return (
@@ -98,7 +94,7 @@ class Receiver(asyncio.Protocol):
         )  # TLS ends as a whole, or asyncio warns
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The transport is closed."""
+        """Note that the transport is closed."""
         self._end(error or UnexpectedEOF())
         self._stream.connection_lost(error)
 
@@ -136,8 +132,10 @@ class Receiver(asyncio.Protocol):
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
-    """A Receiver under the transport of nats-py's ``connection``, behind what its stream has read; None where it has no such transport
-    (a WebSocket)."""
+    """Return a Receiver under the transport of nats-py's ``connection``. It takes the data that the stream has not read yet.
+
+    Return None if the connection has no such transport (a WebSocket).
+    """
     streams = connection._transport
     writer, reader = getattr(streams, "_io_writer", None), getattr(streams, "_io_reader", None)
     if writer is None or reader is None:

@@ -43,7 +43,7 @@ LONGEST_LINE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
 """Taken from a socket at a time."""
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
-"""Headers and payload; a server's ``max_payload`` is 64 MiB at most."""
+"""Maximum size of headers and payload. A server's ``max_payload`` is at most 64 MiB."""
 SIZE_DIGITS = 9
 """Maximum number of digits of a size, as in nats-server."""
 _REMEMBERED_SUBJECTS = 1024
@@ -54,7 +54,7 @@ _REMEMBERED_BYTES = 256
 _PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
 """The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
-"""One that can't be taken for more than one field, or line, of the protocol."""
+"""Subjects that cannot be confused with more than one field, or line, of the protocol."""
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
@@ -120,8 +120,7 @@ class StrictParser(Parser):
     """Replaces ``nats.protocol.parser.Parser`` in a connection. Messages go to nats-py's subscriptions.
 
     ``errors`` counts skipped messages by kind. ``check_subjects``: False on a shared connection, because JetStream
-    delivers under
-    subjects without a subscription.
+    delivers under subjects without a subscription.
     """
 
     takes_plain = True
@@ -140,7 +139,7 @@ class StrictParser(Parser):
         self._resets = 0
         self._patterns: dict[bytes, Pattern] = {}
         self.denials: list[Denied] = []
-        """Called when the server says that something is not allowed; nats-py's own text has lost the subject's case."""
+        """Called when the server rejects something for lack of permissions. nats-py's own text changes the case of the subject."""
 
     def reset(self) -> None:
         """Drop incomplete data, because a new connection begins."""
@@ -150,11 +149,11 @@ class StrictParser(Parser):
         self._rest.reset()
 
     def expect(self, sid: int, subject: str) -> None:
-        """Messages for the subscription ``sid`` must carry a subject that ``subject`` matches."""
+        """Require that messages for the subscription ``sid`` have a subject that ``subject`` matches."""
         self._patterns[b"%d" % sid] = Pattern(subject)
 
     def forget(self, sid: int) -> None:
-        """The subscription is no more."""
+        """Forget a subscription that has ended."""
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:
@@ -203,11 +202,11 @@ class StrictParser(Parser):
             self._held_bytes = len(rest)
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Return a faster way for messages, from ``position`` on; return the position of the first thing that it left."""
+        """Process messages from ``position`` on in a faster way. Return the position of the first thing that it did not process."""
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:
-        """Handle one complete message or command; return where it ends, or ``position`` when it is not complete."""
+        """Handle one complete message or command. Return the position after it, ``position`` if it is not complete."""
         if self._needed_bytes or position >= len(buffer):
             return position
         eol = buffer.find(b"\r\n", position)
@@ -294,7 +293,9 @@ class StrictParser(Parser):
 
 
 class StrictConnection(Client):
-    """nats-py's client behind the strict parser. ``errors``: kind -> count of what was not taken. ``on_reconnected``: called then."""
+    """nats-py's client with the strict parser. ``errors``: kind -> number of rejected messages. ``on_reconnected``: called
+    after a reconnect.
+    """
 
     read_bytes = READ_BYTES
 
@@ -336,9 +337,10 @@ class StrictConnection(Client):
             await self._process_op_err(Error("The NATS credentials were reloaded. The connection is opened again."))
 
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
-        """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.
+        """Send a message as ``publish`` does, at half its cost. Return False if it was not sent. Then ``publish`` must send
+        it, or raise the reason.
 
-        ``reply``: an inbox of this connection. ``room_bytes``: nothing is taken where more waits to be written.
+        ``reply``: an inbox of this connection. ``room_bytes``: nothing is sent if more bytes wait to be written.
         """
         queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
         if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:

@@ -1,10 +1,8 @@
 """``RequestGuard``: the one place where the exception of a request handler ends [A15].
 
 The bytes of a request come from outside. An exception that they cause concerns this request alone. The guard rejects
-the request if its
-kind has a rejection, counts it and logs it. The node continues. A background task of the node is different:
-``sidecar.runtime.tasks``
-stops the node when one fails.
+the request if its kind has a rejection, counts it and logs it. The node continues. A background task of the node is
+different: ``sidecar.runtime.tasks`` stops the node when one fails.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _SHOWN_CHARACTERS = 200
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
 """(subject, reply, payload, header block), as the connections of a node call it."""
 Reject = Callable[[bytes, Exception], Awaitable[Any] | object]
-"""(reply subject, what the handler raised): sends a rejection, and returns what is to be awaited for it, if anything."""
+"""Function (reply subject, error of the handler) that sends a rejection. It returns an awaitable, or None."""
 
 
 class RequestGuard:

@@ -55,7 +55,7 @@ class NoRespondersError(UnavailableError):
 
 
 class RequestTimeoutError(OutcomeUnknownError):
-    """The request was sent, the answer did not come in time. Reads may be repeated; changes only under the same operation id."""
+    """The request was sent, but the answer did not come in time. Reads may be repeated. Changes only with the same operation id."""
 
     code = "REQUEST_TIMEOUT"
 
@@ -69,10 +69,11 @@ async def open_connection(
     carrier: CarriedBy | None = None,
     **nats_options: Any,
 ) -> ClientConnection:
-    """Return a connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
+    """Return a connected nats-py client that reconnects forever. Raise UnavailableError if no server answers in
+    ``timeout_s``.
 
-    ``servers``: one URL or several, also comma separated. ``carrier``: goes in the place of TCP, as in ``liftpy.testing.memory``.
-    ``nats_options`` go to ``nats.connect`` and win over the defaults.
+    ``servers``: one URL or several, also comma separated. ``carrier``: replacement for TCP, as in ``liftpy.testing.memory``.
+    ``nats_options``: arguments of ``nats.connect``, which override the defaults.
     """
     urls = [u.strip() for u in (servers.split(",") if isinstance(servers, str) else servers)]
     check_urls(urls, bare=True)
@@ -137,12 +138,12 @@ def plain_cause(error: object) -> str:
 
 
 class _ErrorsSeen:
-    """nats-py's error callback: keeps the newest text instead of printing a traceback; requests report errors themselves."""
+    """Error callback for nats-py. It keeps the newest text and prints no traceback, because requests report errors themselves."""
 
     def __init__(self) -> None:
         self.last = ""
         self.not_accepted = False
-        """A server said so; what came of a second try may be a connection that it cut."""
+        """True if a server said so. Errors of a second attempt may come from a connection that the server closed."""
 
     async def note(self, error: Exception) -> None:
         self.last = str(error) or type(error).__name__
@@ -150,17 +151,17 @@ class _ErrorsSeen:
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
-    """The first connection gets two tries per server; endless attempts are for a connection that has worked once."""
+    """Connect for the first time, with two tries per server. Only a connection that has worked once retries forever."""
     attempts = options.pop("max_reconnect_attempts")
     await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
     connection.options["max_reconnect_attempts"] = attempts
 
 
 class Transport:
-    """Requests over one connection. ``connection`` stays the caller's if it was given by the caller.
+    """Requests over one connection. A ``connection`` from the caller stays the caller's.
 
-    At most ``ROOM_BYTES`` and one message wait to be written; who finds more waits for room, within its time-out: what could not be
-    written then was certainly not sent.
+    At most ``ROOM_BYTES`` and one message wait to be written. If there are more, a sender waits for room, within its timeout.
+    A message that was not written by then was certainly not sent.
     """
 
     def __init__(self, connection: NatsConnection) -> None:
@@ -178,7 +179,7 @@ class Transport:
         self._on_denial: set[Denied] = set()
         self._unwatch = watch_denials(connection, self._denied)
         self.reconnected: asyncio.Future[None] = self._loop.create_future()
-        """Done when the connection has been renewed; then there is another one. Only of a connection of our own making."""
+        """Done when the connection has been renewed. Then there is another future. Only for a connection that this object made."""
         if isinstance(connection, StrictConnection):
             connection.on_reconnected.append(self._renewed)
 
@@ -189,13 +190,13 @@ class Transport:
         return found if isinstance(found, Counter) else Counter()
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError after ``close``, ConfigError in another event loop, or thread, than the one that made it."""
+        """Raise ClientClosedError after ``close``. Raise ConfigError in another event loop or thread than that of the constructor."""
         if self.closed or asyncio.get_running_loop() is not self._loop:
             self.must_be_at_home()
             raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
-        """Raise ConfigError in another event loop, or thread, than the one that made it."""
+        """Raise ConfigError in another event loop or thread than that of the constructor."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "A client belongs to the event loop that created it. Open a client in this loop, or use "
@@ -285,13 +286,15 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """Return the answer's bytes; raises as ``exchange``."""
+        """Return the answer's bytes. Raises as ``exchange``."""
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Return the answer, a nats-py message; raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether),
-        ClientClosedError,
-        NotAllowedError, UnavailableError (not sent), all within ``timeout_s``, whatever the connection does."""
+        """Return the answer, a nats-py message, within ``timeout_s``, whatever the connection does.
+
+        Raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether delivered), ClientClosedError,
+        NotAllowedError, or UnavailableError (not sent).
+        """
         self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
         if not self._answers.is_open:
@@ -324,8 +327,11 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
-        """An inbox for one answer to what is published on ``subject``, and that answer to be; raises UnavailableError after
-        ``timeout_s``. The future fails as ``exchange`` does where rights are missing or the client is closed."""
+        """Yield an inbox for one answer to a message on ``subject``, and the future of that answer.
+
+        Raises UnavailableError after ``timeout_s``. The future fails as ``exchange`` does if permissions are missing or the
+        client is closed.
+        """
         self.must_be_usable()
         if not self._answers.is_open:
             try:
@@ -446,10 +452,11 @@ class Transport:
                 await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
-        """Return when the server has processed everything sent before, subscriptions included; UnavailableError if it can't.
+        """Return when the server has processed everything sent before, including subscriptions. Raise UnavailableError if it
+        cannot.
 
-        Twice, because nats-py's ``flush`` writes its PING ahead of what is still buffered: the PONG of the first one only
-        shows that the buffer has been written, that of the second one comes after it.
+        This needs two flushes, because nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first
+        one only shows that the buffer was written. That of the second one comes after it.
         """
         try:
             for _ in range(2):
@@ -574,13 +581,13 @@ class Answers:
                 await subscription.unsubscribe()
 
     def expect(self, subject: str) -> tuple[int, str, asyncio.Future[Any]]:
-        """(number to ``forget``, reply subject, future of the answer) for a request on ``subject``."""
+        """Return (number to ``forget``, reply subject, future of the answer) for a request on ``subject``."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = _Asked(subject, answer)
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
-        """An answer that comes now is too late, and so is an error."""
+        """Ignore an answer or an error that comes from now on."""
         asked = self._asked.pop(number, None)
         if asked is not None and asked.answer.done() and not asked.answer.cancelled():
             asked.answer.exception()
@@ -594,7 +601,7 @@ class Answers:
             asked.answer.set_result(message)
 
     def refused(self, is_publish: bool, subject: str) -> None:
-        """NATS does not let us publish on ``subject`` (or be answered there), or listen there."""
+        """Note that NATS does not permit a publish (or its answer) or a subscription on ``subject``."""
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
             self.is_open = False  # the next request tries again: rights may change

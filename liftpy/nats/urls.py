@@ -28,12 +28,12 @@ def _shown(url: str) -> str:
 
 
 def shown_address(uri: Any) -> str:
-    """Host and port of a URL that ``urlsplit`` has taken apart, '' for None."""
+    """Return host and port of a URL that ``urlsplit`` has split, '' for None."""
     return uri.netloc.rpartition("@")[2] if uri is not None else ""
 
 
 def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
-    """Raise ConfigError that names the first one that is wrong, and what is. ``bare``: ``host:port`` will do."""
+    """Raise ConfigError that names the first invalid URL and the reason. ``bare``: ``host:port`` is allowed."""
     given = tuple(urls)
     for url in given:
         if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):

@@ -40,9 +40,10 @@ class RecordWriter:
         *,
         first: bool = False,
     ) -> int:
-        """Append one record to a partition; return its offset. Raises ConfigError, UnavailableError where it is not acknowledged.
+        """Append one record to a partition and return its offset. Raises ConfigError. Raises UnavailableError if it is not
+        acknowledged.
 
-        ``first``: as the first record of the partition, or not at all.
+        ``first``: append it only as the first record of the partition.
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
@@ -84,8 +85,8 @@ class DecisionWriter(RecordWriter):
     async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
         """Write ``record`` to the dead-letter stream, append the decision, and return its offset.
 
-        The record may be there twice when this is repeated; it is never passed over without being there. Raises UnavailableError when
-        either is not acknowledged.
+        A repetition may store the record twice. A record is never skipped without being in the dead-letter stream. Raises
+        UnavailableError when either is not acknowledged.
         """
         source = f"{identity.stream}/{identity.uid}/{identity.partition}"
         if self._dead_letters:
@@ -98,7 +99,7 @@ class DecisionWriter(RecordWriter):
         return offset
 
     async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
-        """Append the decision; ``first``: as the first record of the log, or not at all. Return its offset. Raises UnavailableError."""
+        """Append the decision and return its offset. ``first``: only as the first record of the log. Raises UnavailableError."""
         headers = decision.headers()
         offset = await self.append(identity.stream, identity.partition, b"", None, headers, identity.uid, first=first)
         logger.warning("%s: version %d from the record at %d on", identity, decision.version, offset)

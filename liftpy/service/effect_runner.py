@@ -31,7 +31,7 @@ _LOOK_S = 0.01
 _SOON_S = 0.05
 """Precision of timers, and interval at which an effect checks the outputs it waits for, in seconds."""
 _IDLE_LOOK_S = 30.0
-"""When nothing wakes it."""
+"""Interval of checks when no event wakes it, in seconds."""
 _APPLIED_WITHIN_S = 10.0
 """A result that was appended and is in the state no sooner is appended again."""
 _FIRST_WAIT_S = 1.0
@@ -46,7 +46,9 @@ class _Try:
 
 
 class EffectRunner:
-    """``machine``: the state that runs; ``leads``: whether this service may act; ``emitted_end``: as of ``Replier``."""
+    """Runs effects. ``machine``: state that runs. ``leads``: returns whether this service may act. ``emitted_end``: as in
+    ``Replier``.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class EffectRunner:
         self._woken = asyncio.Event()
         self._rests_until_s = math.inf
         self.problem = ""
-        """Why an effect has no result; shown in status."""
+        """Reason why an effect has no result. Shown in status."""
 
     def wake(self) -> None:
         """Look for work: records were applied, or this service leads now.

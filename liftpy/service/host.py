@@ -2,12 +2,9 @@
 emits.
 
 The machine decides what must be the same everywhere. This module is the shell around it: NATS, files and time.
-Everything runs on one
-event loop. Records come only from the sidecar of the own node, through the client's reader, so they are never past that
-node's HW. The
-heartbeats run between steps of ``step_s``. The role follows the sidecar's orders (JoinLog). The host gives the role up
-when it got no
-order within the lease that the last order named.
+Everything runs on one event loop. Records come only from the sidecar of the own node, through the client's reader, so
+they are never past that node's HW. The heartbeats run between steps of ``step_s``. The role follows the sidecar's
+orders (JoinLog). The host gives the role up when it got no order within the lease that the last order named.
 """
 
 from __future__ import annotations
@@ -61,17 +58,17 @@ _ASK_S = 0.25
 MAX_REASON = 500
 """Characters of what a service says why it ends."""
 _AHEAD_S = 5.0
-"""Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
+"""Difference of log time to the records above which it is reported. Clocks of nodes differ by less."""
 
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
-"""(message, name of who says it, how it is answered); nothing of it gets lost."""
+"""Function (message, name of the sender, callback for the answer). No message is lost."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Serving:
-    """State besides the feeding.
+    """State that does not belong to the feeding.
 
     ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
     """
@@ -84,7 +81,7 @@ class _Serving:
     reader_of: Callable[[ReadOptions], PartitionReader] | None = None
     say: Say | None = None
     acknowledged: tuple[int, int] = (0, -1)
-    """Order and position, where that can't have got lost."""
+    """Order and position that the node is known to have received."""
     thread: int = field(default_factory=threading.get_ident)
 
     def wake(self) -> None:
@@ -105,7 +102,9 @@ def _in_words(error: Exception | str) -> str:
 
 
 class ServiceHost:
-    """Make it with a factory of the Service and a connected transport; ``run`` until ``stop``. Raises what ends it."""
+    """Runs one service. Make it with a factory of the Service and a connected transport, then call ``run`` until ``stop``. It
+    raises the error that ends it.
+    """
 
     def __init__(
         self,
@@ -116,9 +115,8 @@ class ServiceHost:
         reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
         say: Say | None = None,
     ) -> None:
-        """``reader_of``: reads the records, None: over NATS like any client.
-
-        ``say``: sends messages to the node in the same process.
+        """``reader_of``: returns the reader of the records. None: over NATS, as any client. ``say``: sends messages to the
+        node in the same process.
         """
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
@@ -133,7 +131,7 @@ class ServiceHost:
         """True if a first JoinLog has come: the hellos after it don't take anybody's place."""
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
-        """When the last JoinLog came, monotonic seconds."""
+        """Monotonic time of the last JoinLog, in seconds."""
         self._unheard = 0
         """Number of hellos since the node last answered."""
         self._unbound = False
@@ -157,11 +155,11 @@ class ServiceHost:
         self._joined = asyncio.Event()
         self._upgrader = Upgrader(self._client, settings)
         self.machine: ServiceMachine | None = None
-        """The running state; another object after a rewind. None before the first JoinLog."""
+        """The running state. It is another object after a rewind. None before the first JoinLog."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Run until ``stop``; raise the LiftError that ends it otherwise (a failed or diverged service, fenced, storage)."""
+        """Run until ``stop``. Raise the LiftError that ends it earlier (a failed or diverged service, fenced, storage)."""
         settings = self._settings
         lock = ServiceLock(settings.data, settings.service, settings.stream, settings.partition)
         try:
@@ -366,7 +364,7 @@ class ServiceHost:
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
-        """Pass over what this service can't apply; every node's does, once the decision is committed."""
+        """Decide to skip a record that this service cannot apply. All nodes skip it when the decision is committed."""
         order, machine = self._order, self.machine
         assert order is not None
         assert machine is not None
@@ -386,7 +384,7 @@ class ServiceHost:
         return machine is not None and order is not None and machine.position > order.highWatermark
 
     def _emitted_end(self) -> int | None:
-        """Outputs below it are written, as far as this service has made them; None: it has no outputs."""
+        """Return the end of the written outputs that this service has made (exclusive). None: it has no outputs."""
         outbox = self.machine.outbox if self.machine is not None else None
         return None if outbox is None else outbox.emitted_end if not outbox.diverged else 0
 

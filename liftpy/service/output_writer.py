@@ -1,10 +1,8 @@
 """Writes the leader's outputs to the output stream, each at its own offset. Followers read them. See ``outbox.py``.
 
 The outputs travel in record batches (BatchPublish), several in flight. Each batch contains the expected offset of its
-first output, and
-gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of the output stream
-before it sends
-again.
+first output, and gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of
+the output stream before it sends again.
 """
 
 from __future__ import annotations
@@ -73,7 +71,9 @@ def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> byte
 
 
 def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
-    """The message of as many of ``rows``, from the first on, as fit into ``max_payload`` by halves; and how many. At least one."""
+    """Return a message with the first of ``rows`` that fit into ``max_payload``, and their number (at least one). It halves
+    the number until they fit.
+    """
     count = len(rows)
     frame = frame_of(to, expected_offset, rows)
     while len(frame) > max_payload and count > 1:
@@ -85,7 +85,7 @@ def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payl
 async def append(
     transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
 ) -> None:
-    """Send ``frame``; raise OutputNotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
+    """Send ``frame``. Raise OutputNotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
     which = f"output at offset {expected_offset} of {to.stream}/{to.partition}"
     ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)
     named = (ack.stream, ack.partition) == (to.stream, to.partition)
@@ -107,7 +107,7 @@ async def append(
 logger = logging.getLogger("liftpy.service")
 
 _AGAIN_S = 0.05
-"""The first wait after an output that was not written; twice as long each time, up to ``emit_poll_interval_s``."""
+"""First wait after an output that was not written. It doubles each time, up to ``emit_poll_interval_s``."""
 _BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
 """Time for which an output stream may end below the acked offset before it counts as truncated. A new leader may report
@@ -124,7 +124,7 @@ class StreamReplacedError(NotFoundError):
 
 
 class _Batch(NamedTuple):
-    """Outputs that travel and are stored together; ``last`` is inclusive."""
+    """Outputs that are sent and stored together. ``last`` is inclusive."""
 
     first: Output
     last: Output
@@ -167,12 +167,12 @@ class Emitter:
         """Address of the output stream. It has no subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
-        """True if the end of the output stream has to be learned before anything is sent."""
+        """True if the end of the output stream must be read before anything is sent."""
         self._shorter_since_s: float | None = None
         """Time since which the output stream ends below the written offset."""
         self._wait_s = _AGAIN_S
         self.problem = ""
-        """Why outputs don't leave; shown in status."""
+        """Reason why outputs are not sent. Shown in status."""
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
         self.on_advance: Callable[[], None] = _nothing
@@ -384,10 +384,10 @@ class Router:
         """Offset in the output stream that is looked at next."""
         self._wake = asyncio.Event()
         self.problem = ""
-        """Why copies don't leave; shown in status."""
+        """Reason why copies are not sent. Shown in status."""
 
     def wake(self) -> None:
-        """Outputs were written, or the role is another one."""
+        """Continue after outputs were written or the role has changed."""
         self._wake.set()
 
     async def run(self) -> None:

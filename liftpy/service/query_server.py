@@ -45,7 +45,7 @@ _JOIN_LOOK_S = 0.1
 _COUNT_AGAIN_S = 10.0
 """Maximum age of the number of partitions, in seconds. Partitions may be added."""
 _IDLE_LOOK_S = 30.0
-"""When nothing wakes it."""
+"""Interval of checks when no event wakes it, in seconds."""
 _ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
 _HEADERS_BYTES = 1024
 """Left for the headers of an answer."""

@@ -42,7 +42,7 @@ Started = Callable[[ServiceMachine, Snapshot | None], None]
 class Decider:
     """Decides to skip failed records.
 
-    ``may``: returns whether it runs beside the partition's leader. ``decide``: appends the decision.
+    ``may``: returns whether it runs in the host of the partition's leader. ``decide``: appends the decision.
     """
 
     may: Callable[[], bool]
@@ -84,9 +84,9 @@ class Feeder:
         self._progress: ReadProgress
         self._log_start_offset = 0
         self._stop_position: int | None = None
-        """Exclusive: be fed up to here; None: up to HW."""
+        """Exclusive: read up to here. None: up to HW."""
         self._told = False
-        """True if the callback was told that this stop is reached."""
+        """True if the callback was called for this stop."""
         self._cut: int | None = None
         """The log ends here, below the machine's position: go back."""
         self._began: Snapshot | None = None
@@ -99,7 +99,7 @@ class Feeder:
         self._chunk_records = _FIRST_CHUNK_RECORDS
         self._wake = asyncio.Event()
         self.problem = ""
-        """Why nothing comes; shown in status."""
+        """Reason why no records come. Shown in status."""
 
     # ---- what the host says ------------------------------------------------------------------------------------------------
     def stop_at(self, position: int | None) -> None:
@@ -109,12 +109,14 @@ class Feeder:
             self._wake.set()
 
     def cut_at(self, log_end_offset: int) -> None:
-        """The leader's log ends below the machine's position."""
+        """Note that the leader's log ends below the machine's position."""
         self._cut = log_end_offset
         self._wake.set()
 
     def disproven(self) -> None:
-        """The state that the machine began from has diverged: go back to an earlier snapshot, and never begin from this one again."""
+        """Go back to an earlier snapshot, because the state that the machine began from has diverged. Never begin from that
+        one again.
+        """
         self._disproven = True
         self._wake.set()
 
@@ -461,7 +463,7 @@ class Feeder:
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
     def _chunk_took(self, took_s: float) -> None:
-        """A slow service gets fewer records at once, down to one: heartbeats go on between them."""
+        """Adapt the number of records per turn. A slow service gets fewer, at least one, so that heartbeats continue."""
         step_s = self._settings.step_s
         if took_s > step_s:
             self._chunk_records = max(1, self._chunk_records // 2)
@@ -482,7 +484,7 @@ class Feeder:
             await self._keeper.save(snapshot)
 
     def _verified(self, records: Iterator[Record]) -> Iterator[Record]:
-        """The records without the one that is only looked at; that one's epoch is checked."""
+        """Yield the records without the one that is read only for its epoch, which is checked."""
         self._verifying = False
         machine = self._machine
         for record in records:

@@ -26,7 +26,9 @@ _MAX_TURN = 256
 
 
 class Replier:
-    """``leads``: whether replies may leave from here; ``emitted_end``: outputs below it are written, None: the service has none."""
+    """Sends replies. ``leads``: returns whether replies may be sent from here. ``emitted_end``: outputs below it are written,
+    None: the service has none.
+    """
 
     def __init__(
         self,

@@ -19,11 +19,10 @@ class ServiceSettings:
     ``output_stream``.
 
     Attributes:
-        node: Sidecar beside which the service runs. The service reads only from it.
+        node: Sidecar in the host of the service. The service reads only from it.
         data: Directory for snapshots. Each process of a service and partition has its own.
         output_stream: Stream for the outputs. '': the service emits none. Outputs of partition N go to its partition N,
-            which must not
-            have other writers.
+            which must not have other writers.
         dead_letter_stream: Stream for skipped records, in the partition of the same number, or 0. '': they are only
             logged.
         snapshot_interval_records: Offsets between two snapshots. It limits the next replay.

@@ -79,7 +79,7 @@ class ServiceLock:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A snapshot that is stored. ``digest``: BLAKE2b of its file's bytes."""
+    """A stored snapshot. ``digest``: BLAKE2b of its file's bytes."""
 
     position: int
     output_count: int
@@ -115,7 +115,7 @@ class OpenSnapshot:
 
 
 class Incoming:
-    """A snapshot on its way into the store: nothing of it counts before ``finish``. ``close`` it in the end."""
+    """A snapshot that is being received. It does not count before ``finish``. Call ``close`` at the end."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class SnapshotStore:
             _make_folder(self.folder, data)
 
     def positions(self) -> list[int]:
-        """Positions of the snapshots, ascending."""
+        """Return the positions of the snapshots, ascending."""
         names = (path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -216,15 +216,16 @@ class SnapshotStore:
         return [found[position] for position in sorted(found)]
 
     def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
-        """Store a snapshot durably and read it back, then drop old ones.
+        """Store a snapshot durably and read it back, then delete old ones.
 
-        Return its file, whose digest is the same on all nodes.
+        The newest few snapshots stay. The newest one at or below ``compared_end`` outputs also stays. A LEADER replays from it if
+        outputs must be produced again.
 
-        Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
-        light; what a LEADER replays from when outputs have to be produced again.
+        Returns:
+            The file of the snapshot. Its digest is the same on all nodes.
 
         Raises:
-            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older ones are as they were.
+            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older snapshots are unchanged.
         """
         snapshot = snapshot.whole()
         data = snapshot.encode()
@@ -245,7 +246,7 @@ class SnapshotStore:
         return OpenSnapshot(self._path(position))
 
     def incoming(self, position: int) -> Incoming:
-        """Takes in a snapshot that was made elsewhere, piece by piece; what an earlier process left of one goes."""
+        """Return an object that receives a snapshot from elsewhere, piece by piece. It deletes the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
@@ -364,7 +365,7 @@ class SnapshotKeeper:
         self._blocked_s = 0.0
         """Time for which the last snapshot blocked the service, in seconds."""
         self.given_bytes = 0
-        """Number of bytes sent to services beside other nodes."""
+        """Number of bytes sent to services of other nodes."""
         self.turn = 0
         """Turn of this node, from the sidecar. 0 is the first."""
         self.life = secrets.randbits(62)
@@ -372,15 +373,17 @@ class SnapshotKeeper:
         self._began: Kept | None = None
         """Snapshot from which the state began, until the log has confirmed it."""
         self.digests: list[tuple[int, bytes]] = []
-        """Position and digest of the last few that were stored in this life, and of what it began from: all nodes' are compared."""
+        """Position and digest of the last few snapshots stored in this life, and of the one that it began from. Those of all
+        nodes are compared.
+        """
         self.stored_count = 0
         """Snapshots that this process has stored."""
         self.saved_s: float | None = None
-        """When the newest of them was stored, monotonic."""
+        """Monotonic time at which the newest snapshot was stored."""
         self.state_bytes = 0
         """Size of the newest snapshot, in bytes."""
         self.problem = ""
-        """Why the last snapshot was not stored; shown in status where nothing worse is."""
+        """Reason why the last snapshot was not stored. Shown in status if there is no worse problem."""
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
         """Return the newest ``wanted`` snapshot to start from."""
@@ -398,7 +401,7 @@ class SnapshotKeeper:
             self._began = None
 
     async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
-        """Return a snapshot at ``lowest`` or above, own or downloaded, and what was tried in vain."""
+        """Return a snapshot at ``lowest`` or above, own or downloaded, and a text about failed attempts."""
         if self._fetcher is None:
             return None, "nobody was asked"
         await self._fetcher.fetch(lowest, wanted)
@@ -409,7 +412,7 @@ class SnapshotKeeper:
         await asyncio.to_thread(self._store.drop_above, position)
 
     async def set_aside(self, first_wrong: int) -> None:
-        """States at or past ``first_wrong`` have diverged."""
+        """Quarantine snapshots at or past ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
     def set_aside_diverged(self, position: int | None = None) -> None:
@@ -469,7 +472,7 @@ class SnapshotKeeper:
 
     @property
     def is_due(self) -> bool:
-        """True if ``keep`` is to be called."""
+        """True if ``keep`` must be called."""
         settings = self._settings
         late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
@@ -487,11 +490,11 @@ class SnapshotKeeper:
 
 
 _MAX_HELD = 8
-"""Snapshots that are open at once: those that were asked for last."""
+"""Maximum number of open snapshots. The least recently requested one is closed."""
 _HELD_S = 60.0
 _LOOK_S = 5.0
 _MAX_WAITING = 64
-"""Questions; NATS drops those beyond, and who asked asks again."""
+"""Maximum number of waiting questions. NATS drops further ones, and their senders ask again."""
 
 
 @dataclass(slots=True)
@@ -654,7 +657,7 @@ class SnapshotFetcher:
         self._order = order
         self._search = PeerSearch()
         self._took_s: dict[bytes, float] = {}
-        """Digest of what was taken, and when, monotonic."""
+        """Digest of a downloaded snapshot -> monotonic time of the download."""
         self.problem = ""
         """Problem of the current download, as text. '': none."""
         self.fetched_bytes = 0
@@ -662,7 +665,7 @@ class SnapshotFetcher:
         """Snapshots that the last ``fetch`` without a result has tried."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
-        """Store a snapshot at ``lowest`` or above that is ``wanted``; whether there was one within ``snapshot_fetch_timeout_s``."""
+        """Store a ``wanted`` snapshot at ``lowest`` or above. Return whether there was one within ``snapshot_fetch_timeout_s``."""
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
         logger.warning("%s: the log begins at %d, above the snapshots here: other nodes' are asked for", self._identity, lowest)
         now_s = time.monotonic()

@@ -1,19 +1,16 @@
 """Current content of streams, for the driver: partitions and replicas from the metadata group, bounds from the leaders.
 
 Only leaders are asked for bounds, so ``latest`` contains everything that was acked before the query was planned.
-Answers are kept for a
-moment, because Spark asks for an idle stream 80 times a second.
+Answers are kept for a moment, because Spark asks for an idle stream 80 times a second.
 
 A streaming query uses a watch (``watching``): one request per partition waits at the leader until more is committed
 (``PartitionReader.bounds``), and is then repeated. So new records are known at once, and an idle partition costs one
-request in
-``WAIT_S``. Nodes of older versions answer at once, and are asked every ``POLL_S``.
+request in ``WAIT_S``. Nodes of older versions answer at once, and are asked every ``POLL_S``.
 
 An error, another uid or another leadership ends the watch. Then the caller asks the leaders itself. During a watch no
-reported record can
-be lost by an election, because there was none. A deposed leader that does not know it is believed for ``WAIT_S`` and
-the time of an
-answer. Its offsets are then too low, never too high, and readers check each record's LeaderEpoch.
+reported record can be lost by an election, because there was none. A deposed leader that does not know it is believed
+for ``WAIT_S`` and the time of an answer. Its offsets are then too low, never too high, and readers check each record's
+LeaderEpoch.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ WAIT_S = 1.0
 POLL_S = 0.2
 """Between two questions to nodes that do not wait."""
 PAUSE_S = 0.01
-"""After an answer with news: a partition that commits without a break is asked so often."""
+"""Pause after an answer with news. It limits the questions about a partition that commits all the time."""
 PAUSE_EACH_S = 0.0002
 """Pause for each watched partition, so that many partitions are asked less often, in seconds."""
 UNWANTED_S = 10.0
@@ -133,17 +130,17 @@ class BoundsQuestion:
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
-        """(offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
+        """Return (offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
         known = (one.lasts[key] for one in self.known if one.uids.get(key[0], uid) == uid and key in one.lasts)
         return sorted(set(known), reverse=True)
 
 
 class Catalog:
-    """The partitions of the wanted streams and their bounds, with a short memory. One per driver-side reader.
+    """The partitions of the requested streams and their bounds, with a short memory. One per reader on the driver.
 
-    ``clock`` (seconds, monotonic) and ``wait`` are the machine's; tests bring their own. ``_streams``, ``_views``: the newest
-    answers, with the time of asking. ``watches``: leaders tell of what is new without being asked each time. ``_vouched``: positions
-    that leaders have said to be on their logs since the watch began.
+    ``clock`` (seconds, monotonic) and ``wait``: those of the machine, replaced in tests. ``_streams``, ``_views``: the newest
+    answers, with the time of the request. ``watches``: leaders report news without a request each time. ``_vouched``:
+    positions that leaders have confirmed since the watch began.
     """
 
     def __init__(
@@ -211,7 +208,7 @@ class Catalog:
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
         """Return ``views``, after waiting up to ``patience`` for committed ends of at least ``ends``.
 
-        They were committed once; a new leader may need a moment until its HW says so again.
+        These ends were committed before. A new leader may need a moment until its HW reaches them again.
         """
         watched = self._watched(known)
         if watched is not None and all(watched[key].end_offset >= end for key, end in ends.items() if key in watched):

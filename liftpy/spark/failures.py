@@ -22,7 +22,7 @@ from liftpy.errors import (
 
 
 class SourceError(LiftError):
-    """An error of the source as a Spark user sees it: ``[CODE] text``. ``code`` is that of the error behind it."""
+    """An error of the source as a Spark user sees it: ``[CODE] text``. ``code`` is the code of the original error."""
 
     def __init__(self, text: str, code: str = "LIFT_ERROR") -> None:
         super().__init__(text)
@@ -62,7 +62,7 @@ _OTHERS = {"NO_RESPONDERS": UnavailableError}
 _CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
 _SHOWN_LINES = 3
 _NOT_STARTED = "Python worker failed to connect back"
-"""Spark gives a Python worker of its driver ten seconds to start, and no setting changes that."""
+"""Text of Spark when a Python worker of its driver did not start within ten seconds. No setting changes that time."""
 
 
 class WorkerStartError(UnavailableError):

@@ -94,7 +94,7 @@ def _of(source: Mapping[str, Any]) -> Lag | None:
 
 
 def _offsets(text: object) -> StreamOffsets:
-    """Spark gives an object in Python's form of a progress, text in a listener's JSON, nothing before the first micro-batch."""
+    """Parse offsets from Spark: an object in a Python progress, text in a listener's JSON, nothing before the first micro-batch."""
     try:
         document = load_json(text) if isinstance(text, str) else text
     except ValueError:

@@ -1,15 +1,17 @@
 """Offsets as users and checkpoints write them: JSON in, JSON out, end-exclusive everywhere. Pure.
 
-Two forms share one shape, ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
+Two forms have the shape ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
 
-- what a user gives as startingOffsets or endingOffsets, where -2 means earliest and -1 latest;
-- what a streaming query keeps in its checkpoint, where each stream also has its ``uid``, so that a stream deleted and made
-  again under its name is refused [R9], and ``epochs``, of each partition the LeaderEpoch of the record before its offset, so that
-  what an unclean election lost of it is noticed [R6]. Spark compares these as strings: keys are sorted, nothing volatile is in
-  them: of a committed record the LeaderEpoch never changes. The end of micro-batch 0 also has ``began``: where the query began. Spark
-  keeps no start of that micro-batch and asks for it again at each restart, and "latest" is elsewhere by then [R10].
+- startingOffsets or endingOffsets of a user, where -2 means earliest and -1 latest.
+- The offsets in the checkpoint of a streaming query. Each stream also has its ``uid``, so that a stream that was deleted and created
+  again is rejected [R9]. ``epochs`` has the LeaderEpoch of the record before the offset of each partition, so that a loss by an unclean
+  election is noticed [R6].
 
-A checkpoint's offset is the NEXT one to read (exclusive end of what was read); the log's own inclusive HW never appears here.
+Spark compares checkpoint offsets as strings. So keys are sorted, and no value changes by itself: the LeaderEpoch of a committed record
+never does. The end of micro-batch 0 also has ``began``, the start of the query. Spark does not store this start. It asks for it
+again at each restart, when "latest" would be another offset [R10].
+
+A checkpoint's offset is the NEXT one to read (an exclusive end). The log's own inclusive HW never appears here.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class OffsetSpec:
 
     @property
     def known(self) -> StreamOffsets | None:
-        """The offsets as positions whose records were committed once; None where no epochs were given."""
+        """The offsets as positions whose records were committed once. None: no epochs were given."""
         return StreamOffsets(dict(self.offsets), dict(self.uids), dict(self.epochs)) if self.epochs else None
 
     @property
@@ -94,12 +96,12 @@ class StreamOffsets:
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, where that is known."""
+        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, if known."""
         known = ((key, offset, self.epochs.get(key, 0)) for key, offset in self.next_offsets.items())
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dict that Spark writes down; equal offsets give equal text."""
+        """Return the dict that Spark stores. Equal offsets give equal text."""
         found: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
         for (stream, partition), offset in self.next_offsets.items():
             found[stream][str(partition)] = offset
@@ -123,7 +125,7 @@ class StreamOffsets:
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
-    """Return an OffsetSpec from an option's text; ConfigError naming the option and what is allowed here."""
+    """Return an OffsetSpec from an option's text. Raises ConfigError that names the option and the allowed values."""
     if text.lower() in words:
         return OffsetSpec(word=text.lower())
     if text.strip() in (name for name, special in (("-2", EARLIEST), ("-1", LATEST)) if special in specials):
@@ -156,7 +158,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
 
 
 def relative(text: str) -> OffsetSpec | None:
-    """``-10m``, ``-1000``; None for what is neither. -1 and -2 are the end and the beginning, as ever."""
+    """Parse ``-10m`` or ``-1000``. Return None for anything else. -1 and -2 stay the end and the beginning, as in Spark's
+    Kafka source.
+    """
     if (records := _RELATIVE_RECORDS.fullmatch(text)) and int(text) not in (EARLIEST, LATEST):
         return OffsetSpec(back_records=int(records[1]))
     if (time := _RELATIVE_TIME.fullmatch(text)) and int(time[1]):
@@ -165,7 +169,7 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Return a time for each partition, JSON as of offsets with ms since 1970; ConfigError naming the option."""
+    """Parse a time for each partition: JSON in the form of offsets, with ms since 1970. Raises ConfigError that names the option."""
     problem = f'{option} = {shown(text)}: use JSON such as {{"orders": {{"0": 1767225600000}}}}, ms since 1970'
     try:
         document = load_json(text)
@@ -243,15 +247,16 @@ def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds
 
 
 def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
-    """``end`` with no partition below ``start`` and none of ``start`` missing: Spark takes offsets that go back silently."""
+    """Return ``end`` with every partition of ``start``, and none below ``start``, because Spark accepts offsets that go back."""
     clamped = {key: max(offset, start.get(key, offset)) for key, offset in end.items()}
     return {**start, **clamped}
 
 
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
-    """Ends that together take at most ``limit_records``, in proportion to what each partition has; at least one record if any.
+    """Return ends that together include at most ``limit_records``, in proportion to the waiting records of each partition.
 
-    Whole shares first, then one record more in the order of the largest remainder: a pure function of its arguments.
+    At least one record is included if there is one. Each partition gets its share, rounded down. The rest goes to the
+    partitions with the largest remainders, one record each.
     """
     waiting = {key: max(0, offset - start.get(key, offset)) for key, offset in end.items()}
     total = sum(waiting.values())

@@ -6,7 +6,6 @@ because Spark prints and stores plans: credentials are files.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -89,10 +88,10 @@ _FILES = {
     "nats.inboxPrefix": "inbox_prefix",
 }
 NO_TABLES = (
-    "Catalog tables (CREATE TABLE ... USING liftpy, saveAsTable) are not supported: Spark does not pass their options. To read, use "
-    "CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'). To write, use save or start."
+    "Catalog tables (CREATE TABLE ... USING liftpy, saveAsTable) cannot be read or inserted into: Spark does not pass their options. "
+    "To read, use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'). To write, use save or start."
 )
-_OF_TABLES = ("provider", "owner", "external", "is_managed_location")
+_OF_TABLES = ("provider", "owner", "external", "is_managed_location", "location", "comment")
 """Properties that Spark's catalog gives each table, and a source as if they were options."""
 _READ_FROM = ("nearest", "files", "leader")
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
@@ -168,9 +167,9 @@ class Selection:
             return [name for name in there if re.fullmatch(self.pattern, name)]
         for name in self.streams:
             if name not in there:
-                near = difflib.get_close_matches(name, there, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                raise NotFoundError(f"Stream {name!r} does not exist{hint} Check `liftpy stream list`.")
+                raise NotFoundError(
+                    f"Stream {name!r} does not exist{did_you_mean(name, there) or '.'} Check `liftpy stream list`."
+                )
         return list(self.streams)
 
     def takes(self, stream: str, partition: int) -> bool:
@@ -211,6 +210,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Read Spark's option map. Raise ConfigError if an option is unknown, missing, given twice or out of range."""
+        _check_no_table(given)
         values = {_known(name): value for name, value in given.items() if name.lower() != _PATH}
         if path := next((value for name, value in given.items() if name.lower() == _PATH), ""):
             if values.get("stream", path) != path:
@@ -280,16 +280,15 @@ def _known(name: str) -> str:
             raise ConfigError(
                 f"{name} is an option of Kafka's clients and has no meaning here. Known options: {', '.join(OPTIONS)}."
             )
-        check_no_table(name)
         raise ConfigError(
             f"Unknown option {shown(name)}{did_you_mean(name, OPTIONS) or '.'} Known options: {', '.join(OPTIONS)}."
         )
     return spelled
 
 
-def check_no_table(name: str) -> None:
-    """Raise ConfigError for an option that shows that this is a table of Spark's catalog."""
-    if name.lower() in _OF_TABLES or name.lower().startswith("option."):
+def _check_no_table(names: Iterable[str]) -> None:
+    """Raise ConfigError if the options are those of a table of Spark's catalog. It may have properties with any name."""
+    if any(name.lower() in _OF_TABLES or name.lower().startswith("option.") for name in names):
         raise ConfigError(NO_TABLES)
 
 
@@ -388,7 +387,7 @@ def whole_number_of(values: Mapping[str, str], name: str, highest: int, lowest: 
 
 
 def size_of(values: Mapping[str, str], name: str) -> int:
-    """Bytes from 1 to 2^60, with k, m or g for powers of 1024 as Spark has them; 0: not given."""
+    """Return a size from 1 to 2^60 bytes. k, m and g are powers of 1024, as in Spark. 0: not given."""
     if name not in values:
         return 0
     found = _SIZE.fullmatch(values[name].strip().lower())
@@ -471,6 +470,7 @@ class SinkOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
         """Read Spark's option map. Raise ConfigError if an option is unknown, given twice or out of range."""
+        _check_no_table(given)
         values = {_known_sink_option(name): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
         path = next((value for name, value in given.items() if name.lower() == "path"), "")
         if path and values.setdefault("stream", path) != path:
@@ -511,7 +511,6 @@ def _known_sink_option(name: str) -> str:
         )
     if name.lower() in KAFKA:
         raise ConfigError(f"{name} is an option of Kafka's sink. Use {KAFKA[name.lower()]}.")
-    check_no_table(name)
     near = did_you_mean(name, SINK_OPTIONS)
     whose = ". It is an option for reading, not for writing" if name.lower() in map(str.lower, OPTIONS) else ""
     raise ConfigError(f"Unknown option {shown(name)}{whose}{near or '.'} Known options: {', '.join(SINK_OPTIONS)}.")

@@ -1,20 +1,18 @@
 """Plans the records of a query from the content of the partitions, start, end and options. Pure.
 
-Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
-are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks. How ranges are
-cut into tasks is said in ``splitting``.
+Holds R1 (nothing past HW), R5 and R8 (a planned range exists, or planning reports the missing part), and R9 (uid). Ranges are
+end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has equal tasks.
 
-Where ranges are cut into tasks, and a micro-batch ends: by bytes, at the borders of record batches. Pure.
+Ranges are divided into tasks, and micro-batches are limited, by bytes at the boundaries of record batches.
 
-Who reads a range in parts gets a batch that lies across a border twice, once for each part. So ranges are cut where a batch begins, as
-the partition's leader says (``liftpy.core.log.range_reads``): a function of the range, the options and that answer, which is
-the same on each
-replica and each time, so that a micro-batch that is run again has the same tasks. Compacted partitions, whose batches change, and those
-of older nodes, which do not say, are cut evenly by offsets.
+A reader of a range in parts would get a batch across a boundary twice, once for each part. So ranges are divided where a batch begins,
+as the partition's leader reports (``liftpy.core.log.range_reads``). This depends only on the range, the options and the answer,
+which is equal on each replica at any time. So a repeated micro-batch has equal tasks. Compacted partitions, whose batches change,
+and partitions on older nodes, which do not report batches, are divided evenly by offsets.
 
-Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 100 MB, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5,
-rounded up, so that there are never fewer than were asked for: 5 and 1. Partition 0 is cut at the last batches that begin at or before
-180, 360, 540 and 720 MB; partition 1 is not cut.
+Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 has 100 MB, minPartitions = 5. The shares of 5 by size are 4.5
+and 0.5. They are rounded up, so that there are never fewer tasks than requested: 5 and 1. Partition 0 is divided at the last batches
+that begin at or before 180, 360, 540 and 720 MB. Partition 1 is not divided.
 """
 
 from __future__ import annotations
@@ -30,14 +28,21 @@ from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """What one partition holds, as its leader answered.
+    """State of one partition, from the answer of its leader.
 
-    ``replicas``: node ids, preferred leader first. ``leader``: node id. ``leader_epoch``: the leader's. ``log_start_offset``:
-    oldest offset kept, inclusive. ``end_offset``: HW + 1, exclusive. ``compacted``: offsets may have holes. ``starting_at``,
-    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for. ``end_epoch``: LeaderEpoch of
-    the last committed record, 0: not known. ``cut_at``: an unclean election lost records that were read or planned: at most those
-    below it are the same; None: not so. ``lost_ends``: ends, exclusive, of what was read or planned, that were lost.
-    ``deletes_end``: exclusive: delete markers below it may be gone.
+    Attributes:
+        replicas: Node ids, preferred leader first.
+        leader: Id of the leader's node.
+        leader_epoch: LeaderEpoch of the leader.
+        log_start_offset: Oldest offset that is kept, inclusive.
+        end_offset: HW + 1, exclusive.
+        compacted: True if offsets may be missing.
+        starting_at: First offset with a timestamp at or after the requested start time. None: no time was requested.
+        ending_at: First offset with a timestamp at or after the requested end time. None: no time was requested.
+        end_epoch: LeaderEpoch of the last committed record. 0: not known.
+        cut_at: Offset below which planned or read records may be unchanged after an unclean election. None: none was lost.
+        lost_ends: Ends (exclusive) of read or planned ranges that were lost.
+        deletes_end: Offset (exclusive) below which delete markers may be gone.
     """
 
     stream: str
@@ -70,15 +75,23 @@ Views = Mapping[tuple[str, int], PartitionView]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """One task's work; all that ``read()`` knows, for it runs on another object in another process.
+    """Work of one task. It has everything that ``read()`` needs, because that runs in another process.
 
-    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: none of its records has one above it, ``start_epoch``: none
-    has one below it: those of the record at its end and of the one before it, where they are known (else the leader's, and 0), so
-    that a record rewritten since by an unclean election shows. ``last``: (offset, LeaderEpoch) of the last record of the range that
-    this one was cut from, epoch 0: not known. ``leader``, ``replicas``: who may serve.
-    ``compacted``: there may be fewer records than offsets. ``moves_end``: the end moves to where the compaction of the replicas that
-    answer has looked [R11], because nobody named it. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
-    streaming query, whose micro-batches are the same whenever they are planned.
+    ``start_epoch`` and ``leader_epoch`` show if an unclean election has replaced records since the range was planned.
+
+    Attributes:
+        start_offset: First offset, inclusive.
+        end_offset: End of the range, exclusive.
+        leader_epoch: Highest LeaderEpoch of its records: that of the last record, or of the leader if that is not known.
+        leader: Id of the leader's node.
+        replicas: Nodes that may serve the range.
+        compacted: True if there may be fewer records than offsets.
+        planned_ns: Time at which a batch query was planned, ns since 1970. 0 in a streaming query, whose micro-batches do not
+            depend on that time.
+        start_epoch: Lowest LeaderEpoch of its records: that of the record before the range. 0: not known.
+        last: (offset, LeaderEpoch) of the last record of the whole planned range that this one is a part of. Epoch 0: not known.
+        moves_end: True if no end was given. The read continues to where compaction has looked on the replicas that
+            answer [R11].
     """
 
     stream: str
@@ -97,7 +110,7 @@ class PlannedRange:
 
     @property
     def record_count(self) -> int:
-        """Upper bound of its records; exact unless the log was compacted."""
+        """Upper bound of the number of records. It is exact unless the log was compacted."""
         return self.end_offset - self.start_offset
 
     def __str__(self) -> str:
@@ -105,9 +118,9 @@ class PlannedRange:
 
 
 def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
-    """(stream, partition) -> first offset to read, inclusive; OffsetOutOfRangeError for one that is past the committed end.
+    """Return (stream, partition) -> first offset to read, inclusive.
 
-    One below the log start is for ``plan_ranges`` to judge.
+    Raises OffsetOutOfRangeError for an offset past the committed end. ``plan_ranges`` checks offsets below the log start.
     """
     starts = {
         key: _resolve(spec, key, view, view.log_start_offset, view.starting_at)
@@ -118,7 +131,7 @@ def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
 
 
 def resolve_ends(spec: OffsetSpec, views: Views) -> Bounds:
-    """(stream, partition) -> end, exclusive; OffsetOutOfRangeError for an end that is not committed yet [R1]."""
+    """Return (stream, partition) -> end, exclusive. Raises OffsetOutOfRangeError for an end that is not committed yet [R1]."""
     ends = {
         key: _resolve(spec, key, view, view.end_offset, view.ending_at)
         for key, view in _covered(spec, views, "endingOffsets").items()
@@ -170,10 +183,10 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
-    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
+    """Return the tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and a text about lost records.
 
-    With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
-    not name are read from the oldest record that is kept. Empty ranges make no task.
+    With ``fail_on_data_loss``, a loss raises DataLossError. Without it, the rest is read. Partitions of ``ends`` that
+    ``starts`` does not name are read from the oldest record that is kept. Empty ranges make no task.
     """
     ranges: list[PlannedRange] = []
     losses: list[str] = []
@@ -390,10 +403,11 @@ def _cut(whole: PlannedRange, cuts: list[int]) -> list[PlannedRange]:
 
 
 def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Ends at or below ``ends`` that together take at most ``limit_bytes``, each where a batch begins; one batch at least if any.
+    """Return ends at or below ``ends`` that together include at most ``limit_bytes``, each at the beginning of a batch, and
+    at least one batch.
 
-    Partitions share evenly, but none gets more than it has; what no batch fits in goes to those that have most waiting. Raises
-    ConfigError where nodes are too old to say how large a range is.
+    Partitions share evenly, but none gets more than it has. A rest that is too small for a batch goes to the partitions with
+    most waiting records. Raises ConfigError if nodes are too old to report the size of a range.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
     asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]

@@ -1,12 +1,11 @@
 """One NATS connection, one event loop and one blocking connection per Python process, shared by all tasks.
 
-Spark's workers are synchronous and are used again for task after task. So the loop runs in a daemon thread (pings are answered
-between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
-that is killed just vanishes; the servers live with that.
+Spark's workers are synchronous and run one task after the other. So the loop runs in a daemon thread, which answers pings between
+tasks. The connections are in a cache of this module. They are never part of a pickled reader. A killed worker just disappears, and the
+NATS servers notice that.
 
-The line carries the answers with the records (``liftpy.nats.blocking_connection``); everything else, and what the line can't
-do, goes over the
-connection.
+The line carries the answers with records (``liftpy.nats.blocking_connection``). Everything else goes over the connection, and also what
+the line cannot do.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ from liftpy.spark.options import Access
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
-"""Clusters (or credentials) that one process reads from; one more closes the connection that was not used for the longest."""
+"""Maximum number of clusters (or credentials) that one process reads from. One more closes the connection that was idle for
+longest.
+"""
 _MARGIN_S = 10.0
 _LINE_S = 5.0
 """Maximum time to open a line, and wait before the next attempt after a failure, in seconds."""
 
 
 class Link:
-    """A connection and the loop that it lives on. Made by ``link_to``; its methods may be called from any thread."""
+    """A connection and its loop. ``link_to`` makes it. Any thread may call its methods."""
 
     def __init__(self, access: Access) -> None:
         self.subjects = Subjects(access.namespace)
@@ -73,7 +74,8 @@ class Link:
     async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
         """Return the connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
 
-        Raises UnavailableError when no server lets us in for ``patience_s``.
+        Raises:
+            UnavailableError: No server accepted the connection within ``patience_s``.
         """
         async with self._connecting:
             if self._transport is None or self._transport.connection.is_closed:
@@ -81,7 +83,11 @@ class Link:
             return self._transport
 
     def line(self) -> BlockingConnection | None:
-        """The line, opened at the first use and again some time after it ended; None where there is none now. Not on the loop."""
+        """Return the blocking connection. It opens at the first use, and again some time after it ended. None: there is none
+        now.
+
+        Do not call it on the loop.
+        """
         with self._line_lock:
             if self._line is not None and not self._line.closed:
                 return self._line
@@ -101,7 +107,7 @@ class Link:
         return await open_line(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
 
     def close(self) -> None:
-        """Close the connection and end the loop; what is in flight fails. Returns at once."""
+        """Close the connection and end the loop. Requests in flight fail. Returns at once."""
 
         if self._line is not None:
             self._line.close()
@@ -137,7 +143,9 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
 
 
 def credentials_of(access: Access) -> Credentials:
-    """Return the credentials that ``access`` names, secrets read from their files now; ConfigError if one can't be read."""
+    """Return the credentials that ``access`` names. Secrets are read from their files now. Raises ConfigError if one cannot
+    be read.
+    """
     return Credentials(
         creds_file=access.creds_file,
         nkey_seed_file=access.nkey_seed_file,

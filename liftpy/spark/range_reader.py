@@ -71,7 +71,7 @@ class RowBuilder:
     columns: tuple[str, ...]
 
     def batches(self, pieces: Iterable[BatchSlice]) -> Iterator[pa.RecordBatch]:
-        """Arrow batches of all records of ``pieces``, in order."""
+        """Yield Arrow batches of all records of ``pieces``, in order."""
         group: list[Rows] = []
         rows = size_bytes = 0
         for piece in _bounded(pieces):
@@ -133,7 +133,7 @@ _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
     "partition": _partitions,
     "timestamp": _timestamps,
 }
-"""Columns that Spark has and the log has not, or not in this form; the others are the log's."""
+"""Columns that Spark has and the log does not have, or not in this form. The others are those of the log."""
 
 
 OLD_PLAN_S = 300.0
@@ -210,7 +210,7 @@ def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) ->
 
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Read at a time; more where one batch is larger."""
+"""Number of bytes to read at once. It is more if a batch is larger."""
 ELSEWHERE_S = 60.0
 """Time for which a node on another host, or without local reads, is not asked again, in seconds."""
 SILENT_S = 5.0
@@ -223,7 +223,9 @@ _lock = threading.Lock()
 
 
 def read_nearest(link: Link, planned: PlannedRange, rules: FetchRules) -> Generator[list[BatchSlice], None, None]:
-    """The range's records as lists of checked slices, in order, from files as far as they go; errors as of ``lined.read_range``."""
+    """Yield the records of the range as lists of checked slices, in order, from local files as far as possible. Raises as
+    ``lined.read_range``.
+    """
     position, from_files = planned.start_offset, 0
     if rules.files and not planned.compacted:
         files = offered(link, planned)
@@ -250,7 +252,7 @@ def read_nearest(link: Link, planned: PlannedRange, rules: FetchRules) -> Genera
 
 
 def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
-    """Return the files of a replica on this host that has the range; None: none says so now."""
+    """Return the files of a replica on this host that has the range. None: no replica offers them now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
     if not asked or not this_host():
@@ -293,7 +295,7 @@ class FileRange:
         self._epoch = planned.start_epoch
 
     def pieces(self) -> Iterator[list[BatchSlice]]:
-        """Lists of checked slices, in order; ends early where the files are not as they should be."""
+        """Yield lists of checked slices, in order. It ends early if the files have unexpected content."""
         planned = self._planned
         try:
             with ExitStack() as stack:
@@ -306,7 +308,7 @@ class FileRange:
             _logger.warning("%s: its files in %s are read no further: %s", planned, self._files.folder, error)
 
     def _opened(self, stack: ExitStack) -> list[tuple[int, int, int]]:
-        """(descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
+        """Return (descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
         folder = Path(self._files.folder)
         key = PartitionKey(self._planned.stream, self._planned.uid, self._planned.partition)
         if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
@@ -432,7 +434,7 @@ class _LinedRange:
         self._flying.clear()
 
     def pieces(self) -> Iterator[list[BatchSlice]]:
-        """Lists of checked slices, in order; ends before the range does where its batches are larger than an answer."""
+        """Yield lists of checked slices, in order. It ends before the range if batches are larger than an answer."""
         while self.position < self._planned.end_offset and not self._is_too_large:
             self._ask_ahead()
             asked = self._flying.popleft()
@@ -522,7 +524,7 @@ class _LinedRange:
 
 
 def _first_base(answer: memoryview) -> int | None:
-    """Return the base offset of an answer's first batch; None where it has none, or is no answer."""
+    """Return the base offset of an answer's first batch. None: it has none, or is no answer."""
     try:
         head, body = frames.decode_read_response(answer)
         return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset

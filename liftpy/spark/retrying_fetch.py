@@ -1,16 +1,16 @@
-"""Reads one planned range in an executor: spans of about a megabyte, a few in flight, handed on in order.
+"""Reads one planned range in an executor, in spans of about a megabyte, with a few requests in flight, and returns them in order.
 
-Holds R5: exactly the planned records, or an error; never fewer. What an answer must be like (order, gaps, HW, uid, CRC) is
-checked by ``liftpy.client.progress``; here are the checks that need the plan: nobody may have rewritten a planned record
-(LeaderEpoch above the planned one), and only the leader's word counts when a replica says that records are gone.
+Holds R5: exactly the planned records, or an error, and never fewer. ``liftpy.client.progress`` checks answers (order, gaps, HW, uid,
+CRC). This module has the checks that need the plan: no planned record was replaced (a LeaderEpoch above the planned one), and only the
+leader may say that records are gone.
 
-A span is a range of offsets whose bytes should fit one answer: guessed from the bytes per record seen so far, and cut at
-multiples of the batches' record count, because a batch that two spans share is sent twice.
+A span is a range of offsets whose bytes should fit into one answer. Its size is estimated from the bytes per record so far. It ends at
+a multiple of the batches' record count, because a batch that two spans share is sent twice.
 
-A range of a compacted stream whose end nobody named ends where the compaction of the replicas that answered had looked [R11].
+A range of a compacted stream without a given end ends where compaction had looked, on the replicas that answered [R11].
 
-That is the sure way: each span is asked for until it is there, of whichever replica, over the link's connection. ``lined`` is the fast
-one, for what needs no care; what it does not get is fetched here.
+This is the safe path: it requests each span until it is there, from any replica, over the shared connection. ``lined`` is the fast path
+without retries. Spans that it does not get are fetched here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from liftpy.spark.process_connection import Link, result_of
 IN_FLIGHT = 4
 SPAN_BYTES = 1024 * 1024 - 8192
 _MOST_EXPANSION = 16
-"""A span may decompress to so many times its size."""
+"""Maximum factor by which a span grows when it is decompressed."""
 _SPREAD_RECORDS = 4096
 _SMALLEST_ANSWER_BYTES = 64 * 1024
 _MOST_REFUSALS = 8
@@ -87,16 +87,16 @@ class FetchRules:
     leader_first: bool = False
     fail_on_data_loss: bool = True
     files: bool = False
-    """True if files of replicas on this host are read; ``expects_files``: it is told where they are not."""
+    """True if files of replicas on this host are read. ``expects_files``: log if there are none."""
     expects_files: bool = False
     left_out: int = 0
     """Columns that are not wanted (``liftpy.core.wire.filters``)."""
 
 
 def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterator[list[BatchSlice]]:
-    """The range's records as lists of checked slices, in order; DataLossError or UnavailableError for what can't be had.
+    """Yield the records of the range as lists of checked slices, in order. Raises DataLossError or UnavailableError.
 
-    Closing the generator early (a LIMIT does) stops what is in flight.
+    Closing the generator early (as a LIMIT does) stops the requests in flight.
     """
     guess, leader_epoch, node = SpanGuess(), planned.start_epoch, first_choice(planned, rules)
     flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()
@@ -147,9 +147,9 @@ def _moved(link: Link, planned: PlannedRange, rules: FetchRules, compacted_end: 
 class _Span:
     """Part of a range: ``start_offset`` inclusive, ``end_offset`` exclusive.
 
-    ``node``: who is asked first, any in-sync replica after it. ``answer_bytes`` bounds one answer. ``one_answer``: take what
-    one answer holds and leave the rest. ``tombstones``: of the span before (``ReadProgress.tombstones``), None:
-    this is the first.
+    ``node``: node that is asked first, then any in-sync replica. ``answer_bytes``: limit of one answer. ``one_answer``: read
+    only what one answer contains. ``tombstones``: tombstones of the previous span (``ReadProgress.tombstones``), None: this
+    is the first.
     """
 
     planned: PlannedRange
@@ -222,7 +222,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
 
 
 async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
-    """Raise NotFoundError where the stream was deleted after the range was planned, whether or not there is another of its name."""
+    """Raise NotFoundError if the stream was deleted after the range was planned, also if there is another one with its name."""
     try:
         now = await requests.stream(planned.stream)
     except NotFoundError:
@@ -264,9 +264,10 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
 
 
 def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
-    """Return the last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
+    """Return the last record's LeaderEpoch.
 
-    That the batches follow each other was checked before; here, that none has a hole inside.
+    Raises DataLossError if an epoch is above the planned one, ProtocolError if epochs fall along the log. An earlier check
+    ensures that batches follow each other. This one checks that none has a gap inside.
     """
     for piece in pieces:
         epoch, header = piece.batch.leader_epoch, piece.batch.header

@@ -30,11 +30,11 @@ COLUMNS: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "leader_epoch": pa.int64(),
 }
-"""Column -> Arrow type, in the order of the schema; Spark's types follow from them."""
+"""Column -> Arrow type, in the order of the schema. Spark's types follow from them."""
 
 
 _CLOSE = 0.7
-"""How much two names must have in common, from 0 to 1, to be taken for each other."""
+"""Minimum similarity of two names, from 0 to 1, for a suggestion."""
 _LONGEST_NAME = 100
 _BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUBJECTS}
 
@@ -46,7 +46,7 @@ def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'KNOWN'?`` for an error about ``name``; '' where nothing is close to it. Case does not matter."""
+    """Return ``; did you mean 'KNOWN'?`` for an error about ``name``, '' if no known name is similar. Case does not matter."""
     spelling = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower()[:_LONGEST_NAME], spelling, n=1, cutoff=_CLOSE)
     return f"; did you mean {spelling[near[0]]!r}?" if near else ""

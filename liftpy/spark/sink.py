@@ -1,13 +1,13 @@
-"""The format ``liftpy`` as Spark calls it for writing: a batch writer and a streaming writer.
+"""The format ``liftpy`` for writing, as Spark calls it: a batch writer and a streaming writer.
 
-Who runs where: writers are made on the driver and pickled; ``write`` runs in the executors' Python workers, where TaskContext says
-whose task it is; in ``commit`` and ``abort``, on the driver, there is no TaskContext, so that all they need travels in the messages.
-``abort`` does nothing: it may run after a commit, gets None for every message, and what a failed task has stored is what its next
-attempt leaves out. ``commit`` stores nothing either: it looks whether the number of tasks stayed the same.
+Writers are made on the driver and pickled. ``write`` runs in the Python workers of the executors, where TaskContext names the task.
+``commit`` and ``abort`` run on the driver without a TaskContext, so the messages have everything that they need. ``abort`` does
+nothing: it may run after a commit, it gets None for every message, and the next attempt of a failed task skips the rows that are
+stored. ``commit`` stores nothing either. It checks that the number of tasks did not change.
 
-A task's input comes over a socket from the JVM. When the input fails, whatever the reason (a Python function before this one, an
-expression, a killed task or executor), the JVM ends the stream where it is, and pyarrow takes that for the end of the data. Only an
-input that was complete is followed by Spark's END_OF_STREAM: without it nothing of the task counts as its share (``whole_input``).
+A task's input comes over a socket from the JVM. If the input fails (a Python function before this one, an expression, a killed task or
+executor), the JVM ends the stream at that point, and pyarrow takes this for the end of the data. Only after a complete input does Spark
+write END_OF_STREAM. Without it, nothing of the task counts as its share (``whole_input``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, check_schem
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """TaskContext's local properties in a streaming query's tasks."""
 END_OF_INPUT = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
-"""What the JVM writes behind a task's input that was complete, and only then."""
+"""Bytes that the JVM writes after the complete input of a task, and only then."""
 _MARK_BYTES = len(END_OF_INPUT)
 ADAPTIVE = "spark.sql.adaptive.enabled"
 ADAPTIVE_STREAMING = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -90,7 +90,7 @@ class Written(WriterCommitMessage):
 
 
 def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
-    """Return the options of a writer of rows of ``schema``; raises ConfigError."""
+    """Return the options of a writer of rows of ``schema``. Raises ConfigError."""
     options = SinkOptions.parse(given)
     if overwrite:
         raise ConfigError('A stream cannot be overwritten. Use mode("append") or outputMode("append").')
@@ -116,7 +116,7 @@ def _plan_of(settings: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Convert errors of a task into errors with code and text. ``settings``: of the round's plan."""
+    """Convert errors of a task into errors with code and text. ``settings``: settings that belong to the plan of the round."""
     try:
         with coded():
             yield
@@ -149,7 +149,7 @@ def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -
 
 
 def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's ``batches`` up to their proper end. Raises SourceError instead of ending where the input failed [A14]."""
+    """Yield the batches of a task up to the mark of their end. Raises SourceError if the input failed before it [A14]."""
     pipe = _worker_pipe()
     broken: Exception | None = None
     try:
@@ -187,7 +187,9 @@ def _worker_pipe() -> io.BufferedReader:
 
 
 def _coming(pipe: io.BufferedReader, count: int) -> bytes:
-    """The next ``count`` bytes, which stay there for Spark's worker to read; fewer where nothing more comes. Waits as a read does."""
+    """Return the next ``count`` bytes without consuming them, because Spark's worker reads them. Fewer at the end. Waits as a
+    read does.
+    """
     try:
         found = pipe.peek(count)[:count]
         if not found or len(found) == count:
@@ -201,8 +203,9 @@ def _coming(pipe: io.BufferedReader, count: int) -> bytes:
 def write_round(
     link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int, settings: Mapping[str, str]
 ) -> Written:
-    """A task's share of a micro-batch, each row once, however often and wherever it is run. ``settings``: that decide how many tasks
-    there are."""
+    """Store a task's share of a micro-batch, each row once, also if the task runs several times. ``settings``: settings that
+    decide the number of tasks.
+    """
     round = round._replace(plan=_plan_of(settings))
     with _explained(round, settings):
         rows = gathered(whole_input(batches), options)
@@ -276,13 +279,13 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
 
 
 class LiftWriter(DataSourceArrowWriter):
-    """Of one batch write: at least once; exactly once under a ``writeId``."""
+    """Writer of one batch write: at least once, or exactly once with a ``writeId``."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One task's rows."""
+        """Store the rows of one task."""
         options, task = self.options, _task()
         link, attempt = link_to(options.access), task.attemptNumber()
         if not options.write_id:
@@ -291,17 +294,20 @@ class LiftWriter(DataSourceArrowWriter):
         return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Everything is stored already; it is said what. Raises SourceError as of a streaming query, under a ``writeId``."""
+        """Log what was stored. With a ``writeId``, raise SourceError if an earlier run had more tasks."""
         check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("batch write: %s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing: what is stored stays."""
+        """Do nothing: stored records stay."""
 
 
 def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Raise SourceError if an earlier run of this micro-batch had more tasks, and those have stored records: they are there twice, for
-    the tasks of ``messages`` have all rows [A17]. What is the number of tasks only the driver knows, when all are done."""
+    """Raise SourceError if an earlier run of this micro-batch had more tasks, and those have stored records [A17].
+
+    These records are stored twice, because the tasks of ``messages`` have all rows. Only the driver knows the number of tasks,
+    when all of them are done.
+    """
     written = [message for message in messages if isinstance(message, Written)]
     if not written or not written[0].run:
         return
@@ -329,7 +335,7 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
 
 
 def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
-    """What the tasks wrote, in words."""
+    """Return a text for the log that says what the tasks wrote."""
     written = [message for message in messages if isinstance(message, Written)]
     rows, known = sum(one.sent.rows for one in written), sum(one.sent.known for one in written)
     ranges: list[Range] = sorted(found for one in written for found in one.sent.ranges)
@@ -351,8 +357,11 @@ _LOOK_AGAIN_BYTES = 256 << 20
 
 
 class Range(NamedTuple):
-    """What a task stored in a partition: offsets from ``start_offset`` (inclusive) to ``end_offset`` (exclusive); records of others may
-    lie between its own, ``record_count`` of them."""
+    """Records that a task stored in a partition.
+
+    They lie between ``start_offset`` (inclusive) and ``end_offset`` (exclusive), with records of other publishers between
+    them. ``record_count``: number of the task's records.
+    """
 
     stream: str
     partition: int
@@ -363,7 +372,9 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """``rows``: of the task. ``known``: of them, those that an earlier attempt had stored. ``ranges``: of the others."""
+    """Result of a task. ``rows``: number of its rows. ``known``: rows that an earlier attempt had stored. ``ranges``: the
+    places of the other rows.
+    """
 
     rows: int = 0
     known: int = 0
@@ -371,7 +382,7 @@ class Sent:
 
 
 def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
-    """Return all rows of a task, checked; None: there are none. Raises ConfigError beyond maxTaskBytes."""
+    """Return all checked rows of a task. None: there are none. Raises ConfigError beyond maxTaskBytes."""
     tables, size_bytes = [], 0
     for batch in batches:
         if not batch.num_rows:
@@ -453,11 +464,17 @@ async def strange_task(
     tasks: int,
     sent: Sequence[Sent],
 ) -> StrangeTask | None:
-    """A task of an earlier run of the round ``done`` that is none of the newest run's, of which ``tasks`` have ``sent``, or None.
+    """Return a task of an earlier run of the round ``done`` that the newest run does not have, None if there is none.
 
-    What it has stored is there twice, for the newest run's tasks have all rows.
-    Looks at what lies below the first record that the newest run has stored in each partition, back to the round before. Raises
-    UnavailableError, NotFoundError, NotAllowedError.
+    The records of such a task are stored twice, because the tasks of the newest run have all rows. The search covers the
+    records before the first one that the newest run stored in each partition, back to the previous round.
+
+    Args:
+        tasks: Number of tasks of the newest run.
+        sent: Results of these tasks.
+
+    Raises:
+        UnavailableError, NotFoundError, NotAllowedError: The records could not be read.
     """
     starts: dict[tuple[str, int], int] = {}
     for one in (found for task in sent for found in task.ranges):
@@ -501,7 +518,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class Appending:
-    """At least once: rows as they come. ``open`` is by use; ``close`` when it is over."""
+    """Writes rows as they come, at least once. ``open`` runs at the first use. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
         self._transport = transport
@@ -510,7 +527,7 @@ class Appending:
         self._senders: dict[str, _Sender] = {}
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Some rows."""
+        """Send some rows."""
         if not batch.num_rows:
             return
         options, rows = self._options, as_binary(batch)
@@ -524,7 +541,7 @@ class Appending:
             await sender.send(own, sender.producer.partitions)
 
     async def end(self) -> Sent:
-        """Everything is stored."""
+        """Wait until everything is stored."""
         ranges: list[Range] = []
         for sender in self._senders.values():
             await sender.producer.flush()
@@ -532,6 +549,6 @@ class Appending:
         return Sent(sum(sender.rows for sender in self._senders.values()), 0, tuple(ranges))
 
     async def close(self) -> None:
-        """Over; what is not answered may be stored."""
+        """Close the sender. Unanswered rows may be stored."""
         for sender in self._senders.values():
             await sender.producer.close()

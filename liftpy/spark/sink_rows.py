@@ -31,7 +31,7 @@ WRITTEN: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "topic": ("string", lambda kind: kind in _TEXT),
     "partition": ("int", lambda kind: kind == pa.int32()),
 }
-"""Column -> its type in words, and whether an Arrow type is that."""
+"""Column -> name of its type for people, and a function that checks an Arrow type."""
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -44,7 +44,7 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 def check_schema(schema: pa.Schema, *, stream: str) -> None:
-    """Raise ConfigError unless rows of ``schema`` can be written. ``stream``: to which; '': a column says it."""
+    """Raise ConfigError unless rows of ``schema`` can be written. ``stream``: target stream. '': a column has it."""
     for field in schema:
         if field.name not in WRITTEN:
             near = did_you_mean(field.name, WRITTEN)
@@ -76,7 +76,7 @@ def as_binary(batch: pa.RecordBatch) -> pa.Table:
 
 
 def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
-    """Raise ConfigError for nulls where there can be none."""
+    """Raise ConfigError for nulls in columns that must not have any."""
     nulls = rows["value"].null_count
     if nulls and not tombstones:
         text = "A null value is a tombstone: it deletes its key in a compacted stream. To write tombstones, set nullValues = tombstone."
@@ -93,7 +93,7 @@ def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
 
 
 def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each stream, by name; all are of ``stream``, if that is said. Raises InvalidNameError."""
+    """Yield the rows of each stream, by name. If ``stream`` is given, all rows belong to it. Raises InvalidNameError."""
     if stream:
         yield stream, rows
         return
@@ -124,9 +124,10 @@ def in_order(rows: pa.Table) -> pa.Table:
 
 
 def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int64]:
-    """int64[rows]: the partition of each. ``first``: that the first row goes to which neither a key nor a column places.
+    """Return the partition of each row as int64[rows].
 
-    Raises ConfigError for one that the stream has not.
+    ``first``: partition of the first row that neither a key nor a column places. Raises ConfigError for a partition that the
+    stream does not have.
     """
     count = rows.num_rows
     places = np.full(count, -1, dtype=np.int64)
@@ -148,7 +149,7 @@ def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int
 
 
 def shares_of(rows: pa.Table, places: NDArray[np.int64]) -> Iterator[tuple[int, RecordColumns]]:
-    """(partition, its records), in order, for each partition that has some."""
+    """Yield (partition, its records), in order, for each partition that has some."""
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places)).tolist()
     start = 0
@@ -165,7 +166,7 @@ def _records(rows: pa.Table) -> RecordColumns:
 
 
 def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
-    """Return a column of bytes or text, as it lies in Arrow's buffers."""
+    """Return a column of bytes or text without a copy of Arrow's buffers."""
     array = _one(column).cast(pa.large_binary())
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
     if array.null_count:

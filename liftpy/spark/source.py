@@ -166,7 +166,7 @@ class LiftDataSource(DataSource):
 
 
 def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """``options`` with the columns of ``schema``, which a user may have given; ConfigError if it is not made of ours."""
+    """Return ``options`` with the columns of ``schema``, which a user may have given. Raises ConfigError for unknown columns."""
     columns = check_columns(schema.fieldNames())
     if not to_arrow_schema(schema, timezone="UTC").equals(arrow_schema(columns)):
         raise ConfigError(
@@ -189,7 +189,7 @@ class LiftReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges between startingOffsets and endingOffsets, as of now."""
+        """Return the current ranges between startingOffsets and endingOffsets."""
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
@@ -210,17 +210,17 @@ class LiftReader(DataSourceReader):
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one range. An empty plan comes as one partition without a value."""
+        """Yield the records of one range. An empty plan comes as one partition without a value."""
         return read_planned(partition.value, self.options)
 
 
 class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. ``_catalog``, ``_begun``, ``_target``, ``_triggered_s``: only on the driver; the object that reads is
-    another one.
+    """One streaming query. ``_catalog``, ``_begun``, ``_target`` and ``_triggered_s`` exist only on the driver. Another
+    object reads.
 
-    ``_begun``: where a new query begins, None until Spark asks. Spark asks again when it plans micro-batch 0: the first answer holds.
-    ``_target``: what Trigger.AvailableNow froze, None without it. ``_triggered_s``: when a micro-batch was last given, monotonic
-    seconds, None before the first, which is never held back.
+    ``_begun``: start of a new query, None until Spark asks. Spark asks again when it plans micro-batch 0. The first answer
+    stays. ``_target``: end that Trigger.AvailableNow fixed, None without it. ``_triggered_s``: monotonic time of the last
+    micro-batch, in seconds. None before the first one, which is never delayed.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -233,14 +233,14 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = time.monotonic
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint [R10]."""
+        """Return where a new query begins: startingOffsets, default latest. A restarted query continues from its checkpoint [R10]."""
         with coded():
             if self._begun is None:
                 self._begun = self._resolved_start()
             return self._begun.to_json()
 
     def _resolved_start(self) -> StreamOffsets:
-        """What startingOffsets means now."""
+        """Return the current meaning of startingOffsets."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         views = self._asked().views(starting=starting, known=_known((starting,)))
         _check_spec_uids((starting,), views)
@@ -253,7 +253,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffsets(starts, _uids(views), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxOffsetsPerTrigger, else maxBytesPerTrigger, else all there is."""
+        """Return the limit: maxOffsetsPerTrigger, else maxBytesPerTrigger, else no limit."""
         rows, size_bytes = self.options.max_records_per_trigger, self.options.max_bytes_per_trigger
         return ReadMaxRows(rows) if rows else ReadMaxBytes(size_bytes) if size_bytes else ReadAllAvailable()
 
@@ -274,14 +274,18 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return found.to_json()
 
     def _began(self, begun: StreamOffsets, ends: Bounds) -> Bounds:
-        """What the end of micro-batch 0 says of its start, which Spark writes down nowhere else. A later end that did not move stays
-        the same text."""
+        """Return the start of the query from the end of micro-batch 0, because Spark does not store it.
+
+        If a later end did not move, its text does not change.
+        """
         if begun == self._begun:
             return begun.next_offsets
         return begun.began if ends == begun.next_offsets else {}
 
     def _views_from(self, begun: StreamOffsets) -> Views:
-        """What is there for a query that has read up to ``begun``; DataLossError if what it has read is not there any more [R6]."""
+        """Return the views for a query that has read up to ``begun``. Raises DataLossError if the read records no longer
+        exist [R6].
+        """
         views = self._asked().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
         lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
         if lost and self.options.fail_on_data_loss:
@@ -289,7 +293,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return views
 
     def _epochs_at(self, ends: Bounds, begun: StreamOffsets, end: StreamOffsets) -> Bounds:
-        """LeaderEpochs of the records before ``ends``. Where nothing moved it is what the checkpoint says, or Spark sees a change."""
+        """Return the LeaderEpochs of the records before ``ends``. For unmoved ends they come from the checkpoint. Otherwise
+        Spark would see a change.
+        """
         epochs, chosen = {}, {}
         for key, offset in ends.items():
             if begun.uids.get(key[0]) == end.uids.get(key[0], begun.uids.get(key[0])) and begun.next_offsets.get(key) == offset:
@@ -303,7 +309,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**epochs, **epochs_before(chosen, end.uids, self._asked().measure)}
 
     def _limited(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
-        """Spark passes one limit, of rows or of bytes; where both are options it is that of rows, and the other holds too."""
+        """Apply the limit. Spark passes only one. If both options are set, that is the number of rows, and the limit of bytes
+        also applies.
+        """
         if isinstance(limit, ReadMaxRows):
             ends = share_out(limit.max_rows, starts, ends)
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.max_bytes_per_trigger
@@ -323,13 +331,13 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-        """Return the streams that were deleted and made again; NotFoundError unless the query is to take them as they are now."""
+        """Return the streams that were deleted and created again. Raises NotFoundError unless the query must use the new ones."""
         if not self.options.take_recreated:
             check_uids(known, now)
         return made_again(known, now)
 
     def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
-        """``starts``, and where partitions begin that were added since: what is in them counts for the limit, too."""
+        """Return ``starts`` and the beginnings of partitions that were added since. The limit includes their records."""
         if ends.keys() <= starts.keys():
             return starts
         views = self._asked().views(max_age_s=BOUNDS_AGE_S)
@@ -337,17 +345,17 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**added, **starts}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Freeze the end: what is committed now is read by this run, nothing later."""
+        """Fix the end of this run: it reads the records that are committed now."""
         with coded():
             self._target = _ends(self._asked().views())
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """What is committed; Spark shows it in the query's progress beside what was read."""
+        """Return the committed offsets. Spark shows them in the query's progress, next to what was read."""
         with coded():
             return _ends(self._asked().views(max_age_s=BOUNDS_AGE_S)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges of one micro-batch; for the same two offsets the same records, also after a restart."""
+        """Return the ranges of one micro-batch. Equal offsets give equal records, also after a restart."""
         with coded():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
@@ -369,19 +377,19 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @staticmethod
     def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
-        """LeaderEpochs before the offsets at which the query began, where Spark's start is still the same."""
+        """Return the LeaderEpochs before the offsets at which the query began, for partitions whose start in Spark is unchanged."""
         same = begun.uids == ended.uids and begun.next_offsets == ended.began
         return begun.epochs if same else {}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The micro-batch up to ``end`` is done; Spark says so when it begins the next one. Only the option ``cursor`` follows it."""
+        """Commit the cursor up to ``end``, if the option ``cursor`` is set. Spark calls this when it begins the next micro-batch."""
         if self.options.cursor:
             if self._cursor is None:
                 self._cursor = CursorWriter(link_to(self.options.access), self.options.cursor)
             self._cursor.write(StreamOffsets.from_json(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one range."""
+        """Yield the records of one range."""
         return read_planned(partition.value, self.options)
 
     def _asked(self) -> Catalog:
@@ -397,7 +405,9 @@ def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: Strea
 
 
 def _met(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
-    """The LeaderEpochs that a checkpoint says of the ends of ``ranges``: not of those that end before it, because records are gone."""
+    """Return the LeaderEpochs that the checkpoint has for the ends of ``ranges``, without ranges that end early because
+    records are gone.
+    """
     keys = {(r.stream, r.partition): r.end_offset for r in ranges}
     return {key: epoch for key, epoch in ended.epochs.items() if keys.get(key) == ended.next_offsets.get(key)}
 
@@ -407,7 +417,9 @@ def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog)
 
 
 def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
-    """As ``_split``, but a partition whose end moves is one task: only who has read all of it knows up to where it goes on [R11]."""
+    """Split as ``_split``, but make one task of a partition whose end moves. Only a task that has read all of it knows its
+    end [R11].
+    """
     whole, others = [one for one in ranges if one.moves_end], [one for one in ranges if not one.moves_end]
     if whole and (options.min_partitions > len(ranges) or options.max_records_per_partition):
         _logger.info("minPartitions and maxRecordsPerPartition do not cut compacted streams that are read up to latest")
@@ -417,7 +429,7 @@ def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, c
 
 
 def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
-    """What is not read of streams that were made again, in words."""
+    """Yield texts about unread records of streams that were deleted and created again."""
     for (stream, partition), offset in sorted(begun.next_offsets.items()):
         if stream in again:
             end = ended.next_offsets.get((stream, partition), offset) if ended.uids.get(stream) == begun.uids[stream] else None
@@ -438,7 +450,9 @@ def _ends(views: Views) -> StreamOffsets:
 
 
 def _known(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
-    """What the user says of the LeaderEpochs of what was read before: the leaders look whether it still is there [R6]."""
+    """Return the LeaderEpochs that the user gives for records that were read before. Leaders check whether these records
+    still exist [R6].
+    """
     return [one.known for one in specs if one.known is not None]
 
 

@@ -260,7 +260,7 @@ class ServiceTest:
 
 
 class _Run:
-    """A machine, its service and what it has put out."""
+    """A machine, its service and its outputs."""
 
     def __init__(self, factory: Callable[[], Service], role: Role, snapshot: Snapshot | None = None) -> None:
         self._factory, self._role = factory, role
@@ -281,7 +281,7 @@ class _Run:
         self._outbox.written(self._outbox.output_count)
 
     def restarted(self) -> _Run:
-        """Return a new one from a snapshot of this one's state; it has put out the same."""
+        """Return a new run from a snapshot of this one's state, with equal outputs so far."""
         snapshot = decode(self.machine.snapshot().encode(), _IDENTITY)
         again = _Run(self._factory, self._role, snapshot)
         again.outputs = list(self.outputs)
@@ -450,7 +450,7 @@ def _record_from_json(fields: list[Any]) -> Record:
 
 
 def run_in_child() -> None:
-    """The other process of ``verify``: its work on stdin, what came of it in the last line on stdout, both JSON."""
+    """Run the other process of ``verify``: read its work from stdin, write the result as the last line to stdout. Both are JSON."""
     work = json.load(sys.stdin)
     sys.path[:] = work["path"]
     factory: Any = _module(work["module"], Path(work["file"]))
@@ -465,7 +465,7 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """Return the module of that name, or what is in the file: a script's name is ``__main__``."""
+    """Return the module with this name, or the one in the file. A script has the name ``__main__``."""
     if name != "__main__":
         try:
             return importlib.import_module(name)

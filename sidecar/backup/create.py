@@ -3,18 +3,14 @@
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it.
 
 The barrier is a description of the metadata behind a committed entry. After it the cursors are read, and after these
-the HW of every
-partition from its leader. So no cursor points past the stored records. The copy of a compacted partition ends later,
-because a record
-below that HW may be gone because of one above it. It continues to the offset up to which the replicas have compacted
-[R11], and starts
-again if delete markers were removed that it has not read yet [D30]. Producers and message ids outlive their records
-[A16]: if a log
-begins above 0, a replica is asked for their state just before HW.
+the HW of every partition from its leader. So no cursor points past the stored records. The copy of a compacted
+partition ends later, because a record below that HW may be gone because of one above it. It continues to the offset up
+to which the replicas have compacted [R11], and starts again if delete markers were removed that it has not read yet
+[D30]. Producers and message ids outlive their records [A16]: if a log begins above 0, a replica is asked for their
+state just before HW.
 
 Constraint: a failure at any moment leaves all earlier backups complete. So no file of theirs is written, file names
-contain the
-backup's own id, and the manifest is written last.
+contain the backup's own id, and the manifest is written last.
 """
 
 from __future__ import annotations
@@ -25,11 +21,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from liftpy import __version__
 from liftpy.client import Client
@@ -62,11 +58,13 @@ from sidecar.backup.inspect import read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupPace, Store
 from sidecar.runtime.tasks import attended
 
+T = TypeVar("T")
 _AT_ONCE = 4
 """Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
 _ROUNDS = 3
 """Number of times that all replicas of a partition are asked before the backup fails."""
-_AGAIN_S = 0.5
+AGAIN_S = 0.5
+"""Pause between two rounds over the replicas of a partition, in seconds."""
 _MOVED = 5
 """Number of times that a partition is started again because retention or compaction removed records that were about to be
 read.
@@ -92,11 +90,15 @@ class TakeOptions:
 
 @dataclass(slots=True)
 class TakenBackup:
-    """Result of a backup. ``written_bytes``: size of new files. ``kept_bytes``: size of reused pieces."""
+    """Result of a backup. ``written_bytes``: size of new files. ``kept_bytes``: size of reused pieces.
+
+    ``deleted``: streams that the backup lacks, because they were deleted while it ran.
+    """
 
     manifest: Manifest
     written_bytes: int
     took_s: float
+    deleted: tuple[str, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -114,7 +116,9 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
 
 
 async def _in_thread(work: Callable[..., object], *given: object) -> None:
-    """Do ``work``, which writes, in a thread. One that is cancelled waits for it, so that nothing is written behind the clean-up."""
+    """Do ``work``, which writes, in a thread. If the caller is cancelled, it waits for the thread, so that nothing is written
+    after the clean-up.
+    """
     working = attended(asyncio.to_thread(work, *given))
     try:
         await asyncio.shield(working)
@@ -135,8 +139,7 @@ async def take_backup(
 
     ``step`` is called with the name of each step, ``copied`` with the number of copied partitions and of all partitions.
 
-    Raises UnavailableError, CorruptionError (no replica has intact data),
-    StorageError, NotFoundError.
+    Raises UnavailableError, CorruptionError (no replica has intact data), StorageError, NotFoundError.
     """
     return await _Taking(client, store, options, step, copied).run()
 
@@ -151,6 +154,7 @@ class _Taking:
     id: str = ""
     written_bytes: int = 0
     copied_count: int = 0
+    deleted: set[str] = field(default_factory=set)
     pace: BackupPace = field(default_factory=lambda: BackupPace(0))
 
     async def run(self) -> TakenBackup:
@@ -188,10 +192,13 @@ class _Taking:
         state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
         streams = self._chosen(state.image)
-        cursors = await self._cursors({stream.name for stream in streams})
+        described = await self._described()
         bounds = await self._bounds(streams)
         self.step("pieces")
         copies = await self._copied(streams, bounds, before)
+        if self.deleted:
+            await _in_thread(self._remove_unused, copies)
+        cursors = _cursors(described, {stream.name for stream in copies})
         self.step("image")
         snapshot = encode_snapshot(state.image, operations=False)
         image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
@@ -216,7 +223,7 @@ class _Taking:
         await _in_thread(self.store.put_manifest, manifest)
         self.step("end")
         await _in_thread(self.store.remove, running_path(self.id))
-        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s)
+        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s, tuple(sorted(self.deleted)))
 
     async def _put(self, path: str, data: bytes) -> None:
         await _in_thread(self.store.put, path, data)
@@ -245,21 +252,57 @@ class _Taking:
         names = sorted(set(self.options.streams)) or [name for name in sorted(image.streams) if not is_internal(name)]
         return [image.streams[name] for name in names]
 
-    async def _cursors(self, streams: set[str]) -> tuple[CursorCopy, ...]:
-        found = []
+    async def _described(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
+        """Return name, whether it is a cursor, and positions of all groups and cursors."""
+        found: list[tuple[str, bool, dict[PartitionKey, int]]] = []
         for group in await self.client.groups.list():
-            described = await self.client.groups.describe(group.name)
-            positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
-            found.append(_cursor(group.name, False, positions, streams))
+            with suppress(NotFoundError):  # it has just been deleted
+                described = await self.client.groups.describe(group.name)
+                positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
+                found.append((group.name, False, positions))
         for name in await self.client.cursors.list():
-            found.append(_cursor(name, True, await self.client.cursors.describe(name), streams))
-        return tuple(cursor for cursor in found if cursor.positions)
+            with suppress(NotFoundError):
+                found.append((name, True, await self.client.cursors.describe(name)))
+        return found
+
+    async def _unless_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
+        """Return the result of ``work`` on a stream. None: it was deleted, and the operator did not name it.
+
+        Raises:
+            NotFoundError: The stream was deleted, and the operator named it.
+        """
+        try:
+            return await work
+        except LiftError:
+            if not await self._is_deleted(stream):
+                raise
+        if self.options.streams:
+            raise NotFoundError(f"Stream {stream.name} was deleted during the backup. Start the backup again without it.")
+        self.deleted.add(stream.name)
+        return None
+
+    async def _is_deleted(self, stream: StreamImage) -> bool:
+        if stream.name in self.deleted:
+            return True
+        with suppress(LiftError):
+            return stream.name not in (await self.client.admin.describe_cluster(linearizable=True)).image.streams
+        return False
+
+    def _remove_unused(self, streams: list[StreamCopy]) -> None:
+        """Remove what was written for streams that are not in the backup."""
+        copies = [copy for stream in streams for copy in stream.partitions]
+        used = {piece.file.path for copy in copies for piece in copy.pieces}
+        used |= {copy.state.file.path for copy in copies if copy.state is not None}
+        own = [path for path in self.store.sizes("pieces") if writer_of(path) == self.id]
+        for path in (*own, *self.store.sizes(f"backups/{self.id}")):
+            if path not in used:
+                self.store.remove(path)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
         """Return the bounds of each partition, from its leader, after the state of its producers."""
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier]:
+        async def ask(stream: StreamImage, number: int) -> Barrier:
             async with room:
                 found = Barrier(await self.client.bounds(stream.name, number))
             is_without = found.bounds.log_start_offset > 0 or bool(
@@ -272,10 +315,13 @@ class _Taking:
                 raise NotFoundError(
                     f"Stream {stream.name} was deleted and created again at the start of the backup. Start the backup again."
                 )
-            return (stream.name, number), found
+            return found
 
-        asked = [ask(stream, partition.partition) for stream in streams for partition in stream.partitions]
-        return dict(await asyncio.gather(*asked))
+        async def ask_one(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier | None]:
+            return (stream.name, number), await self._unless_deleted(stream, ask(stream, number))
+
+        asked = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
+        return {key: found for key, found in await asyncio.gather(*asked) if found is not None}
 
     async def _copied(
         self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
@@ -292,10 +338,12 @@ class _Taking:
                 }
         room = asyncio.Semaphore(_AT_ONCE)
 
-        async def copy_one(stream: StreamImage, number: int) -> PartitionCopy:
+        async def copy_one(stream: StreamImage, number: int) -> PartitionCopy | None:
             async with room:
-                found, old = barriers[stream.name, number], earlier.get((stream.uid, number))
-                copy = await _PartitionTaking(self, stream, number).run(found, old)
+                found, old = barriers.get((stream.name, number)), earlier.get((stream.uid, number))
+                if found is None or stream.name in self.deleted:
+                    return None
+                copy = await self._unless_deleted(stream, _PartitionTaking(self, stream, number).run(found, old))
                 self.copied_count += 1
                 self.copied(self.copied_count, len(barriers))
                 return copy
@@ -312,9 +360,10 @@ class _Taking:
                 name=stream.name,
                 uid=stream.uid,
                 compacted=any(barriers[stream.name, p.partition].bounds.compacted for p in stream.partitions),
-                partitions=tuple(copies[stream.name, p.partition] for p in stream.partitions),
+                partitions=tuple(copy for p in stream.partitions if (copy := copies[stream.name, p.partition]) is not None),
             )
             for stream in streams
+            if stream.name not in self.deleted
         ]
 
     async def _must_be_there(self, manifest: Manifest) -> None:
@@ -337,11 +386,16 @@ class Barrier:
     knows_dropped: bool = True
 
 
-def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], streams: set[str]) -> CursorCopy:
-    kept = sorted(
-        (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key.stream in streams and at >= 0
-    )
-    return CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(kept))
+def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
+    """Return the groups and cursors with positions in ``streams``."""
+    found = []
+    for name, is_cursor, positions in described:
+        kept = sorted(
+            (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key.stream in streams and at >= 0
+        )
+        if kept:
+            found.append(CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(kept)))
+    return tuple(found)
 
 
 class _PartitionTaking:
@@ -514,7 +568,7 @@ class _PartitionTaking:
                         raise _TakenAwayError from None
             self._nodes_tried += 1
             if asked % len(self._nodes) == len(self._nodes) - 1:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
 
@@ -542,7 +596,7 @@ class _TakenAwayError(Exception):
 
 
 class _DeletesGoneError(Exception):
-    """Delete markers that were not read yet are gone: what was read before may have been deleted."""
+    """Unread delete markers are gone, so records that were read before may be deleted."""
 
 
 class _PieceWriter:

@@ -45,10 +45,9 @@ class Drilled:
 async def drill(
     client: Client, store: Store, manifest: Manifest, options: RestoreOptions, step: Callable[[str], None] = lambda name: None
 ) -> Drilled:
-    """Run the drill.
+    """Run the drill. Everything is removed afterwards, except after a kill.
 
-    Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup. All of it is removed again,
-    except after a kill.
+    Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup.
     """
     image = read_image(store, manifest)
     name = f"drill-{os.urandom(4).hex()}"

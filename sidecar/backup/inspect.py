@@ -46,7 +46,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Deleted backups, or those that would be deleted. ``waits_for``: running backups that still need some files."""
+    """Deleted backups, or backups that would be deleted. ``waits_for``: running backups that still need some files."""
 
     backups: tuple[str, ...]
     files: tuple[str, ...]
@@ -70,7 +70,10 @@ def list_backups(store: Store) -> list[Listed]:
 
 
 def read_image(store: Store, manifest: Manifest) -> ClusterImage:
-    """The metadata of a backup. Raises CorruptionError, naming the file; IncompatibleVersionError for that of a newer version."""
+    """Read the metadata of a backup.
+
+    Raises CorruptionError with the name of the file, IncompatibleVersionError for a newer version.
+    """
     data = store.read(manifest.image.path)
     check_file(manifest.image, data)
     try:
@@ -122,10 +125,8 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
 
     Manifests are removed first. A prune that fails therefore leaves complete backups, and files that the next one
-    finds. An incomplete
-    backup does not count for ``keep``, and stays if it is newer than the oldest kept one. The backups whose pieces a
-    running backup uses
-    stay. No piece is removed if a backup begins or ends during the prune.
+    finds. An incomplete backup does not count for ``keep``, and stays if it is newer than the oldest kept one. The
+    backups whose pieces a running backup uses stay. No piece is removed if a backup begins or ends during the prune.
 
     Args:
         now: Current time. A clock that is years ahead does not make a backup count as dead.
@@ -194,7 +195,7 @@ def _may_run(backup: str, by: datetime) -> bool:
 def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
     """Return running backups -> the backup that they reuse ('': none, '?': unknown).
 
-    ``ids``: complete ones. ``died``: those that count as dead.
+    ``ids``: complete backups. ``died``: backups that count as dead.
     """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]

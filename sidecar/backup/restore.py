@@ -1,23 +1,22 @@
-"""Restoring: streams of a backup, under a new uid, with the same offsets, time stamps and bytes, into a cluster that runs.
+"""Restores streams of a backup into a running cluster, under a new uid, with equal offsets, timestamps and bytes.
 
-Goal: what is served after a restore is what the backup holds, and nothing before that is served at all; nothing is overwritten.
-Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
+Goal: after a restore the cluster serves exactly the content of the backup. Before that it serves nothing of it. A restore overwrites
+nothing. Constraint: nobody can write history into a cluster by a subject. After a crash, an unfinished restore never looks complete.
 
-Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
-node (``restore.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
-given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
-skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
-From then on its replicas move: to the nodes
-that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
-removed.
+Algorithm: the command first reads and checks everything, and writes it into logs on this machine (``staging.py``). A *helper*,
+an ordinary node, registers and stops. The streams are created read-only, with the stopped helper as their only replica. The helper
+gets the logs, starts, and leads the streams in a LeaderEpoch above all epochs of the logs. The request that creates a stream makes the
+cluster skip the LeaderEpochs below. A stream of many partitions is created with a part of them, and the others are added. Then the
+replicas move to the nodes that placement has chosen. When all of these are in sync and the stream accepts publishes again, they move
+away from the helper, and the helper is removed.
 
-A stream that is read-only and has a replica on a dead helper is unfinished, has taken no publish, and is removed by the next restore
-of its name. Everything else that is there is refused.
+A read-only stream with a replica on a dead helper is unfinished and has accepted no publish. The next restore of its name removes it.
+The command rejects any other existing stream.
 
-Worked example: orders, two replicas wanted on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
+Worked example: orders, two replicas requested on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
 
-What of a backup is the whole cluster's, said again to the empty cluster into which all of it is restored; or why it was not: its
-default quota, and its session times where somebody had set them.
+The backup's settings of the whole cluster are applied to an empty cluster into which the complete backup is restored: its default
+quota, and its session times if an operator had set them. Otherwise the command says why it did not.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTi
 from liftpy.core.backup.manifest import CursorCopy, Manifest, StreamCopy
 from liftpy.core.backup.pieces import first_leader_epoch
 from liftpy.core.base.ids import PartitionKey, check_name, is_internal
+from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.placement import DEFAULT_POLICY, MANUAL
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
@@ -335,6 +335,20 @@ class RestoredStream:
         """New uid of the stream."""
         return self.image.uid if self.image is not None else ""
 
+    def partitions_of(self, now: StreamImage | None) -> tuple[PartitionState, ...]:
+        """Return the restored partitions of the stream as it is now. An operator may have added others.
+
+        Raises:
+            NotFoundError: The stream was deleted.
+        """
+        if now is None or now.uid != self.uid:
+            raise self.deleted()
+        return now.partitions[: len(self.copy.partitions)]
+
+    def deleted(self) -> NotFoundError:
+        """Return the error for a stream that was deleted during its restore."""
+        return NotFoundError(f"Stream {self.wish.into} was deleted during the restore. Start the restore again.")
+
 
 @dataclass(slots=True)
 class Restored:
@@ -616,8 +630,11 @@ class Restore:
         sync_folder(streams)
 
     async def _is_served(self, one: RestoredStream) -> bool:
-        now = await self._client.stream(one.wish.into)
-        if any(partition.leader != self._helper_id for partition in now.partitions):
+        try:
+            partitions = one.partitions_of(await self._client.stream(one.wish.into))
+        except NotFoundError:
+            raise one.deleted() from None
+        if any(partition.leader != self._helper_id for partition in partitions):
             return False
         for number, log in enumerate(one.logs):
             bounds = await self._client.bounds(one.wish.into, number)
@@ -640,10 +657,8 @@ class Restore:
         async def is_done() -> bool:
             image = (await self._client.admin.describe_cluster()).image
             for one in self._streams:
-                now = image.streams.get(one.wish.into)
-                if now is None or now.uid != one.uid:
-                    raise NotFoundError(f"Stream {one.wish.into} was deleted during the restore. Start the restore again.")
-                for partition, nodes in zip(now.partitions, one.plan, strict=True):
+                partitions = one.partitions_of(image.streams.get(one.wish.into))
+                for partition, nodes in zip(partitions, one.plan, strict=True):
                     if set(partition.isr) != {*nodes, *extra} or partition.target or not partition.leader:
                         return False
             return True

@@ -92,7 +92,7 @@ def stage(
 ) -> StagedLog:
     """Write the log of one partition durably into the new directory ``folder``.
 
-    ``purges``: those that were pending at the backup.
+    ``purges``: purges that were pending at the backup.
     """
     make_folder(folder)
     log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
@@ -139,13 +139,13 @@ def stage(
 
 
 def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
-    """Store the producer and message-id state beside a staged log, which now belongs to ``key`` [A16]."""
+    """Store the producer and message-id state of a staged log, which now belongs to ``key`` [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
 
 
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
-    """Return the state in the backup, if it fits ``log``; and why it does not."""
+    """Return the state in the backup if it fits ``log``, and the reason if it does not."""
     if copy.state is None:
         is_told = copy.knows_dropped or not copy.start
         return None, "" if is_told else "the backup does not hold them: a program or a node of an earlier version made it"
@@ -182,7 +182,7 @@ def _wanted(
 
 
 def _parts(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
-    """A megabyte at a time, and a batch at least."""
+    """Yield batches in portions of one megabyte, with at least one batch each."""
     part: list[RecordBatch] = []
     size_bytes = 0
     for batch in batches:

@@ -1,8 +1,8 @@
 """Backup store: a directory, or a bucket that ``pyarrow.fs`` supports. Blocking: use it in threads.
 
 A path is below the root and consists of checked names (``liftpy.core.backup.manifest``). A file written by ``put`` is
-complete or absent.
-A file written by ``writing`` may be incomplete after a failure. So a file counts only if a manifest names it.
+complete or absent. A file written by ``writing`` may be incomplete after a failure. So a file counts only if a manifest
+names it.
 
 The module also limits the rate in bytes per second, shared by all copies that run at once.
 """
@@ -41,7 +41,7 @@ def _storage_errors(what: str) -> Iterator[None]:
 
 
 class Store:
-    """Files by path. Raises StorageError, and CorruptionError for one that is missing."""
+    """Files by path. Raises StorageError. Raises CorruptionError for a missing file."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -74,7 +74,7 @@ class Store:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Any]:
-        """A new file, to be written to; durable at the end of the context."""
+        """Yield a new file to write to. It is durable at the end of the context."""
         whole = self._whole(path)
         with _storage_errors(path):
             try:
@@ -155,7 +155,7 @@ class Store:
         return self.manifest(backup or ids[-1])
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """The last step of a backup."""
+        """Store the manifest, as the last step of a backup."""
         self.put(manifest_path(manifest.backup), encode_manifest(manifest))
 
 

@@ -1,7 +1,7 @@
 """Answers every message of a subject as if it were stored: ``python -m sidecar.bench.answerer PORT SUBJECT``.
 
-Prints ``go`` when it listens; ends when killed.
-With it the load generator is measured alone: a bare socket, all answers to what one read brought in one write.
+Prints ``go`` when it listens; ends when killed. With it the load generator is measured alone: a bare socket, all
+answers to what one read brought in one write.
 """
 
 from __future__ import annotations

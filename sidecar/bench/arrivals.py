@@ -37,7 +37,7 @@ class Arrivals:
 
 
 async def read_ours(port: int, stream: str, found: Arrivals) -> None:
-    """Batches of new records, for ever."""
+    """Read batches of new records forever, and note their arrival."""
     async with connect(f"nats://127.0.0.1:{port}") as client:
         consumer = client.consume(stream, start="new")
         await consumer.begin()

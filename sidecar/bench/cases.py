@@ -63,7 +63,7 @@ def _rate(runs: Sequence[Figures]) -> Figures:
 
 
 def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, each: int = 1) -> Figures:
-    """The window is shared by the publishers."""
+    """Run the publishers, which share the window."""
     share = max(window // asked.publishers, 1)
     commands = [system.publisher(number, asked.seconds, size_bytes, share, each) for number in range(asked.publishers)]
     return _rate(measured_together(commands, None, system.pids))
@@ -121,7 +121,7 @@ def consume(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def latency(system: System, asked: Asked) -> Iterator[Row]:
-    """Acks, and arrivals at a reader, at parts of the system's own peak."""
+    """Measure the time until the ack, and until a reader has the record, at parts of the system's own peak."""
     for size_bytes in asked.sizes:
         peak = _publishers(system, asked, size_bytes, PEAK_WINDOW)["per_s"]
         for load in asked.loads:
@@ -143,7 +143,7 @@ def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figu
 
 
 def idle(system: System, asked: Asked) -> Iterator[Row]:
-    """CPU of all processes while nothing is published or read, in cores."""
+    """Measure the CPU of all processes while nothing is published or read, in cores."""
     time.sleep(_WARM_S)
     before, began = all_cpu_s(system.pids), time.monotonic()
     time.sleep(asked.seconds)
@@ -151,7 +151,9 @@ def idle(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def failover(system: System, asked: Asked) -> Iterator[Row]:
-    """The longest time between two acks around a kill -9 of the leader, one message in flight. It ends the system for other cases."""
+    """Measure the longest time between two acks around a kill -9 of the leader, with one message in flight. No other case can
+    follow.
+    """
     try:
         gap_s = asyncio.run(_gap(system))
     except UnavailableError:
@@ -188,7 +190,7 @@ async def _gap(system: System) -> float:
 
 
 async def _quiet(_: Exception) -> None:
-    """A server that is killed on purpose is no news."""
+    """Ignore the error of a server that was killed on purpose."""
 
 
 CASES: dict[str, Case] = {
@@ -214,7 +216,7 @@ def warm(system: System) -> None:
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, Any]
-"""Name of a figure -> its value; what ends with ``_s``, ``_us`` or ``_ms`` is a time, or a rate a second."""
+"""Name of a figure -> its value. Names that end with ``_s``, ``_us`` or ``_ms`` are times, or rates per second."""
 
 
 def cpu_s(pid: int) -> float:

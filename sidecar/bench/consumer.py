@@ -1,13 +1,11 @@
-"""A process that reads a stream through a client library for some seconds:
-``python -m sidecar.bench.consumer PORT STREAM SECONDS HOW``.
+"""A process that reads a stream through a client library for some seconds: ``python -m sidecar.bench.consumer PORT
+STREAM SECONDS HOW``.
 
 HOW: ``liftpy-batch`` (``batches()``, counts the records), ``liftpy-values`` (``batches()``, every value as ``bytes``),
-``liftpy-record``
-(``async for record``, reads its value), ``liftpy-many`` (``getmany``), ``py-pull`` (nats-py's pull consumer without
-acks, many at a
-time) or ``py-ordered`` (its ordered consumer, message by message). A reader at the end starts again at the first
-record. Prints one line
-of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this process, ``rounds`` through the stream.
+``liftpy-record`` (``async for record``, reads its value), ``liftpy-many`` (``getmany``), ``py-pull`` (nats-py's pull
+consumer without acks, many at a time) or ``py-ordered`` (its ordered consumer, message by message). A reader at the end
+starts again at the first record. Prints one line of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this
+process, ``rounds`` through the stream.
 """
 
 from __future__ import annotations

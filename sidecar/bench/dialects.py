@@ -13,7 +13,7 @@ from typing import NamedTuple
 _ENVELOPE = struct.Struct(">4sBBBB")
 _MAGIC, _PUBLISH, _ACK = b"\xb9\x0e\x43\xb4", 0, 1
 _REFUSED = re.compile(rb"\x50[\x01-\x7f]\r\n")
-"""An ack's last field, ackError, which is left out where it is 0. No other field of one byte stands at an ack's end."""
+"""Last field of an ack, ackError, which is absent if it is 0. No other one-byte field is at the end of an ack."""
 
 
 class Dialect(NamedTuple):
@@ -60,7 +60,7 @@ def enveloped(kind: int, payload: bytes) -> bytes:
 
 
 def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
-    """Acknowledged when all in-sync replicas have it, as liftpy does."""
+    """Encode a message for Liftbridge that is acknowledged when all in-sync replicas have it, as liftpy does."""
     asked = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
     return enveloped(_PUBLISH, field(3, value) + asked)
 

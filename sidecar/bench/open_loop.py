@@ -2,13 +2,10 @@
 RATE``.
 
 Each millisecond it sends the messages that are due. The latency of a message starts when it was due, so a system that
-stops is charged
-for all messages that waited. The first message of each millisecond carries that time (``STAMP`` and digits, for
-readers) and has an ack
-of its own. The acks of the others are only counted. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s``,
-``ack_p50_ms``,
-``ack_p99_ms``, ``ack_p999_ms`` and ``asked_per_s``. If the system does not keep up, ``acked`` / ``took_s`` is below
-``asked_per_s``.
+stops is charged for all messages that waited. The first message of each millisecond carries that time (``STAMP`` and
+digits, for readers) and has an ack of its own. The acks of the others are only counted. Prints one line of JSON:
+``acked``, ``took_s``, ``cpu_s``, ``ack_p50_ms``, ``ack_p99_ms``, ``ack_p999_ms`` and ``asked_per_s``. If the system
+does not keep up, ``acked`` / ``took_s`` is below ``asked_per_s``.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ _LEFT_S = 10.0
 
 
 def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
-    """``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``; empty where nothing was measured."""
+    """Return ``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``. Empty if nothing was measured."""
     if not times_ns:
         return {}
     ordered = sorted(times_ns)

@@ -22,7 +22,7 @@ INBOX = b"_INBOX.peer%d" % os.getpid()
 _BLOCK = 250
 _SILENCE_S = 20.0
 _REFUSAL_BYTES = 7
-"""The longest that tells of a refusal: ``"error"``."""
+"""Length of the longest text that shows a rejection: ``"error"``."""
 
 
 class CountedAnswers:

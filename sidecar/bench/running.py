@@ -167,7 +167,7 @@ _SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
-    """(case and figure, peer, how many times better ours is: below 1 worse, whether it is better), in the report's order."""
+    """Return (case and figure, peer, ratio, is better), in the order of the report. A ratio above 1 means that liftpy is better."""
     found = []
     for row in report["rows"]:
         name = next((name for name in _SHOWN if row["ratios"].get(name)), "")

@@ -44,9 +44,9 @@ _TRIES = 4
 
 
 class NatsCluster:
-    """``with NatsCluster(3) as cluster``.
+    """nats-servers in a context: ``with NatsCluster(3) as cluster``.
 
-    ``storing``: lines of each one's ``jetstream`` block besides its folder, or None for no JetStream.
+    ``storing``: lines of the ``jetstream`` block of each server, without its directory. None: no JetStream.
     """
 
     def __init__(self, count: int, *, storing: str | None = None) -> None:
@@ -106,7 +106,9 @@ _READY_S = 30.0
 
 
 class JetStreamCluster(NatsCluster):
-    """``sync_always``: every write is flushed before it is acknowledged; otherwise, as nats-server comes, every two minutes."""
+    """Cluster of nats-servers with JetStream. ``sync_always``: flush every write before its ack. Otherwise nats-server
+    flushes every two minutes.
+    """
 
     def __init__(self, *, sync_always: bool, servers: int = 3) -> None:
         super().__init__(servers, storing="sync_interval: always" if sync_always else "")
@@ -290,7 +292,7 @@ def find_java() -> str:
 
 
 def require_kafka(jars: Path) -> None:
-    """Raises ConfigError where Kafka can't be started from ``jars``; to be asked before a long run."""
+    """Raise ConfigError if Kafka cannot be started from ``jars``. Call it before a long run."""
     find_java()
     if not any(jars.glob("kafka_*.jar")) or not any(jars.glob("kafka-clients-*.jar")):
         raise ConfigError(
@@ -300,8 +302,9 @@ def require_kafka(jars: Path) -> None:
 
 
 class KafkaCluster:
-    """``with KafkaCluster(jars) as kafka``; raises UnavailableError, with its words, where Kafka does not start. Every child ends with
-    it. ``jars``: a folder of Kafka's, as ``libs`` of its distribution."""
+    """Kafka in a context: ``with KafkaCluster(jars) as kafka``. Raises UnavailableError with Kafka's text if it does not
+    start. All child processes end with it. ``jars``: directory ``libs`` of Kafka's distribution.
+    """
 
     def __init__(self, jars: Path, brokers: int = 3) -> None:
         self.jars = jars
@@ -371,7 +374,7 @@ class KafkaCluster:
         return ["-cp", str(self.jars / "*")]
 
     def client(self) -> list[str]:
-        """Kafka's clients (``KafkaPeer.java``), without their arguments."""
+        """Return the command of Kafka's clients (``KafkaPeer.java``), without their arguments."""
         return [find_java(), *self._jars(), str(_CLIENT)]
 
     def create(self, topic: str, *, flushed: bool) -> None:
@@ -412,8 +415,9 @@ _JAVA_WARM_S = "3"
 
 
 class System(AbstractContextManager["System"], Protocol):
-    """A cluster that stores ``bench``. ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``; ``lacks``: cases that can't be
-    measured of it."""
+    """A cluster that stores ``bench``. ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: cases
+    that cannot be measured with it.
+    """
 
     kind: str
     lacks: frozenset[str]
@@ -427,19 +431,19 @@ class System(AbstractContextManager["System"], Protocol):
         """Ids of all its processes, including nats-servers."""
 
     def prepare(self) -> None:
-        """Make the stream; returns when it takes messages."""
+        """Create the stream. Return when it accepts messages."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
         """Return the command of the ``number``-th publisher of several (``publisher.py``)."""
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Commands that read from the first record on, by name of the case."""
+        """Return the commands that read from the first record, by name of the case."""
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         """Publish one message with nats-py. Return whether it was acknowledged in time."""
 
     def kill_leader(self) -> int:
-        """kill -9 the leader of the stream; a port that still answers."""
+        """Kill the leader of the stream with kill -9. Return a port that still answers."""
 
 
 class _OverNats(ABC):
@@ -474,7 +478,7 @@ class _OverNats(ABC):
 
 
 class Liftpy(_OverNats):
-    """Three nodes. ``nats_servers``: one for all, or three that are a cluster, one beside each node."""
+    """Three nodes. ``nats_servers``: one for all, or three that form a cluster, one per node."""
 
     kind = "liftpy"
     reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
@@ -516,7 +520,7 @@ class Liftpy(_OverNats):
         asyncio.run(ask())
 
     def kill_leader(self) -> int:
-        """Return the node that leads; the nats-servers live on."""
+        """Kill the leader and return its node. The nats-servers continue."""
 
         async def leader() -> str:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
@@ -572,7 +576,7 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
         return await self.acked(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
-        """Return the server that leads the stream; the nats-servers live on."""
+        """Kill the leader of the stream and return its server. The nats-servers continue."""
         self.kill(asyncio.run(self.leader(STREAM)))
         return self.ports[0]
 
@@ -608,24 +612,24 @@ class Kafka(KafkaCluster):
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Not supported: there is no NATS."""
+        """Reject the request: Kafka does not use NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Not supported: the case needs NATS publishers."""
+        """Reject the request: the case needs NATS publishers."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 
 @dataclass(frozen=True)
 class PeersGiven:
-    """``nats_servers``: of liftpy and Liftbridge; ``kafka_jars``: None where there are none."""
+    """``nats_servers``: of liftpy and Liftbridge. ``kafka_jars``: None if there are none."""
 
     nats_servers: int = 1
     kafka_jars: Path | None = None
 
     @property
     def jars(self) -> Path:
-        """Raises ConfigError where none are given."""
+        """Directory of Kafka's jars. Raises ConfigError if it is not given."""
         if self.kafka_jars is None:
             raise ConfigError("Kafka needs its jars. Give their directory with --kafka-jars.")
         return self.kafka_jars
@@ -641,14 +645,14 @@ SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
     "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
     "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
-"""Name -> what makes it; JetStream is its own servers."""
+"""Name -> function that makes the system. JetStream consists of its own servers."""
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
 def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the systems to measure: ``names``, or the defaults and all installed ones.
 
-    ``say`` gets those that are left out. Raise ConfigError if a named one is missing.
+    ``say`` is called with skipped systems. Raise ConfigError if a named one is missing.
     """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:

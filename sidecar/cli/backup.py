@@ -1,14 +1,10 @@
-"""``liftpy backup``: take backups, list, verify and prune them; restore one; drill. docs/backup.md.
+"""``liftpy backup``: create, list, verify and prune backups, restore one, and run a drill. docs/backup.md.
 
-``liftpy backup restore`` and ``drill``.
+``liftpy backup list --metrics-file`` writes the age of the newest complete backup for Prometheus's textfile collector. The file is
+replaced as a whole. If the store is unreachable, the old file stays, and its age grows.
 
-What ``liftpy backup list --metrics-file`` writes for Prometheus's textfile collector: how old the newest whole backup is.
-
-A file is replaced as a whole. Where the store can't be reached nothing is written: what stood there stays, and grows old.
-
-Spans of ``liftpy backup create``, ``restore`` and ``drill``: one for each command that is told to, one below it for each step.
-
-They go where a node's go, by the same thread and within the same bounds; at the end they are waited for, for a second at most.
+``liftpy backup create``, ``restore`` and ``drill`` can record spans: one for the command, and one below it for each step. The
+thread and limits are those of a node. At the end, the command waits for them for at most one second.
 """
 
 from __future__ import annotations
@@ -67,7 +63,7 @@ TABLE = {
     "backup_damaged": "Number of incomplete or damaged backups in the store.",
     "backup_checked_timestamp_seconds": "Time of the last check of the store, in Unix seconds.",
 }
-"""``liftpy_`` before each; label ``store``: its URL."""
+"""Metrics. Each name begins with ``liftpy_``. Label ``store``: URL of the store."""
 
 
 def write_metrics(path: Path, url: str, found: Sequence[Listed], now_ns: int) -> None:
@@ -102,7 +98,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def trace_options(command: F) -> F:
-    """--trace and --trace-endpoint, as of a node."""
+    """Add the options --trace and --trace-endpoint, as for a node."""
     command = click.option(
         "--trace-endpoint", default="", envvar="LIFTPY_TRACE_ENDPOINT", metavar="URL",
         help="URL of the OpenTelemetry collector.  [default: OTEL_EXPORTER_OTLP_ENDPOINT]",
@@ -152,7 +148,7 @@ def traced(
 
 
 EXIT_PARTLY = 4
-"""All streams are restored, and something that goes with them is not: it is named."""
+"""All streams are restored, but something that belongs to them is not. The output names it."""
 scratch_option = click.option(
     "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
     help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",
@@ -402,7 +398,7 @@ def drill_(
 
 
 EXIT_DAMAGED = 1
-"""A backup is not whole, holds what was not written, or the newest is older than asked for."""
+"""A backup is incomplete or damaged, or the newest one is too old."""
 _MIB = 1024 * 1024
 _NS_PER_S = 1_000_000_000
 
@@ -473,12 +469,14 @@ def create(
         spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _shown(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
-        click.echo(json.dumps(shown))
+        click.echo(json.dumps(shown | {"deleted": list(taken.deleted)}))
     else:
         click.echo(
             f"{taken.manifest.backup}: {_contents(taken.manifest)}; {taken.written_bytes / _MIB:.1f} MiB written, "
             f"{taken.kept_bytes / _MIB:.1f} MiB of earlier backups used, {taken.took_s:.1f} s"
         )
+        if taken.deleted:
+            click.echo(f"not in the backup, because they were deleted while it ran: {', '.join(taken.deleted)}")
 
 
 class MaxAge(Duration):

@@ -17,7 +17,7 @@ from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.running import better, draw, report, require_plots
 from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import json_option
+from sidecar.cli.options import OutputFile, json_option
 
 _UNITS = {
     "per_s": "{:,.0f}/s",
@@ -81,12 +81,12 @@ _UNITS = {
 )
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=OutputFile(),
     help="Append each result to this file when it is measured, one JSON object per line.",
 )
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=OutputFile(),
     help="Write a chart of the ratios to this PNG file. Needs matplotlib.",
 )
 @json_option
@@ -153,7 +153,7 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """A table: a line for each case and system."""
+    """Show a table with a line for each case and system."""
     table = Table(box=None, pad_edge=False)
     for name in ("case", "system", "figures", "liftpy to it"):
         table.add_column(name, overflow="fold")

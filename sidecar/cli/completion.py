@@ -127,6 +127,6 @@ def _first_line(command: click.Command) -> str:
 
 
 def _escaped(line: str) -> str:
-    """Return a line for troff: no escape, and no request where it begins with a dot or an apostrophe."""
+    """Return a line for troff without escapes, and without a request if it begins with a dot or an apostrophe."""
     text = line.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text

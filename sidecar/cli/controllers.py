@@ -187,7 +187,7 @@ def _say(found: dict[str, Any], as_json: bool) -> None:
 
 
 async def _ended(client: Client, timeout_s: float) -> None:
-    """Wait until no change is under way; raise UnavailableError where the time is over before."""
+    """Wait until no change is in progress. Raise UnavailableError if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while timeout_s:
         state = await client.admin.describe_cluster(linearizable=True)

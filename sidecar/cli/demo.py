@@ -170,7 +170,7 @@ class _Screen:
             self._progress.update(self._bars[node], completed=held, description=f"{node} ({role})")
 
     def result(self, done: list[Step], delays: Delays, missing: str, seconds: float, agrees: bool) -> None:
-        """The tables and the verdict."""
+        """Show the tables and the verdict."""
         if delays:
             self._console.print(_delay_table(delays))
         table = Table("step", "records", "seconds", "records/s", "MB/s", "agrees", title="what was done")

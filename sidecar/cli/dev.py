@@ -27,13 +27,14 @@ from sidecar.runtime.settings import (
     credentials_environment,
     dev_environment,
     jetstream_environment,
+    unknown_variables,
     workers_environment,
 )
 
 _WATCH_S = 0.25
 _SOON_S = 10.0
 _SOON_AT_MOST = 3
-"""A node that ends so often within ``_SOON_S`` of its start is given up."""
+"""Number of ends within ``_SOON_S`` of a start after which a node is given up."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
@@ -109,6 +110,9 @@ def dev(
     settings, unused = dev_environment()
     if unused:
         click.echo(f"not used by liftpy dev, which names and places its nodes itself: {', '.join(unused)}", err=True)
+    for name, nearest in unknown_variables().items():
+        hint = f"Did you mean {nearest}?" if nearest else "See `liftpy sidecar --help` for the settings."
+        click.echo(f"Unknown environment variable {name} is ignored. {hint}", err=True)
     if nats and max_payload:
         raise click.UsageError(
             "--max-payload cannot be combined with --nats. Set max_payload in the configuration of that server."

@@ -1,6 +1,6 @@
-"""``liftpy events``: what happened in the cluster, as its controllers remember; with the role ``operator``.
+"""``liftpy events``: events of the cluster, as its controllers remember them. It needs the role ``operator``.
 
-Events are the same on every controller, so that who asks another one goes on where the first one ended: none is shown twice.
+The events are equal on every controller. So the command can continue at another controller without showing an event twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
 
 
 class EventPages:
-    """Goes from one controller to the next where one does not answer."""
+    """Reads pages of events, from the next controller if one does not answer."""
 
     def __init__(self, client: Client, sleep: Callable[[float], Any] | None = None) -> None:
         self._client = client

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def levels(function: F) -> F:
-    """Add the three flags; the command gets ``level``."""
+    """Add the three flags. The command gets ``level``."""
     for flag, text in (
         ("--synced", "Check that the node is ready, and that all its replicas have been in sync since its start."),
         ("--ready", "Check that the node takes part in the cluster. (default)"),

@@ -107,7 +107,7 @@ async def _asked(cluster: NodeRequests, target: Target, level: str, node_id: str
 
 
 def _suspect(image: ClusterImage) -> list[str]:
-    """Lines for partitions that wait for an operator, because their last in-sync replicas may have lost records [C10]."""
+    """Return lines for partitions that wait for an operator, because their last in-sync replicas may have lost records [C10]."""
     found = (
         why_offline(stream.name, one.partition, one.status.name, one.isr, one.incomplete)
         for stream in image.streams.values()
@@ -119,7 +119,7 @@ def _suspect(image: ClusterImage) -> list[str]:
 
 
 async def _services(client: NodeRequests, node_id: str) -> list[str]:
-    """Return a line for ended services beside the node, and one for blocked ones. [] if all run."""
+    """Return a line for ended services of the node, and one for blocked ones. [] if all run."""
     try:
         glance = await client.node_glance(node_id, _TIMEOUT_S)
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
@@ -145,7 +145,7 @@ async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
 
 
 async def _published(target: Target, value: bytes) -> int:
-    """Publish as any NATS client does; the record's offset. Raises LiftError."""
+    """Publish as any NATS client does, and return the record's offset. Raises LiftError."""
     try:
         connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
         try:

@@ -39,7 +39,7 @@ SHARED_OPTIONS = {
         "Name recorded with your changes. It must be the principal that the NATS permissions of this user allow.",
     ),
 }
-"""Name -> option, kind of its value, help. An environment variable LIFTPY_<NAME> gives the value as well."""
+"""Name -> option, kind of its value, help. An environment variable LIFTPY_<NAME> gives the value, too."""
 
 
 def shared_option(name: str) -> click.Option:
@@ -51,7 +51,7 @@ def shared_option(name: str) -> click.Option:
 
 
 def options_before(ctx: click.Context | None) -> dict[str, str]:
-    """Return the shared options that stand before the command."""
+    """Return the shared options that the user wrote before the command."""
     before = None if ctx is None else ctx.find_root().obj
     return dict(before) if isinstance(before, dict) else {}
 
@@ -68,7 +68,7 @@ class HelpCommand(click.Command):
         self.example = inspect.cleandoc(example)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the command's own options, then where to find those that it shares with others."""
+        """Write the command's own options, then a reference to the shared ones."""
         self._write(formatter, "Options", self._records(ctx, lambda param: not isinstance(param, ConnectionOption)))
         self._write(
             formatter,

@@ -31,7 +31,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 """Every command: wrong usage or setting."""
 EXIT_UNAVAILABLE = 3
-"""Every command: nobody answered. Retry."""
+"""Every command: no answer from NATS or the cluster. Retry."""
 EXIT_INTERRUPTED = 130
 """Every command: interrupted by Ctrl-C."""
 SIGNALED = 128
@@ -94,7 +94,7 @@ liftpy consume orders --from -10m                     # print the last 10 min
 
 
 class TextType(click.types.StringParamType):
-    """Text that a user gives. What can't be UTF-8 is rejected here, once for all commands."""
+    """Type of a text that a user gives. Text that is not UTF-8 is rejected here, for all commands."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         text = super().convert(value, param, ctx)
@@ -203,8 +203,8 @@ def stop_signals() -> list[signal.Signals]:
 def _ended_by_signals() -> Iterator[list[int]]:
     """Let the first of ``stop_signals`` end the command in this block as Ctrl-C does. Yields the signals that came.
 
-    Later ones change nothing: a closed terminal sends SIGHUP twice, and what a command does at its end is bounded. A command may set
-    handlers of its own.
+    Later signals change nothing, because a closed terminal sends SIGHUP twice. The end of a command takes limited time. A
+    command may set its own handlers.
     """
     came: list[int] = []
 
@@ -228,7 +228,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; always leaves by SystemExit."""
+    """Run the command line. It always ends by SystemExit."""
     atexit.register(gc.freeze)  # to look for garbage in all modules at the end takes a quarter of the time of a short command
     with _ended_by_signals() as came:
         try:
@@ -260,7 +260,7 @@ def _run(given: list[str]) -> None:
 
 
 def new_name(error: click.UsageError) -> str:
-    """Return what an old command or option that the user gave is called now; '' for another error."""
+    """Return the present name of an old command or option that the user gave, '' for another error."""
     path = "" if error.ctx is None else error.ctx.command_path.partition(" ")[2]
     if isinstance(error, click.NoSuchOption):
         new = renamed.OPTIONS.get(f"{path} {error.option_name}".strip())

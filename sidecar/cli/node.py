@@ -181,12 +181,13 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
 def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: bool, target: Target) -> None:
     """Remove directories of streams that the cluster does not know from NODE, which must run. Without DIRECTORY, list them.
 
-    A node keeps the data of a stream that was deleted while the node was down. Do not remove a directory after the metadata group was
-    restored from a backup, until you know that nobody needs its stream: such a stream may be missing in the backup."""
+    A node keeps the data of a stream that was deleted while the node was down. A stream may also be missing because the metadata group
+    was restored from a backup. Then remove a directory only if the stream is not needed."""
     check_name(node_id, "node")
 
     async def work(client: Client) -> dict[str, Any]:
         if not directories:
+            await client.admin.check_node(node_id)
             found = await client.admin.node_health(node_id)
             return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
         said = await client.admin.remove_data(node_id, list(directories))
@@ -263,7 +264,7 @@ def _show_facts(node: NodeImage, as_json: bool) -> None:
 
 
 async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:
-    """The cluster before the node was removed. What runs, or did a moment ago, is waited for until the time is over."""
+    """Remove the node. Return the cluster before that. Wait for a node that runs, or ran a moment ago, until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
         state = await client.admin.describe_cluster()

@@ -13,9 +13,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from liftpy.errors import ConfigError
 from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, options_before
@@ -63,7 +65,7 @@ BYTES = BytesType()
 
 
 class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number with a unit, between two bounds. ``units``: suffix -> factor; '' is the unit of a bare number."""
+    """A number with a unit, between two limits. ``units``: suffix -> factor. '' is the unit of a bare number."""
 
     units: ClassVar[Mapping[str, float]]
     example: str
@@ -118,6 +120,29 @@ class Size(_UnitType):
         return round(number)
 
 
+class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Path of a file that the command writes late. The command rejects a file that it cannot write before its work begins."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path. The file system is as before."""
+        path = Path(value)
+        try:
+            is_new = not path.exists()
+            with path.open("ab"):
+                pass
+            if is_new:
+                path.unlink()
+        except (OSError, ValueError) as error:
+            self.fail(f"Cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}. Use another path.", param, ctx)
+        return path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete as a path."""
+        return [CompletionItem(incomplete, type="file")]
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -133,7 +158,7 @@ def internal_option(function: F) -> F:
 
 
 def credential_options(function: F) -> F:
-    """Add the credentials alone, for nodes; the command gets ``credentials: Credentials``."""
+    """Add only the credentials, for nodes. The command gets ``credentials: Credentials``."""
     names = [name for name in _CREDENTIALS if name not in ("inbox_prefix", "principal")]
 
     @functools.wraps(function)
@@ -165,7 +190,7 @@ def connection_options(function: F) -> F:
 
 
 def add_shared_options(function: F) -> F:
-    """Add the connection options. The command gets their values by name, None where they are not given."""
+    """Add the connection options. The command gets their values by name, None if they are not given."""
     for name in reversed(SHARED_OPTIONS):
         flag, metavar, text = SHARED_OPTIONS[name]
         function = click.option(flag, name, cls=SharedOption, default=None, metavar=metavar, help=text)(function)

@@ -20,9 +20,10 @@ def table(
     title: str | None = None,
     width: int | None = None,
 ) -> Table:
-    """``folds``: the columns that are folded first. ``width``: of the terminal, in characters; None: ask it.
+    """Make a table that fits the terminal.
 
-    Where the others don't fit side by side, columns stand closer; where that does not help either, all of them are folded.
+    ``folds``: columns that are folded first. ``width``: width of the terminal in characters, None: ask it. If the other
+    columns do not fit, the gaps become smaller. If that is not enough, all columns are folded.
     """
     width = Console().width if width is None else width
     cells = [tuple(row) for row in rows]

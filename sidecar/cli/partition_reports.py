@@ -15,7 +15,7 @@ _MOST_NAMED = 5
 """Directories of unknown streams that a line names."""
 
 NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
-"""Node id -> (stream uid, partition) -> what that node says of its replica; nodes that did not answer are absent."""
+"""Node id -> (stream uid, partition) -> the node's report about its replica. Nodes without an answer are absent."""
 
 
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
@@ -36,7 +36,7 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 
 
 async def unknown_streams(client: Client, node_id: str) -> list[str]:
-    """Return directories on the node of streams that the cluster does not know; none if the node does not answer."""
+    """Return directories on the node of streams that the cluster does not know. None if the node does not answer."""
     try:
         found = (await client.admin.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
     except (UnavailableError, OutcomeUnknownError, ProtocolError):

@@ -47,7 +47,7 @@ class _Report:
     """Result of publishing lines. Offsets are inclusive, -1: none. Lines count from 1."""
 
     published: int = 0
-    """Lines sent; with an ack asked for: acknowledged."""
+    """Number of lines sent. With acks: acknowledged."""
     refused: int = 0
     first_offset: int = -1
     last_offset: int = -1
@@ -85,7 +85,7 @@ class _Report:
         self.last_offset = max(self.last_offset, ack.offset)
 
     def refused_line(self, line: int, error: LiftError) -> None:
-        """A line that is not, or perhaps not, stored; the first of them by number is remembered."""
+        """Note a line that is not stored, or may not be stored. Remember the one with the lowest number."""
         self.refused += 1
         self.rejected.set()
         if self.first_error is None or line < self.first_refused_line:
@@ -299,7 +299,9 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
 
 
 async def _read(file: BinaryIO) -> bytes:
-    """Return the next bytes; b"": the end. While a terminal or a pipe is quiet this can be cancelled, and no thread is left behind."""
+    """Return the next bytes, b"" at the end. The call can be cancelled while a terminal or a pipe is quiet, and leaves no
+    thread behind.
+    """
     if not _may_be_quiet(file):
         return await asyncio.to_thread(file.read, _CHUNK_BYTES)
     loop, readable = asyncio.get_running_loop(), asyncio.Event()

@@ -57,7 +57,7 @@ class RebalancePlan:
     type=click.Choice(["replicas", "bytes", "leaders"]),
     default="replicas",
     show_default=True,
-    help="What to distribute evenly by node weight: replicas, bytes, or leaders. Leaders copy no data.",
+    help="Distribute replicas, bytes, or leaders evenly by node weight. Leaders copy no data.",
 )
 @click.option("--without", multiple=True, metavar="NODE", help="With --dry-run: plan as if NODE were drained. May be repeated.")
 @click.option("--cancel", is_flag=True, help="Cancel moves of an earlier rebalance that have not started.")

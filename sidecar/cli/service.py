@@ -149,7 +149,7 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 """``liftpy service``: wrong usage, setting or class. No restart."""
 EXIT_UNAVAILABLE = 3
-"""``liftpy service``: nobody answers. Restart."""
+"""``liftpy service``: no answer from NATS or the cluster. Restart."""
 EXIT_DATA = 65
 """EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
 EXIT_PLACE_TAKEN = 69
@@ -306,7 +306,7 @@ async def store_now(
 async def pass_over(
     client: Client, name: str, stream: str, number: int | None, unit: Unit, *, dead_letter: str = "", force: bool = False
 ) -> int:
-    """Append the decision; return its offset. Raises ConfigError where a service has applied the record, or can't be asked."""
+    """Append the decision and return its offset. Raises ConfigError if a service has applied the record, or cannot be asked."""
     image = await client.stream(stream)
     partition = _partition_in(stream, len(image.partitions), number)
     bounds = await client.bounds(stream, partition)
@@ -332,7 +332,7 @@ async def pass_over(
 
 
 def _partition_in(stream: str, count: int, partition: int | None) -> int:
-    """Return ``partition``, None: the only one of ``count``. Raises ConfigError where there are several, and NotFoundError."""
+    """Return ``partition``. None: the only one of ``count``. Raises ConfigError if there are several, and NotFoundError."""
     if partition is None and count > 1:
         raise ConfigError(f"Stream {stream} has {count} partitions, and a service has its own state in each. Set --partition.")
     place = partition or 0
@@ -424,7 +424,7 @@ _MAX_DIGITS = 6
 
 
 class _RunGroup(HelpGroup):
-    """``liftpy service MODULE:CLASS ...`` runs one; the words below are about services that run."""
+    """Group of ``liftpy service``. ``liftpy service MODULE:CLASS ...`` runs a service. The subcommands are for running services."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, "-h", "--help"} and (args[0].startswith("-") or ":" in args[0]):
@@ -639,7 +639,7 @@ async def _run(
 ) -> None:
     """Run one instance for each of ``partitions`` (None: all of the stream) until a signal. A final error of one ends all.
 
-    Each has its own connection, lock, snapshots and role: none waits for another. Raises what has ended the first.
+    Each has its own connection, lock, snapshots and role, and waits for no other. Raises the error that ended the first.
     """
     stopping, failure = asyncio.Event(), [""]
     for number in (signal.SIGINT, *stop_signals()):

@@ -53,9 +53,9 @@ def with_client(
 async def _with_majority(client: Client, work: Awaitable[T]) -> T:
     """Return the result of ``work``.
 
-    It is cancelled where the controllers have no majority: it would wait for its own deadline, or try one node after the other in
-    vain. When it fails, the controllers are asked as well: one of them alone may have answered by an old image, or node after node may
-    have known nothing.
+    ``work`` is cancelled if the controllers have no majority, because it would wait for its deadline, or try all nodes in
+    vain. If it fails, the controllers are also asked: one of them may have answered with an old image, or the nodes may have
+    known nothing.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -93,7 +93,7 @@ _running: list[asyncio.Task[Any]] = []
 
 
 def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` in an event loop of its own. Ctrl-C and ``cancel_running`` cancel it once.
+    """Run ``work`` in its own event loop. Ctrl-C and ``cancel_running`` cancel it once.
 
     Raises what it raises, and KeyboardInterrupt when it was cancelled.
     """

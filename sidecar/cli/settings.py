@@ -154,7 +154,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
 
 
 async def _settled(client: Client, times: SessionTimes) -> SessionTimes:
-    """Wait for it. Raises UnavailableError where it takes longer than two changes of the metadata leader would."""
+    """Wait until the change is settled. Raises UnavailableError if it takes longer than two changes of the metadata leader."""
     deadline = asyncio.get_running_loop().time() + 3 * times.longest_session_ns / NS_PER_S + _SETTLES_WITHIN_S
     while not times.is_settled:
         if asyncio.get_running_loop().time() > deadline:

@@ -16,7 +16,7 @@ from liftpy.errors import LiftError
 from sidecar.cli.help import ConnectionOption, HelpCommand
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
-from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row
+from sidecar.runtime.settings import GivenSettings, restarted_environment, restarts_in_a_row, unknown_variables
 from sidecar.runtime.tasks import run_loop
 
 logger = logging.getLogger("liftpy.node")
@@ -112,15 +112,17 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
       1    failure. A restart may help.
       2    wrong usage or setting
       3    no answer from NATS or the cluster
-      75   restart requested, to repair a log
-      78   do not restart, an operator must act: the data directory belongs to
+      75   restart requested, to repair a log.
+      78   do not restart, an operator must act. The data directory belongs to
            another node or version, a controller lost data, or this version
-           does not support the feature level of the cluster
+           does not support the feature level of the cluster.
       130  interrupted before the start was complete
     """
     given = GivenSettings(config, flags)
     settings = given.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
+    for name, nearest in unknown_variables().items():
+        logger.warning("unknown environment variable, ignoring variable=%s nearest=%s", name, nearest or "none")
     from sidecar.node.node import run_node  # late: brings nats-py and PySyncObj
     from sidecar.runtime.restarts import stay_in_the_process
 

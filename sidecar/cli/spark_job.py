@@ -48,7 +48,7 @@ class SparkPlace:
     settings: dict[str, str]
 
     def session(self, name: str) -> SparkSession:
-        """Return a Spark session. Raise ConfigError with what is missing."""
+        """Return a Spark session. Raise ConfigError that names missing parts."""
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
@@ -73,7 +73,7 @@ def ends_by_signal() -> Iterator[None]:
 
 
 def spark_options(function: F) -> F:
-    """Add --master and --conf; the command gets ``place: SparkPlace``."""
+    """Add --master and --conf. The command gets ``place: SparkPlace``."""
 
     @functools.wraps(function)
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:
@@ -89,8 +89,11 @@ def spark_options(function: F) -> F:
 
 @contextmanager
 def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]]:
-    """Options of the format ``liftpy`` that reach ``target``. A password or token is in a file of this user's for as long, since a
-    plan must hold no secret; ConfigError where tasks run on other machines, which do not have that file."""
+    """Yield options of the format ``liftpy`` that reach ``target``.
+
+    A password or token is in a private file of this user during the context, because a Spark plan must contain no secret.
+    Raises ConfigError if tasks run on other machines, which do not have that file.
+    """
     known = target.credentials
     options = {"nats": ",".join(target.nats), "namespace": target.namespace}
     options |= {option: value for name, option in _FILES.items() if (value := getattr(known, name))}
@@ -112,7 +115,7 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
 
 
 def optional_spark_options(function: F) -> F:
-    """Add --master and --conf; the command gets ``place: SparkPlace | None``."""
+    """Add --master and --conf. The command gets ``place: SparkPlace | None``."""
 
     @functools.wraps(function)
     def command(*args: Any, master: str, conf: tuple[str, ...], **kwargs: Any) -> Any:

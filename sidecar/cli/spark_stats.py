@@ -18,7 +18,7 @@ from liftpy.spark.pipelines.stats import StatsReport, plot_problem, save_plot
 from liftpy.spark.pipelines.stats import stats as run
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.options import Duration, OutputFile, connection_options, json_option
 from sidecar.cli.output import table
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
@@ -51,7 +51,7 @@ _COLUMNS = (
     metavar="DURATION",
     help="Width of a time bucket, such as 5m.  [default: at most 60 buckets]",
 )
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a chart to this PNG file.")
+@click.option("--plot", type=OutputFile(), metavar="FILE", help="Write a chart to this PNG file.")
 @click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, metavar="DURATION",
               help="Maximum time without an answer.")  # fmt: skip
 @click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,

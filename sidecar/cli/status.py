@@ -40,7 +40,7 @@ def status(only: str | None, as_json: bool, target: Target) -> None:
 
 
 async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
-    """Return the state as one JSON object; NotFoundError if the stream ``only`` does not exist."""
+    """Return the state as one JSON object. Raises NotFoundError if the stream ``only`` does not exist."""
     state = await client.admin.describe_cluster()
     if only is not None:
         state.stream(only)

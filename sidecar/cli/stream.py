@@ -245,8 +245,8 @@ class Deletion:
     required=True,
     metavar="WHERE",
     help=(
-        "Delete records before this position: an OFFSET (the first one that remains), -1000 (keep the last "
-        "1000 offsets), a time such as 2026-01-31T12:00:00 or -10m, or new (delete all committed records)."
+        "Delete records before this position. OFFSET is the first one that remains. -1000 keeps the last "
+        "1000 offsets. A time is 2026-01-31T12:00:00 or -10m. new deletes all committed records."
     ),
 )
 @click.option(

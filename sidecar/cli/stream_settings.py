@@ -54,7 +54,7 @@ SETTINGS = (
         "commit_policy",
         "--commit-policy",
         "commit_policy",
-        "What commits a record: all in-sync replicas (isr) or a majority of the replicas (quorum).",
+        "Replicas that must store a record before it is committed: all in-sync ones (isr) or a majority (quorum).",
     ),
     Setting(
         "retention_age_s",
@@ -156,7 +156,7 @@ _DEFAULT = StreamConfig()
 
 
 def setting_options(function: F) -> F:
-    """Add an option for each setting; the command gets ``config: StreamConfig``."""
+    """Add an option for each setting. The command gets ``config: StreamConfig``."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
@@ -169,7 +169,7 @@ def setting_options(function: F) -> F:
 
 
 def alterable_options(function: F) -> F:
-    """Add an option for each setting that may change later; the command gets ``settings``: those that were given, by field."""
+    """Add an option for each setting that may change later. The command gets ``settings``: field -> value of the given options."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +191,7 @@ def config_from(given: dict[str, Any]) -> StreamConfig:
 
 @contextmanager
 def naming_options() -> Iterator[None]:
-    """Have a ConfigError that begins with the name of a setting name its option instead."""
+    """Replace the name of a setting at the beginning of a ConfigError by the name of its option."""
     try:
         yield
     except ConfigError as error:
@@ -209,7 +209,7 @@ def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 
 
 def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """``shown`` without what is as it comes, for people: ack, min.isr, flush and commit are always there."""
+    """Return ``shown`` for people, without default values. ack, min.isr, flush and commit are always included."""
     every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
@@ -243,7 +243,7 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
 
 
 def _unit(field: str) -> type[Duration] | type[Size] | None:
-    """Return the type of an option that has a unit; None for another one."""
+    """Return the type of an option that has a unit. None: it has none."""
     if field.endswith(("_bytes", "_bytes_per_s")):
         return Size
     return Duration if field.endswith("_s") and not field.endswith("_per_s") else None
@@ -273,8 +273,9 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def placement_options(function: F) -> F:
-    """Add --placement, --assignment, --allow-offline and --dry-run; the command gets ``placement: PlacementOptions`` and
-    ``dry_run``."""
+    """Add --placement, --assignment, --allow-offline and --dry-run. The command gets ``placement: PlacementOptions`` and
+    ``dry_run``.
+    """
 
     @functools.wraps(function)
     def command(*args: Any, policy: str | None, assignment: Path | None, allow_offline: bool, **kwargs: Any) -> Any:
@@ -344,7 +345,7 @@ def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
 
 
 def plan_json(plan: PlacementPlan, stream: str) -> dict[str, Any]:
-    """Return a plan as ``--json`` prints it; ``partitions`` has the form of an assignment."""
+    """Return a plan as ``--json`` prints it. ``partitions`` has the form of an assignment."""
     return {
         "stream": stream,
         "dry_run": True,

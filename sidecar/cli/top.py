@@ -1,9 +1,8 @@
-"""``liftpy top``: the cluster at a glance, once a second, in a terminal; over NATS, with the role ``status``.
+"""``liftpy top``: a summary of the cluster in a terminal, once a second, over NATS. It needs the role ``status``.
 
-How ``liftpy top`` looks: a frame of lines for a terminal of a given size, whatever is in the model.
-
-Everything is said in words and numbers too, so that it can be read without colour. Nothing wraps: what does not fit is left out,
-the least needed columns first, and what is cut ends with ``…``.
+The module formats the model as a frame of lines for a terminal of a given size. Everything is shown as words and numbers, too, so that
+it is readable without color. Lines do not wrap. If there is no room, the least important columns are dropped first, and shortened
+texts end with ``…``.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def render(model: Model, width: int, height: int, view: View) -> Group:
 
 
 def spark(values: Sequence[float | None], width: int = HISTORY) -> str:
-    """Return the newest ``width`` values, newest on the right; a gap is a space, and nothing at all a low bar."""
+    """Return the newest ``width`` values as a line of bars, newest on the right. A gap is a space, and zero is a low bar."""
     newest = list(values)[-width:]
     top = max((value for value in newest if value is not None), default=0.0)
     bars = "".join(" " if value is None else _BARS[round(value / top * (len(_BARS) - 1)) if top else 0] for value in newest)
@@ -176,7 +175,7 @@ _COLUMNS: tuple[tuple[str, int, int, Callable[[NodeRow], str]], ...] = (
     ("disk", 5, 2, lambda row: _of(row, lambda glance: f"{1 - glance.disk_free:.0%}")),
     ("loop p99", 8, 4, lambda row: _ms(row.loop_p99_s)),
 )
-"""Heading, width, how soon it is left out where there is no room (the highest first), and what stands there. ``disk``: used."""
+"""Heading, width, priority of removal if there is no room (highest first), and the text of the cell. ``disk``: used."""
 _NAME, _STATE, _LEAST_SPARK = 12, 9, 8
 
 
@@ -325,7 +324,7 @@ class Looking:
         self._now = now
         self.watching = watching
         self._named: list[str] = []
-        """By the metadata leader, at the start."""
+        """Nodes that the metadata leader named at the start."""
 
     @property
     def knows_any(self) -> bool:

@@ -1,10 +1,10 @@
-"""``liftpy upgrade``: what is between the versions that run and the next feature level; finalize it, or go back. docs/upgrades.md.
+"""``liftpy upgrade``: shows what blocks the next feature level, finalizes it, or goes back. docs/upgrades.md.
 
-Every format that is written to a disk: the versions that this code reads, and the one that it writes at each feature level.
+The module also has the table of all formats on disk: the versions that this code reads, and the one that it writes at each level.
 
-Two rules, which a test holds as far as code can. Version N reads all that N - 1 wrote at any level. And nothing new is written before
-the level that brings it is finalized, so that until then the way back is open: a new format version is a row of ``features.py`` too.
-What is only a cache (an index, a state) is written anew where it does not fit, and so needs no level.
+Two rules, which a test checks as far as code can: Version N reads everything that N - 1 wrote at any level. A new format is not written
+before its level is finalized, so that until then an operator can go back. So a new format version is also a row of ``features.py``. A
+cache (an index, a state) is rebuilt if it does not fit, and needs no level.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
         "a service's own folder", "liftpy.core.services.snapshot:VERSION", (3, 4), {FIRST: 4}, is_cache=True
     ),
 }
-"""Name -> what it is. A service snapshot that uses nothing of version 4 is written as 3; the log replays what can't be read."""
+"""Name -> format. A service snapshot that uses nothing of version 4 is written as 3. Unreadable snapshots are replaced by a
+replay.
+"""
 
 
 F = TypeVar("F", bound=Callable[..., Any])

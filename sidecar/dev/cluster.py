@@ -55,7 +55,7 @@ class DevNode:
 
     @property
     def pid(self) -> int:
-        """Process id; of the last process when it has ended."""
+        """Process id. After the end: that of the last process."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -93,7 +93,7 @@ class DevNode:
             reader.start()
 
     def wait_ready(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
-        """Wait until it has registered with the metadata group; raise UnavailableError with its last words if it does not."""
+        """Wait until the node has registered with the metadata group. Raise UnavailableError with its last output if it does not."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.ready is not None:
@@ -107,7 +107,9 @@ class DevNode:
         )
 
     def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """SIGTERM and wait: hand leaderships over and stop. Return the exit code; one that hangs is killed and gives -9."""
+        """Send SIGTERM and wait: the node transfers its leaderships and stops. Return the exit code. A node that hangs is
+        killed and gives -9.
+        """
         return self._end(signal.SIGTERM, timeout_s)
 
     def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
@@ -214,7 +216,7 @@ class DevCluster:
         return folder
 
     def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Start everything and wait until every node is registered; on failure everything is stopped again."""
+        """Start everything and wait until every node is registered. After a failure, everything is stopped again."""
         try:
             self._prepare()
             for node in self.nodes.values():
@@ -252,7 +254,9 @@ class DevCluster:
         return command
 
     def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
-        """``says_if_open``: it warns where the NATS server has no authorization; one of the nodes is enough."""
+        """Return the environment of a node. ``says_if_open``: it warns if the NATS server has no authorization. One node does
+        that.
+        """
         checkout = str(Path(__file__).resolve().parents[2])  # so that it works from there, too, whatever the folder
         import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
         nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
@@ -260,9 +264,9 @@ class DevCluster:
         return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
 
     def stop(self) -> None:
-        """Stop all nodes cleanly and at the same time, then nats-server; remove the temporary folder. May be called twice.
+        """Stop all nodes cleanly and at the same time, then nats-server. Remove the temporary directory. May be called twice.
 
-        SIGINT, not SIGTERM: there is nobody to hand anything over to.
+        The nodes get SIGINT, not SIGTERM, because no node remains that could take over.
         """
         for node in self.nodes.values():
             if node.running:

@@ -36,7 +36,7 @@ def flights_file() -> Path:
 
 
 def read_flights(count: int) -> list[bytes]:
-    """Return the first ``count`` flights, one CSV line each without its end, in the file's order; the header line is left out."""
+    """Return the first ``count`` flights in the file's order, one CSV line each without its end. The header line is skipped."""
     with zipfile.ZipFile(flights_file()) as archive, archive.open(archive.namelist()[0]) as file:
         lines = file.read().split(b"\n")
     return [line for line in lines[1 : count + 1] if line]

@@ -21,7 +21,7 @@ _BURST = 2000
 
 
 async def publish_at_pace(connection: NatsConnection, subject: str, lines: list[bytes], pace: asyncio.StreamReader) -> int:
-    """Publish ``lines`` in order as ``pace`` allows; the number sent, which is fewer only if the pace ends early."""
+    """Publish ``lines`` in order as ``pace`` allows. Return the number of sent lines. It is lower only if the pace ends early."""
     sent = 0
     while sent < len(lines):
         word = await pace.readline()

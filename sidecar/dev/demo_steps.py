@@ -68,14 +68,14 @@ class Step:
 
 
 async def publish_and_watch(client: Client, nats_url: str, flights: range, folder: Path, nodes: list[str], show: Show) -> float:
-    """Let the publisher send ``flights`` at the pace of the HW, until every replica holds all up to there; seconds it took."""
+    """Let the publisher send ``flights`` at the pace of the HW, until every replica has all of them. Return the seconds it took."""
     arguments = ["--nats", nats_url, "--subject", SUBJECT, "--first", str(flights.start), "--records", str(len(flights))]
     async with await LineProcess.start("sidecar.dev.demo_publisher", arguments, folder) as publisher:
         return await _watch(client, publisher, flights, nodes, show)
 
 
 async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
-    """Give the publisher its pace and look, until all are committed and everywhere; seconds that it took."""
+    """Control the publisher's pace and poll the nodes until all records are committed everywhere. Return the seconds it took."""
     at, count = Positions(sent=flights.start), flights.stop
     counting = attended(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
@@ -127,7 +127,7 @@ async def _look(client: Client, nodes: list[str], at: Positions) -> None:
 
 
 def newest_offset_of(status: dict[str, Any], stream: str, partition: int) -> int:
-    """Return the offset of the last record of a partition on a node, inclusive, from the node's status; -1 when it has none."""
+    """Return the offset of the last record of a partition on a node, inclusive, from the node's status. -1 if it has none."""
     for found in status.get("partitions", []):
         if (found["stream"], found["partition"]) == (stream, partition):
             return int(found["newest_offset"])
@@ -146,7 +146,7 @@ async def read_back(client: Client, lines: list[bytes]) -> Step:
 
 
 async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -> tuple[list[Step], Delays]:
-    """Let the Spark job run; compare the records that it read with ``lines``, and its table with one computed here."""
+    """Run the Spark job. Compare the records that it read with ``lines``, and its table with one computed here."""
     job.say("go")
     await job.expect("done", SPARK_JOB_S)
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
@@ -177,7 +177,7 @@ def _values_by_offset(file: Path) -> list[bytes]:
 
 
 def first_difference(sent: list[bytes], got: list[Any]) -> str:
-    """Return the first difference of two record lists in words, '' if they are equal."""
+    """Return a text with the first difference of two record lists, '' if they are equal."""
     if sent == got:
         return ""
     for offset, (wanted, found) in enumerate(zip(sent, got, strict=False)):
@@ -213,7 +213,7 @@ class Failover:
 async def lose_the_leader(
     cluster: DevCluster, client: Client, stream: str, subject: str, lines: list[bytes], first: int
 ) -> Failover:
-    """Publish ``lines``, acknowledged, from offset ``first`` on; kill the leader half-way; return when all nodes are in sync again."""
+    """Publish ``lines`` with acks from offset ``first`` on, and kill the leader half-way. Return when all nodes are in sync again."""
     began = time.monotonic()
     killed = (await client.stream(stream)).partitions[0].leader
     connection = await nats.connect(cluster.nats_url, name="demo-acknowledged", max_reconnect_attempts=-1)
@@ -304,9 +304,9 @@ def _import_path() -> str:
 
 
 class LineProcess:
-    """A Python module run as a process; ``say`` writes a line to it, ``lines`` are what it prints.
+    """A Python module that runs as a process. ``say`` writes a line to it. ``lines`` are its output.
 
-    Its standard error goes to ``<folder>/<name>.log`` and its last words into the error when it fails.
+    Its standard error goes to ``<folder>/<name>.log``. If it fails, the error has the end of it.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -332,7 +332,7 @@ class LineProcess:
         return cls(module.rpartition(".")[2], process, log)
 
     def say(self, line: str) -> None:
-        """Write one line; nothing if it has ended."""
+        """Write one line. Do nothing if the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(line.encode() + b"\n")
@@ -360,7 +360,7 @@ class LineProcess:
         raise LiftError(f"The {self.name} process of the demo ended before it printed {wanted!r}: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the end of its standard error."""
+        """Return the end of the process's standard error."""
         return self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() or "it said nothing"
 
     async def __aenter__(self) -> LineProcess:
@@ -385,7 +385,9 @@ class LineProcess:
             await self._read_to_the_end()
 
     async def _read_to_the_end(self) -> None:
-        """Asyncio closes a pipe only at its end; one left open would complain when the loop is gone."""
+        """Read the pipe to its end, because asyncio closes it only then. An open one would cause a warning after the loop is
+        closed.
+        """
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABANDON_TIMEOUT_S):

@@ -3,8 +3,7 @@
     python -I -S dies_with_parent.py SIGNAL PARENT_PID PROGRAM ARGUMENT...
 
 The child arranges this itself. With a ``preexec_fn``, Python would run the fork hooks of ``logging`` and others in the
-parent. A signal
-that arrives then can leave their locks held forever. This script imports only the standard library.
+parent. A signal that arrives then can leave their locks held forever. This script imports only the standard library.
 """
 
 from __future__ import annotations

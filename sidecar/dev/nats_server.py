@@ -47,9 +47,9 @@ def find_nats_server() -> Path:
 
 
 def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
-    """Return the command line of a child of this process that gets ``with_signal`` when its parent ends, however it ends.
+    """Return the command line of a child that gets ``with_signal`` when this process ends in any way.
 
-    Linux sends it when the THREAD that started the child ends: ``spawn`` takes care of that.
+    Linux sends the signal when the thread that started the child ends. ``spawn`` takes care of that.
     """
     script = str(Path(__file__).with_name("dies_with_parent.py"))
     return [sys.executable, "-I", "-S", script, str(int(with_signal)), str(os.getpid()), *command]
@@ -94,7 +94,7 @@ class NatsServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start and wait until it answers; raise UnavailableError with its own words if it does not."""
+        """Start the server and wait until it answers. Raise UnavailableError with its output if it does not."""
         binary = find_nats_server()
         self._folder = Path(tempfile.mkdtemp(prefix="liftpy-nats-"))
         self._launch(binary, self._folder, self._wanted_port)
@@ -133,14 +133,14 @@ class NatsServer:
         return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def restart(self, *, max_payload_bytes: int | None = None) -> None:
-        """Stop it hard and start it again on the same port, for tests of reconnects; with another ``max_payload`` if one is given."""
+        """Kill the server and start it again on the same port, for tests of reconnects. ``max_payload``: new limit, if given."""
         self.kill()
         if max_payload_bytes is not None:
             self._max_payload_bytes = max_payload_bytes
         self.resume()
 
     def kill(self) -> None:
-        """End it at once; ``resume`` starts it again on the same port."""
+        """Kill the server. ``resume`` starts it again on the same port."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_STOP_TIMEOUT_S)
@@ -195,7 +195,7 @@ def _answers(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now."""
+    """Return free loopback ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -55,7 +55,7 @@ class ClusterUnderTest:
 
     @property
     def client(self) -> sync.SyncClient:
-        """The cluster's own client, for questions about it; it lives as long as the cluster."""
+        """The cluster's own client, for questions about it. It exists until the cluster stops."""
         if self._asking is None:
             self._asking = sync.connect(self.url, self.namespace, name="liftpy-cluster-under-test")
         return self._asking
@@ -65,7 +65,7 @@ class ClusterUnderTest:
         return list(self._node(node).log)
 
     def start_all(self) -> None:
-        """Start everything; return when every node is registered. Raises UnavailableError, and ConfigError without a nats-server."""
+        """Start everything. Return when every node is registered. Raises UnavailableError, and ConfigError without a nats-server."""
         self._cluster.start(WAIT_S)
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class ClusterUnderTest:
         self._node(node).kill()
 
     def start(self, node: str, timeout_s: float = WAIT_S) -> None:
-        """Start a node that is down; return when it is registered. Raises UnavailableError, ConfigError where it runs already."""
+        """Start a node that is down. Return when it is registered. Raises UnavailableError, and ConfigError if it already runs."""
         found = self._node(node)
         found.start()
         found.wait_ready(timeout_s)
@@ -117,7 +117,7 @@ class ClusterUnderTest:
         return found
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
-        """Wait until a running node other than ``other_than`` leads the partition; its id. Raises UnavailableError."""
+        """Wait until a running node other than ``other_than`` leads the partition. Return its id. Raises UnavailableError."""
 
         def found() -> str:
             partitions = self.client.stream(stream).partitions
@@ -131,13 +131,15 @@ class ClusterUnderTest:
         return self.wait_until(found, timeout_s, f"{stream}/{partition} is led")
 
     def kill_leader(self, stream: str, partition: int = 0) -> str:
-        """Kill the node that leads a partition now; return its id. ``leader(..., other_than=it)`` waits for the next one."""
+        """Kill the node that leads a partition now. Return its id. ``leader(..., other_than=it)`` waits for the next one."""
         node = self.leader(stream, partition)
         self.kill(node)
         return node
 
     def restart_nats(self) -> None:
-        """Kill the nats-server and start it again on the same port; return when it answers. Nodes and clients come back alone."""
+        """Kill the nats-server and start it again on the same port. Return when it answers. Nodes and clients reconnect by
+        themselves.
+        """
         if self._cluster.nats is None:
             raise ConfigError("The cluster uses an external nats-server (nats=), so it cannot stop or start it.")
         self._cluster.nats.restart()
@@ -163,9 +165,8 @@ class ClusterUnderTest:
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
         """Repeat ``condition()`` until its result is true, and return the result.
 
-        Raise UnavailableError after ``timeout_s`` seconds.
-
-        That the cluster can't answer meanwhile (UnavailableError, OutcomeUnknownError...) is waited out; ConfigError is raised.
+        Raise UnavailableError after ``timeout_s`` seconds. Errors that mean no answer (UnavailableError,
+        OutcomeUnknownError...) are ignored until then. ConfigError is raised.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -1,13 +1,13 @@
-"""The data folder of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
+"""The data directory of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
 
-<data>/lock                                       one process per folder [S10]
-<data>/node                                       node id, incarnation, clean-stop marker, the starts; checksummed, replaced atomically
+<data>/lock                                       one process per directory [S10]
+<data>/node                                       node id, incarnation, clean-stop marker, starts; with checksum, replaced atomically
 <data>/promises/                                  the journal of the LeaderEpochs that candidates here have promised to follow
-<data>/flush-probe.tmp                            while a start tries out what a flush takes; of no meaning afterwards
-<data>/raft/                                      the metadata group's own
-<data>/workers/<number>/                          what further processes of the node keep, their promises until the next start
+<data>/flush-probe.tmp                            exists while a start measures the duration of a flush
+<data>/raft/                                      files of the metadata group
+<data>/workers/<number>/                          files of further processes of the node, and their promises until the next start
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
-<data>/held/<stream>-<uid>.<partition>            a mark that the node has made that log: what is missing then was lost
+<data>/held/<stream>-<uid>.<partition>            a mark that the node has created this log: if the log is missing, it was lost
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ class DataFolder:
             ) from error
 
     def unmark_held(self, name: str) -> None:
-        """The log is to be deleted, or is another node's: if it is missing, nothing is lost."""
+        """Note that the log will be deleted, or belongs to another node. If it is missing, nothing is lost."""
         mark = self.path / "held" / _mark_of(name)
         try:
             if mark.exists():
@@ -307,7 +307,9 @@ class DataFolder:
             ) from error
 
     def delete_partition(self, key: PartitionKey) -> None:
-        """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""
+        """Remove a partition's log after the record of its deletion is applied [M11]. It is renamed first, so that it is
+        removed completely or not at all.
+        """
         path = self.partition_path(key)
         self.unmark_held(key.folder)
         try:

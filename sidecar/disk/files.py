@@ -83,7 +83,7 @@ class OpenMaps:
         return len(self._files)
 
     def used(self, file: DiskFile, *, opened: bool = False) -> None:
-        """``file`` was read through its map just now; ``opened``: which was made for that."""
+        """Note that ``file`` was read through its map. ``opened``: the map was made for this read."""
         if file is self._newest and not opened:
             return  # most reads come from the file of the read before
         self._newest = file
@@ -95,7 +95,7 @@ class OpenMaps:
                 self._files.popitem(last=False)[1]._map = None
 
     def forget(self, file: DiskFile) -> None:
-        """``file`` has no map any more."""
+        """Note that ``file`` has no map any more."""
         with self._lock:
             self._files.pop(id(file), None)
             file._map = None
@@ -138,7 +138,9 @@ class DiskFile:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The descriptor, or one for as long as this takes; StorageError if the file is closed, or its name is another file's."""
+        """Yield the descriptor, or a new one for the duration of the context. Raises StorageError if the file is closed or
+        its name belongs to another file.
+        """
         if self._closed:
             raise StorageError(f"Cannot read {self.path}: the file is closed.")
         if self._descriptor >= 0:
@@ -289,7 +291,7 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
-    Also of a folder that is there, and of those above it: who made them may have died before it flushed their names.
+    This also flushes the names of existing directories, because the process that created them may have died before it did so.
     """
     with _storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
@@ -307,9 +309,10 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``path`` atomically and durably: temporary file, flush, read back, rename, flush of the folder [S16].
+    """Write ``path`` atomically and durably: temporary file, flush, read back, rename, flush of the directory [S16].
 
-    ``data`` may come in pieces. Raises StorageError, also when the file does not hold ``data`` afterwards. ``path`` is as it was then.
+    ``data`` may come in pieces. Raises StorageError, also if the file does not contain ``data`` afterwards. Then ``path`` is
+    unchanged.
     """
     temporary = path.with_name(path.name + ".tmp")
     with _storage_errors("write", path):
@@ -349,7 +352,7 @@ class MadeFolders:
         self._flushed: set[Path] = set()
         """Folders that were flushed by this process: what an earlier process made in them is durable."""
         self._failed: set[Path] = set()
-        """Folders whose flush has failed once: they are never taken for flushed again."""
+        """Directories whose flush has failed once. They never count as flushed again."""
 
     def make(self, folder: Path) -> None:
         """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
@@ -465,7 +468,7 @@ RESERVE = 256
 MOST_MAPS = 4096
 _UNLIMITED = 1 << 20
 _SPARE = 0.8
-"""A partition that rolls has two segments open until the first one is flushed: a quarter of them may do so at once."""
+"""Share of partitions that may roll at once. A partition that rolls has two open segments until the first is flushed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class FlushTimes:
         self._ring = array("f")
         self._at = 0
         self.count = 0
-        """All that there were."""
+        """Number of all flushes."""
 
     def add(self, took_s: float) -> None:
         """Add a duration."""
@@ -173,7 +173,7 @@ class NodeFlushTimes(FlushTimes):
         self._slow = 0
 
     def flushed(self, what: object, took_s: float) -> None:
-        """A flush of ``what`` is done; a slow one is warned of, at most once in ``WARN_EVERY_S``, with how many there were."""
+        """Note a completed flush of ``what``. Warn of slow ones, with their number, at most once in ``WARN_EVERY_S``."""
         self.add(took_s)
         self._times.observe(took_s)
         if took_s < SLOW_S:

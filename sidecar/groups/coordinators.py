@@ -2,31 +2,23 @@
 the node.
 
 A coordinator is a replicated service (``liftpy.service``). It follows the log beside every replica. Beside the
-partition's leader it is
-LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER, and its later answers are fenced.
-So a failover
-replays nothing. This module starts and ends coordinators when the image shows a new replica here or shows one no
-longer. It restarts a
-failed one, later each time, while the node continues.
+partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER, and its
+later answers are fenced. So a failover replays nothing. This module starts and ends coordinators when the image shows a
+new replica here or shows one no longer. It restarts a failed one, later each time, while the node continues.
 
 The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
-coordinator costs
-next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of members take only
-time on the event
-loop from replication, at most ``STEP_S`` at once.
+coordinator costs next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of
+members take only time on the event loop from replication, at most ``STEP_S`` at once.
 
 ``GroupLags`` checks at intervals how far the groups of this node's coordinators are behind
-(``liftpy.core.groups.lag``). The node mostly
-knows where a partition ends, because it has a replica in sync. For other partitions the leading coordinator sends at
-most ``ASKS``
-requests per check, so a scrape sends none. A check takes ``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``,
-however many
-positions there are. With many positions the figures are older.
+(``liftpy.core.groups.lag``). The node mostly knows where a partition ends, because it has a replica in sync. For other
+partitions the leading coordinator sends at most ``ASKS`` requests per check, so a scrape sends none. A check takes
+``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``, however many positions there are. With many positions the
+figures are older.
 
 ``OwnNodeReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
-answer arrives in the
-event loop's next turn. For services in the node's own process, the way to the NATS server and back was a third of a
-command's cost.
+answer arrives in the event loop's next turn. For services in the node's own process, the way to the NATS server and
+back was a third of a command's cost.
 """
 
 from __future__ import annotations
@@ -45,11 +37,14 @@ from typing import Any
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.groups import commands
 from liftpy.core.groups.coordinator import NO_FIGURES, GroupCoordinator
+from liftpy.core.groups.group import GroupMember
 from liftpy.core.groups.lag import MOST_GROUPS, MOST_PARTITIONS, GroupLabels, GroupLag, KnownEnds, read_by
+from liftpy.core.groups.machine import GroupRecord
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.services.service import Role
 from liftpy.core.wire import frames
@@ -77,7 +72,7 @@ _LOOKED_AT_ONCE = 64
 """Positions between two looks at the clock."""
 
 BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
-"""(log start, HW + 1) of a partition of which this process has a replica in sync; None: it has none."""
+"""Function that returns (log start, HW + 1) of a partition with an in-sync replica in this process. None: it has none."""
 
 
 class GroupLags:
@@ -89,6 +84,9 @@ class GroupLags:
         self._labels = labels or GroupLabels()
         self._ends = KnownEnds()
         self.of: dict[str, GroupLag] = {}
+        """Label -> lag, for the metrics."""
+        self.by_group: dict[str, GroupLag] = {}
+        """Group -> lag."""
 
     async def look(self, coordinators: Iterator[tuple[GroupCoordinator, bool]], transport: Transport | None) -> None:
         """Update the lags of the groups of ``coordinators`` (True: leading), and send questions if one leads."""
@@ -111,10 +109,19 @@ class GroupLags:
                     lag.add(self._ends.get(key), position, clock.now_ns())
                 if leads:
                     found[name] = lag
+        self.by_group = found
         self.of = self._labels.shown(found)
         self._ends.keep(read)
         if transport is not None and elsewhere:
             await self._ask(transport, elsewhere)
+
+    def lag_at(self, key: PartitionKey, position: int) -> tuple[int | None, int, float]:
+        """Return (end, records after ``position``, seconds that the first of them has waited); the end is None if it is unknown."""
+        ends = self._ends.get(key)
+        if ends is None or (end := ends.end) < 0:
+            return None, 0, 0.0
+        records, age_ns = ends.behind(position, clock.now_ns())
+        return end, records, age_ns / NS_PER_S
 
     def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
         """Note the end of a partition if it is here. Otherwise it must be asked for, if a leading coordinator needs it."""
@@ -182,7 +189,7 @@ class OwnNodeReader(PartitionReader):
 logger = logging.getLogger("liftpy.groups")
 
 SNAPSHOT_EVERY = 10_000
-"""Offsets; the same on all nodes, always."""
+"""Offsets between two snapshots. All nodes must use one value at all times."""
 _SNAPSHOT_BYTES = 16 * 1024 * 1024
 """Maximum size of the log between two snapshots, in bytes: a quarter of what retention keeps."""
 STEP_S = 0.005
@@ -265,7 +272,7 @@ class GroupCoordinators:
         self._said = not settings.run_group_coordinators
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
-        """The metadata is this now."""
+        """Apply the new image."""
         wanted = frozenset() if self._closed else hosted(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:
@@ -362,13 +369,49 @@ class GroupCoordinators:
             if one.state is not None and one.host is not None and one.host.machine is not None:
                 yield one.state, one.host.machine.role is Role.LEADER
 
+    # ---- the status page --------------------------------------------------------------------------------------------------
+    def group_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row of each group whose coordinator leads here (``liftpy/core/observe/app_rows.py``)."""
+        for state, leads in self._states():
+            for name in list(state.groups) if leads else ():
+                if (group := state.groups.get(name)) is not None:
+                    yield _group_row(name, group, self.lags.by_group.get(name))
+
+    def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """Return the row of one group with its members and positions, all empty if it is not led here."""
+        for state, leads in self._states():
+            if leads and (group := state.groups.get(name)) is not None:
+                return {
+                    "rows": [_group_row(name, group, self.lags.by_group.get(name))],
+                    "members": [_member_row(member) for member in group.readers.members.values()],
+                    "positions": list(self._position_rows(group)),
+                }
+        return {"rows": [], "members": [], "positions": []}
+
+    def _position_rows(self, group: GroupRecord) -> Iterator[dict[str, Any]]:
+        owners, seen = group.readers.owners, set()
+        for key, position in read_by(group):
+            place = key.stream, key.partition
+            seen.add(place)
+            end, records, seconds = self.lags.lag_at(key, position)
+            queue = group.queues.get(place)
+            yield {
+                "stream": key.stream, "partition": key.partition, "member": owners.get(place, ""), "position": position, "end": end,
+                "lag_records": records, "lag_s": round(seconds, 3), "in_flight": queue.out_count if queue is not None else 0,
+            }  # fmt: skip
+        for stream, partition in owners.keys() - seen:
+            yield {
+                "stream": stream, "partition": partition, "member": owners[stream, partition], "position": None, "end": None,
+                "lag_records": 0, "lag_s": 0.0, "in_flight": 0,
+            }  # fmt: skip
+
     # ---- status and end -----------------------------------------------------------------------------------------------------
     def report(self) -> list[dict[str, Any]]:
         """Return each coordinator here by partition, for the status."""
         return [_report(key.partition, self._running[key]) for key in sorted(self._running)]
 
     async def close(self) -> None:
-        """End them, each with a snapshot of its state, in bounded time."""
+        """Stop the coordinators, each with a snapshot of its state, in limited time."""
         self._closed = True
         self.follow(ClusterImage(), ClusterImage())
         tasks = set(self._leaving)
@@ -378,6 +421,34 @@ class GroupCoordinators:
         if self._connection is not None:
             with contextlib.suppress(Exception):
                 await self._connection.close()
+
+
+def _group_row(name: str, group: GroupRecord, lag: GroupLag | None) -> dict[str, Any]:
+    lag = lag or GroupLag()
+    readers = group.readers
+    streams = sorted({stream for stream, _ in (*readers.positions, *group.queues)} | set(readers.streams))
+    return {
+        "group": name,
+        "kind": "cursor" if group.cursor else "queue" if group.queues else "group",
+        "members": len(readers.members),
+        "partitions": len(readers.positions.keys() | readers.owners.keys() | group.queues.keys()),
+        "streams": " ".join(streams),
+        "lag_records": lag.records,
+        "lag_s": round(lag.seconds, 3),
+        "unknown": lag.unknown,
+        "in_flight": sum(queue.out_count for queue in group.queues.values()),
+    }
+
+
+def _member_row(member: GroupMember) -> dict[str, Any]:
+    return {
+        "member": member.name,
+        "client": member.client,
+        "instance": member.instance,
+        "partitions": len(member.held),
+        "streams": " ".join(member.streams),
+        "session_s": round(member.session_ns / NS_PER_S, 3),
+    }
 
 
 def _report(partition: int, one: _Hosted) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""ControlDesk: receives control requests of nodes, operators and clients, each on its own subject
-(``liftpy.core.metadata.controller.admission``)."""
+"""ControlDesk: receives control requests of nodes, operators and clients, each on its own subject.
+
+``liftpy.core.metadata.controller.admission`` has the table of the checks that a request passes first.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,15 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.ids import shown
-from liftpy.core.metadata.controller.admission import IN_ALL, PER_PRINCIPAL, Allowance, RequestAcl, RequestRates, refusal
+from liftpy.core.metadata.controller.admission import ARRIVAL, Arrival, RequestAcl, RequestLimits, first_rejection, sender_of
 from liftpy.core.metadata.controller.requests import may_be_logged
-from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
-from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
+from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.forwarding import ATTEMPT_NS, Forwarding, error_response
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
-from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import REFUSED, REPLY, refused
-from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, begins_under, publish_answer
+from liftpy.core.wire.decode_errors import REFUSED
+from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, publish_answer
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
@@ -35,22 +34,6 @@ from sidecar.runtime import clock
 from sidecar.runtime.tasks import attended, spawn
 
 _TIMEOUT_S = 2.0
-_NOT_THERE = f"{REFUSED}control request"
-"""Too large, or nothing that may be asked for there."""
-_MAX_WAITING = 4096
-"""Requests that may be under way at once; more are answered UNAVAILABLE."""
-_MAX_WAITING_BYTES = 16 << 20
-"""Maximum size of requests in progress, in bytes. The others are rejected."""
-
-
-_PER_S, _AT_ONCE = 400, 1000
-"""Requests of operators and clients accepted per second, and at once. More must not take the metadata group's time.
-
-Requests of registered nodes are not counted, because the cluster needs their heartbeats and reports.
-"""
-FLOODED = f"{REFUSED}control request, too many"
-TOO_FAST = f"{REFUSED}control request, too fast"
-"""Rejection of an operator's request beyond the rate. It contains the time to retry."""
 _TURNS = 4
 """Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So a flooding
 asker sets its own pace: each answer takes as long as the group needs."""
@@ -124,20 +107,18 @@ class ControlDesk:
         self._alone = alone
         self._is_known = is_known
         self._config = config
-        self._allowance = Allowance(_PER_S, _AT_ONCE)
-        self._rates = RequestRates()
+        self.limits = RequestLimits()
         self._turns = Turns()
-        self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Any] = []
         self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
         """Subscribe."""
-        doors = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
-        doors |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
-        for subject, door in doors.items():
-            callback = self._guard.callback(partial(self._received, door))
+        acls = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
+        acls |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
+        for subject, acl in acls.items():
+            callback = self._guard.callback(partial(self._received, acl))
             self._subscriptions.append(await self._connection.subscribe(subject, cb=callback))
 
     async def close(self) -> None:
@@ -145,70 +126,50 @@ class ControlDesk:
         await unsubscribe(self._subscriptions)
         await end_tasks(self._under_way)
 
-    async def _received(self, door: RequestAcl, message: Any) -> None:
-        who = self._asker(door, message.subject)
-        if not self._is_answered(door, who, message.reply.encode()):
-            self.counters[REPLY] += 1
+    async def _received(self, acl: RequestAcl, message: Any) -> None:
+        arrival = self._arrival(acl, message)
+        reply = partial(self._reply, partial(self._is_answered, acl, arrival.sender), message.reply)
+        rejection = first_rejection(ARRIVAL, arrival)
+        if rejection is not None:
+            if rejection.counter:
+                self.counters[rejection.counter] += 1
+            await reply(rejection.response)
             return
-        is_nodes = door is RequestAcl.NODE and self._is_known(who)
-        if not is_nodes and not self._allowance.take(clock.now_ns()):  # neither read nor answered: both take time
-            self.counters[FLOODED] += 1
-            return
-        try:
-            request = frames.decode(message.data, pb.ControlRequest)
-        except LiftError as error:
-            self.counters[refused(error)] += 1
-            return
-        reply = partial(self._reply, partial(self._is_answered, door, who), message.reply)
-        size_bytes = len(message.data)
-        request.sender = who
-        say_how_many(request, self._config)
-        fit_request(request, self._connection.max_payload)
-        if not self._leads():
-            await reply(self._alone(request))
-        elif door is RequestAcl.ADMIN and (wait_ms := self._rates.wait_ms(who, clock.now_ns())):
-            self.counters[TOO_FAST] += 1
-            await reply(_too_fast(request, who, wait_ms))
-        elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
-            self.counters[_NOT_THERE] += 1
-            await reply(wrong)
-        elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:
-            self.counters["control requests over the bound"] += 1
-            busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
-            await reply(busy)
-        else:
-            asker = f"node {who}" if is_nodes else door.value  # unknown nodes share the turns of their subject
-            answering = self._guard.run(self._answer(asker, reply, request), message.reply.encode())
-            task = spawn(answering, "answering a control request")
-            self._under_way.add(task)
-            self._under_way_bytes += size_bytes
-            task.add_done_callback(partial(self._answered, size_bytes))
+        asker = (
+            f"node {arrival.sender}" if arrival.is_registered else acl.value
+        )  # unknown nodes share the turns of their subject
+        answering = self._guard.run(self._answer(asker, reply, arrival.request), message.reply.encode())
+        task = spawn(answering, "answering a control request")
+        self._under_way.add(task)
+        self.limits.begin(len(arrival.payload))
+        task.add_done_callback(partial(self._answered, len(arrival.payload)))
+
+    def _arrival(self, acl: RequestAcl, message: Any) -> Arrival:
+        sender = sender_of(acl, message.subject, self._subjects.namespace)
+        return Arrival(
+            acl=acl,
+            sender=sender,
+            payload=message.data,
+            is_reply_allowed=self._is_answered(acl, sender, message.reply.encode()),
+            is_registered=acl is RequestAcl.NODE and self._is_known(sender),
+            leads=self._leads(),
+            describe_alone=self._alone,
+            now_ns=clock.now_ns(),
+            max_payload_bytes=self._connection.max_payload,
+            inbox_prefixes=self._subjects.inbox_prefixes,
+            config=self._config,
+            limits=self.limits,
+        )
 
     def _answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        self._under_way_bytes -= size_bytes
+        self.limits.end(size_bytes)
 
-    def _asker(self, door: RequestAcl, subject: str) -> str:
-        """Return the node id or principal in ``subject``, '' without one."""
-        return subject.removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
-
-    def _is_answered(self, door: RequestAcl, who: str, reply: bytes) -> bool:
+    def _is_answered(self, acl: RequestAcl, sender: str, reply: bytes) -> bool:
         """Return whether the reply subject is allowed: a node's own inbox, or an inbox of applications."""
-        if door is RequestAcl.NODE:
-            return reply.startswith(f"{self._subjects.inbox(who)}.".encode()) and self._node_inboxes.allows(reply)
+        if acl is RequestAcl.NODE:
+            return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)
         return self._is_inbox(reply)
-
-    def _refusal(self, door: RequestAcl, who: str, request: pb.ControlRequest, size_bytes: int) -> pb.ControlResponse | None:
-        """Return a rejection if the sender must not make this request on this subject.
-
-        It also rejects streams on inbox subjects, because the prefixes are a setting.
-        """
-        detail = fit(request, size_bytes) or refusal(door, who, request)
-        subject = request.createStream.subject
-        for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
-            if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
-                detail = f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
-        return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
 
     async def _answer(self, asker: str, reply: _Reply, request: pb.ControlRequest) -> None:
         if not may_be_logged(request):
@@ -249,14 +210,6 @@ class ControlDesk:
             await self._publish(lambda subject: self._is_inbox(subject) or self._node_inboxes(subject), reply, rejection)
 
 
-def _too_fast(request: pb.ControlRequest, who: str, wait_ms: int) -> pb.ControlResponse:
-    of = f"of {shown(who)}" if who else "of operators without a name of their own"
-    detail = f"more than {PER_PRINCIPAL} requests a second {of}, or {IN_ALL} in all: again in {wait_ms} ms"
-    response = error_response(request, pb.ControlResponse.UNAVAILABLE, detail)
-    response.retryAfterMs = wait_ms
-    return response
-
-
 # Forwarder: sends a request of any node to the metadata leader (``liftpy.core.metadata.forwarding``).
 
 
@@ -269,13 +222,16 @@ class Forwarder:
     def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
         self._connection = connection
         self._subject = subjects.control_node(node_id)
-        self._leader = ""
+        self._leadership = ("", 0)
         self._changed = asyncio.Event()
 
-    def leader_is(self, node_id: str) -> None:
-        """Set the known metadata leader. Unanswered requests to the previous one are repeated at once."""
-        if node_id and node_id != self._leader:
-            self._leader = node_id
+    def leader_is(self, node_id: str, term: int) -> None:
+        """Set the known metadata leader and its term. Requests that an earlier leadership has not answered are repeated at once.
+
+        A node that leads again, in a later term, may never have received them, for example because NATS was down.
+        """
+        if node_id and (node_id, term) != self._leadership:
+            self._leadership = (node_id, term)
             self._changed.set()
             self._changed = asyncio.Event()
 

@@ -23,7 +23,7 @@ from liftpy.errors import IncompatibleVersionError, LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.control import Forwarder
-from sidecar.metadata.group import Watcher
+from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn, unexpected
@@ -89,15 +89,15 @@ class FeedPublisher:
                 await publish_answer(publish, (self._is_inbox,), self.counters, message.reply, sealed)
 
 
-class FeedSubscriber:
-    """The other end: a node that is not a controller. Satisfies ``Group``; proposes through the controllers."""
+class FeedSubscriber(MetadataGroup):
+    """Backend of a node that is not a controller: it follows the feed, and sends requests to the controllers."""
 
     def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
+        super().__init__()
         self._subscription = FeedSubscription(node_id)
         self._connection = connection
         self._subjects = subjects
         self._forwarder = Forwarder(connection, subjects, node_id)
-        self._watchers: list[Watcher] = []
         self._leader = ""
         self._refused: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
@@ -119,21 +119,9 @@ class FeedSubscriber:
         found = {**self._refused, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
-    @property
-    def held(self) -> dict[str, int]:
-        """Empty: only controllers hold it."""
-        return {}
-
-    def watch(self, callback: Watcher) -> None:
-        """Call ``callback`` after each change of the image."""
-        self._watchers.append(callback)
-
     def distrust(self) -> None:
         """Request the image again as a snapshot, because the feed contradicts it."""
         self._subscription.start_again()
-
-    def bus_changed(self, online: bool) -> None:
-        """Do nothing: missed entries are noticed as a gap."""
 
     async def start(self) -> None:
         """Follow the feed; returns with the first image."""
@@ -141,12 +129,6 @@ class FeedSubscriber:
         self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
-
-    def retire(self) -> None:
-        """Do nothing: there is no leadership."""
-
-    async def hand_over(self) -> None:
-        """Do nothing: there is no leadership."""
 
     async def stop(self) -> None:
         """Stop following."""
@@ -169,18 +151,6 @@ class FeedSubscriber:
             await asyncio.sleep(0.005)
         return False
 
-    def status(self) -> list[pb.ControllerStatus]:
-        """Return []: only controllers know it."""
-        return []
-
-    async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return None: only controllers know it."""
-        return None
-
-    def ticks(self) -> dict[str, float]:
-        """Return {}: there are no ticks."""
-        return {}
-
     async def _published(self, message: Any) -> None:
         try:
             entry = frames.decode(message.data, pb.FeedEntry)
@@ -193,8 +163,7 @@ class FeedSubscriber:
 
     def _show(self, before: ClusterImage) -> None:
         try:
-            for watcher in self._watchers:
-                watcher(before, self.image)
+            self._notify(before, self.image)
         except Exception as error:  # nats-py, which calls this, would note it and go on
             unexpected("following the feed", error)
 

@@ -1,15 +1,12 @@
-"""``GroupRole``: the current role of this node in the metadata group: a controller, or a follower of the feed. It can
-change at run time.
+"""``GroupRole``: exchanges the backend of the metadata group on this node. A controller has a ``RaftMember``, any other node a
+``FeedSubscriber``.
 
-The group's log names the controllers [M10]. The settings name them only if the log never has. A node that the feed
-names becomes a member
-in addition to its feed. When it has caught up, it takes its image from the member. A member that the log no longer
-names first follows the
-feed, then stops being a member. The visible image never goes back, and watchers see one change.
+The log of the group names the controllers [M10]. The settings name them only if the log never has. A node that the feed names
+starts a member in addition to its feed. When the member has caught up, the node takes its image from the member. A member that the
+log no longer names first follows the feed, then stops the member. The visible image never goes back, and watchers see one change.
 
-A single controller with a new directory first asks whether a group runs. Other controllers may have joined it since its
-settings were
-written, and it must not start a second group.
+A single controller with a new directory first asks whether a group runs. Other controllers may have joined it since its settings
+were written, and it must not start a second group.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -62,10 +58,10 @@ MakeMember = Callable[[ControllerList | None], RaftMember]
 
 
 class GroupRole:
-    """Part of this node in the metadata group, as controller or feed follower.
+    """Current backend of this node, and the next one while it starts.
 
-    It implements ``MetadataGroup``. ``make_member``: opens the ``raft`` directory with the given controllers, or those of the
-    settings (None). ``has_journal``: whether that directory has a journal.
+    ``make_member``: opens the ``raft`` directory with the given controllers, or those of the settings (None). ``has_journal``:
+    whether that directory has a journal.
     """
 
     def __init__(
@@ -162,16 +158,20 @@ class GroupRole:
         """Stop."""
         self._stays = True
         await end_tasks([self._task])
-        for group in (self._next, self._current):
-            if group is not None:
-                await group.stop()
+        for backend in reversed(self.backends):
+            await backend.stop()
 
     # ---- the role ------------------------------------------------------------------------------------------------------
     @property
     def current(self) -> RaftMember | FeedSubscriber:
-        """Current part of this node in the group."""
+        """Current backend."""
         assert self._current is not None
         return self._current
+
+    @property
+    def backends(self) -> list[RaftMember | FeedSubscriber]:
+        """The current backend, and the next one while it starts."""
+        return [backend for backend in (self._current, self._next) if backend is not None]
 
     @property
     def is_controller(self) -> bool:
@@ -267,7 +267,7 @@ class GroupRole:
                 ", ".join(now.voters),
             )
 
-    # ---- MetadataGroup -------------------------------------------------------------------------------------------------
+    # ---- what is seen of it --------------------------------------------------------------------------------------------
     def _changed(self, before: ClusterImage, image: ClusterImage) -> None:
         if image is self.image:  # else of the one before, which is about to end
             self._show(before, image)
@@ -284,70 +284,20 @@ class GroupRole:
         return self.current.image
 
     @property
-    def leader(self) -> str:
-        """Known metadata leader."""
-        return self.current.leader
-
-    @property
     def counters(self) -> dict[str, int]:
-        """Counters as in ``MetadataGroup``, over all roles so far."""
+        """Counters of all backends so far."""
         counted = Counter(self._counted)
         counted.update(self.current.counters)
         return dict(counted)
 
-    @property
-    def held(self) -> dict[str, int]:
-        """Values as in ``MetadataGroup``."""
-        return self.current.held
-
     def watch(self, callback: Watcher) -> None:
-        """Call ``callback`` after each change of the image, whatever the role."""
+        """Call ``callback`` after each change of the image, also after a change of the backend."""
         self._watchers.append(callback)
 
-    def distrust(self) -> None:
-        """Request the image again, as in ``MetadataGroup``."""
-        self.current.distrust()
-
-    def bus_changed(self, online: bool) -> None:
-        """The connection was lost or is back."""
-        for group in (self._current, self._next):
-            if group is not None:
-                group.bus_changed(online)
-
-    def prefer(self, every_s: float) -> None:
-        """Set the interval, as in ``RaftMember``, now and after a change of the role."""
-        for role in (self._current, self._next):
-            if isinstance(role, RaftMember):
-                role.prefer(every_s)
-
     def retire(self) -> None:
-        """Prepare the stop, as in ``MetadataGroup``. The role does not change any more."""
+        """Prepare the stop of this node. The backend does not change any more."""
         self._stays = True
         self.current.retire()
-
-    async def hand_over(self) -> None:
-        """Transfer the leadership, as in ``MetadataGroup``."""
-        await self.current.hand_over()
-
-    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Propose a request, as in ``MetadataGroup``."""
-        return await self.current.propose(request, timeout_s)
-
-    async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Wait for a barrier, as in ``MetadataGroup``."""
-        return await self.current.barrier(timeout_s)
-
-    def status(self) -> list[pb.ControllerStatus]:
-        """Return the members, as in ``MetadataGroup``."""
-        return self.current.status()
-
-    async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the events, as in ``MetadataGroup``."""
-        return await self.current.events(question)
-
-    def ticks(self) -> dict[str, float]:
-        """Return the ticks, as in ``MetadataGroup``."""
-        return self.current.ticks()
 
 
 # Joins the metadata group, as a controller or as a follower of the feed, on its own NATS connection.
@@ -362,7 +312,7 @@ _PING_INTERVAL_S = 1
 
 
 class GroupLink:
-    """The connection and the group on it. ``open`` connects, ``group.start`` joins, ``close`` leaves both.
+    """The connection of the group, and the role on it. ``open`` connects and joins, ``close`` leaves and disconnects.
 
     ``counters``: where messages are counted that the connection could not take.
     """
@@ -389,7 +339,7 @@ class GroupLink:
         self._subjects = subjects
         self._inboxes = inboxes
         self._connection = StrictConnection(counters)
-        self._group: GroupRole | None = None
+        self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
         """Connect and join; returns when the local image is one that the group has had. Keeps trying until cancelled."""
@@ -418,7 +368,7 @@ class GroupLink:
                 connect=self._connect_for_events,
             )
 
-        self._group = GroupRole(
+        self._role = GroupRole(
             settings,
             self._connection,
             self._subjects,
@@ -426,16 +376,19 @@ class GroupLink:
             lambda: FeedSubscriber(settings.node_id, self._connection, self._subjects),
             lambda: (self._folder.raft / "journal").exists(),
         )
-        await self._group.start()
+        await self._role.start()
         rights.started()
-        return self._group
+        return self._role
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval, as in ``RaftMember``, also for a later role."""
+        """Set the interval of the preferred-leader check, also for a later backend. ``every_s``: seconds, 0: never."""
         config = replace(self._settings.replication, preferred_leader_interval_s=every_s)
         self._settings = replace(self._settings, replication=config)
-        if self._group is not None:
-            self._group.prefer(every_s)
+        for backend in self._backends():
+            backend.prefer(every_s)
+
+    def _backends(self) -> list[RaftMember | FeedSubscriber]:
+        return self._role.backends if self._role is not None else []
 
     async def _connect_for_events(self) -> Client:
         connection = await open_connection(
@@ -484,17 +437,17 @@ class GroupLink:
         logger.error("NATS, group's connection: a message can't be taken: %r", error, exc_info=error)
 
     async def _disconnected(self) -> None:
-        if self._group is not None:
-            self._group.bus_changed(False)
+        for backend in self._backends():
+            backend.bus_changed(False)
 
     async def _reconnected(self) -> None:
-        if self._group is not None:
-            self._group.bus_changed(True)
+        for backend in self._backends():
+            backend.bus_changed(True)
 
     async def close(self) -> None:
         """Hand leadership over, leave, disconnect."""
-        if self._group is not None:
-            await self._group.stop()
+        if self._role is not None:
+            await self._role.stop()
         with contextlib.suppress(Exception):
             await self._connection.flush(1)
         with contextlib.suppress(Exception):

@@ -1,11 +1,11 @@
 """GroupThread: runs the metadata group in its own thread with its own event loop.
 
-However long the partitions of a node keep their loop (an election of thousands, a burst of fetches, a report), Raft ticks, frames are
-answered and heartbeats leave: they wait for the interpreter only, which changes threads twice a millisecond here. And a flush of the
-group's journal keeps no partition waiting.
+A long turn of the loop of the node delays neither Raft ticks nor answers to frames nor heartbeats: an election of thousands of
+partitions, a burst of fetches, or a report. They wait for the interpreter only, which changes threads twice a millisecond. A flush
+of the journal of the group delays no partition.
 
-What crosses over is little: requests and their answers, and the image, a frozen value. Of images that come faster than the node's loop
-turns, only the newest is shown, as one change. Nothing else of the group is touched from the node's loop but to be read.
+Requests, their answers and the image cross the threads. The image is a frozen value. If images come faster than the loop of the
+node turns, the node sees only the newest one, as one change. The loop of the node reads all other values without a lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.group import Watcher
+from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.group_role import GroupLink, GroupRole
 from sidecar.runtime.tasks import elsewhere, fatal_on
 
@@ -34,28 +34,31 @@ _ERRORS = {number: name.lower() for name, number in pb.ControlResponse.Error.ite
 T = TypeVar("T")
 
 
-class GroupThread:
-    """The metadata group in a thread.
+class GroupThread(MetadataGroup):
+    """``MetadataGroup`` on the loop of the node, over the current backend in a thread.
 
-    It implements ``MetadataGroup`` on the loop of the node. ``make_link`` is called in the thread.
+    ``make_link`` is called in the thread. ``fatal`` is called on the loop of the node.
     """
 
-    def __init__(self, make_link: Callable[[], GroupLink], instruments: Instruments | None = None) -> None:
+    def __init__(
+        self, make_link: Callable[[], GroupLink], fatal: Callable[[Exception], None], instruments: Instruments | None = None
+    ) -> None:
+        super().__init__()
         self._instruments = instruments or Instruments()
         self._make_link = make_link
+        self._fatal = fatal
         self._home = asyncio.get_running_loop()
         self.loop: asyncio.AbstractEventLoop = type(self._home)()
-        """The group's own loop."""
+        """Event loop of the thread."""
         self._thread = threading.Thread(target=self._run, name="liftpy-group", daemon=True)
         self._link: GroupLink | None = None
-        self._inner: GroupRole | None = None
-        self._watchers: list[Watcher] = []
+        self._role: GroupRole | None = None
         self._newest = ClusterImage()
         """Newest image of the group. The thread writes it."""
         self._shown = self._newest
         """Image that the watchers have seen."""
         self._announced = False
-        """``_show`` is on its way."""
+        """True if ``_show`` is scheduled."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -66,35 +69,30 @@ class GroupThread:
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
             self.loop.close()
 
-    async def open(self, fatal: Callable[[Exception], None]) -> GroupThread:
-        """Connect and join, as ``GroupLink.open``. ``fatal`` is called on the node's loop."""
+    async def start(self) -> None:
+        """Connect and join; returns when the local image is one that the group has had. Retries until it is canceled."""
 
         def fatal_at_home(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the node's loop has ended already
-                self._home.call_soon_threadsafe(fatal, error)
+                self._home.call_soon_threadsafe(self._fatal, error)
 
         async def join() -> None:
             fatal_on(asyncio.get_running_loop(), fatal_at_home)
             self._link = self._make_link()
-            self._inner = await self._link.open(fatal_at_home)
-            self._newest = self._shown = self._inner.image
-            self._inner.watch(self._changed)
+            self._role = await self._link.open(fatal_at_home)
+            self._newest = self._shown = self._role.image
+            self._role.watch(self._changed)
 
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
-        await self.there(join())
-        return self
+        await elsewhere(self.loop, join())
 
-    async def there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` on the loop of the group and return its result."""
-        return await elsewhere(self.loop, work)
-
-    async def close(self) -> None:
-        """Hand leadership over, leave, disconnect, end the thread."""
+    async def stop(self) -> None:
+        """Transfer the metadata leadership, leave, disconnect, end the thread."""
         if not self._thread.is_alive():
             return
         if self._link is not None:
-            await self.there(self._link.close())
+            await elsewhere(self.loop, self._link.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT_S)
 
@@ -111,15 +109,22 @@ class GroupThread:
         self._announced = False  # before the look: what comes after it is announced again
         before, self._shown = self._shown, self._newest
         if self._shown is not before:
-            for watcher in self._watchers:
-                watcher(before, self._shown)
+            self._notify(before, self._shown)
 
-    # ---- MetadataGroup -----------------------------------------------------------------------------------------------------------
+    # ---- MetadataGroup -------------------------------------------------------------------------------------------------
     @property
-    def inner(self) -> GroupRole:
-        """The group itself, for calls on its own loop."""
-        assert self._inner is not None
-        return self._inner
+    def role(self) -> GroupRole:
+        """Role of this node, which has the current backend. Use it on ``loop``."""
+        assert self._role is not None
+        return self._role
+
+    async def _there(self, call: Callable[[MetadataGroup], Coroutine[Any, Any, T]]) -> T:
+        """Call the current backend on the loop of the thread, and return the result."""
+
+        async def called() -> T:
+            return await call(self.role.current)
+
+        return await elsewhere(self.loop, called())
 
     @property
     def image(self) -> ClusterImage:
@@ -127,40 +132,36 @@ class GroupThread:
         return self._shown
 
     @property
+    def leader(self) -> str:
+        """Node id of the known metadata leader, '' for none."""
+        return self.role.current.leader
+
+    @property
     def is_controller(self) -> bool:
         """True if this node is a controller now."""
-        return self.inner.is_controller
+        return self.role.is_controller
 
     @property
     def decides(self) -> bool:
         """True if the image is certainly committed, and not only received on the feed."""
-        return self.inner.decides
-
-    @property
-    def leader(self) -> str:
-        """Known metadata leader."""
-        return self.inner.leader
+        return self.role.decides
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters, as in ``MetadataGroup``."""
-        return _read(lambda: self.inner.counters, {})
+        """Counters of all backends so far."""
+        return _read(lambda: self.role.counters, {})
 
     @property
     def held(self) -> dict[str, int]:
-        """Values, as in ``MetadataGroup``."""
-        return _read(lambda: self.inner.held, {})
-
-    def watch(self, callback: Watcher) -> None:
-        """Call ``callback`` on the node's loop after changes of the image."""
-        self._watchers.append(callback)
+        """Bytes and counts that this node holds for the group as a controller."""
+        return _read(lambda: self.role.current.held, {})
 
     def distrust(self) -> None:
-        """Request the image again, as in ``MetadataGroup``."""
-        self.loop.call_soon_threadsafe(self.inner.distrust)
+        """Load the image again, because a controller has contradicted it."""
+        self.loop.call_soon_threadsafe(lambda: self.role.current.distrust())
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval, as in ``GroupLink``."""
+        """Set the interval of the preferred-leader check, also for a later backend. ``every_s``: seconds, 0: never."""
 
         def there() -> None:
             if self._link is not None:
@@ -168,47 +169,40 @@ class GroupThread:
 
         self.loop.call_soon_threadsafe(there)
 
-    async def start(self) -> None:
-        """``open`` has done it."""
-
     def retire(self) -> None:
-        """Prepare the stop. The next tick of the group sees it."""
-        self.inner.retire()
+        """Prepare the stop of this node. The next tick of the group sees it."""
+        self.role.retire()
 
     async def hand_over(self) -> None:
-        """Transfer the leadership, as in ``MetadataGroup``."""
-        await self.there(self.inner.hand_over())
-
-    async def stop(self) -> None:
-        """Stop, as ``close``."""
-        await self.close()
+        """Transfer the metadata leadership to another member, if this node has it."""
+        await self._there(lambda backend: backend.hand_over())
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Propose a request, as in ``MetadataGroup``. Do not change it before the answer."""
+        """Let the metadata leader decide ``request``. Do not change it before the answer."""
         began = time.monotonic()
-        response = await self.there(self.inner.propose(request, timeout_s))
+        response = await self._there(lambda backend: backend.propose(request, timeout_s))
         self._instruments.proposals.observe(time.monotonic() - began)
         if response.error != pb.ControlResponse.OK:
             self._instruments.proposals_failed[_ERRORS.get(response.error, "unknown")] += 1
         return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Wait for a barrier, as in ``MetadataGroup``. The watchers have seen the image, too."""
-        done = await self.there(self.inner.barrier(timeout_s))
+        """Wait until the image has everything that was committed before. The watchers have seen it, too."""
+        done = await self._there(lambda backend: backend.barrier(timeout_s))
         self._show()
         return done
 
     def status(self) -> list[pb.ControllerStatus]:
         """Return the members as known here."""
-        return _read(self.inner.status, [])
+        return _read(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the events, as in ``MetadataGroup``."""
-        return await self.there(self.inner.events(question))
+        """Return the cluster events, None if this node is no controller."""
+        return await self._there(lambda backend: backend.events(question))
 
     def ticks(self) -> dict[str, float]:
-        """Return the ticks, as in ``MetadataGroup``."""
-        return _read(self.inner.ticks, {})
+        """Return the delays of the ticks of a controller."""
+        return _read(lambda: self.role.current.ticks(), {})
 
 
 def _read(read: Callable[[], T], otherwise: T) -> T:

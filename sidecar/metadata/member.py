@@ -54,7 +54,7 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.metadata.cluster_events import EventsDesk, EventWriter
 from sidecar.metadata.control import ControlDesk, Forwarder
 from sidecar.metadata.feed import FeedPublisher
-from sidecar.metadata.group import Watcher
+from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
 from sidecar.quorum.codec import seal, unseal
@@ -75,8 +75,8 @@ _SAY_EVERY_S = 10.0
 """Interval at which a slow start logs what it waits for, in seconds."""
 
 
-class RaftMember:
-    """One controller on its own NATS connection. It implements ``Group``.
+class RaftMember(MetadataGroup):
+    """Backend of a controller, on its own NATS connection.
 
     ``connect``: opens the connection for the event stream. ``is_inbox``: whether a reply subject is allowed [A5].
     ``fatal``: called once when the disk or the state machine fails.
@@ -94,6 +94,7 @@ class RaftMember:
         elections: bool = False,
         connect: Callable[[], Awaitable[Client]] | None = None,
     ) -> None:
+        super().__init__()
         check_library()
         self.node_id = node_id = opened.node_id
         self._connection = connection
@@ -130,7 +131,6 @@ class RaftMember:
             lambda node_id: node_id in self.image.nodes,
             config,
         )
-        self._watchers: list[Watcher] = []
         self._subscriptions: list[Any] = []
         self._listens_since = time.monotonic()
         """Time since which it waits for a leader, or last asked whether this node is a controller."""
@@ -153,12 +153,11 @@ class RaftMember:
         """Process the result of a tick: the log, its display, and the next actions."""
         self._log.probation.look()
         self._ask_when_unled()
-        self._forwarder.leader_is(self._log.leader_id)
+        self._forwarder.leader_is(self._log.leader_id, self._log.term)
         image, before = self.image, self._shown
         if image is not before:
             self._shown = image
-            for watcher in self._watchers:
-                watcher(before, image)
+            self._notify(before, image)
         self._orders.look()
         self._events.look()
 
@@ -205,7 +204,7 @@ class RaftMember:
         """Index of the first list without this node, as far as it knows."""
         return max(self.controllers.index, self._log.core.dismissed_at)
 
-    # ---- Group ---------------------------------------------------------------------------------------------------------
+    # ---- MetadataGroup ---------------------------------------------------------------------------------------------------------
     @property
     def image(self) -> ClusterImage:
         """The image as applied here."""
@@ -215,6 +214,11 @@ class RaftMember:
     def leader(self) -> str:
         """Known metadata leader."""
         return self._log.leader_id
+
+    @property
+    def is_controller(self) -> bool:
+        """True: only a controller has this backend."""
+        return True
 
     @property
     def counters(self) -> dict[str, int]:
@@ -233,13 +237,6 @@ class RaftMember:
     def held(self) -> dict[str, int]:
         """Values of ``MemberLog.held``, and the frames that wait for a tick."""
         return {**self._log.held, "inbox_bytes": self._driver.inbox_bytes}
-
-    def watch(self, callback: Watcher) -> None:
-        """Call ``callback`` after each change of the image."""
-        self._watchers.append(callback)
-
-    def distrust(self) -> None:
-        """Do nothing: committed entries cannot be contradicted."""
 
     async def start(self) -> None:
         """Listen and tick; returns when a barrier that was committed since is applied here, or the node is no controller any more."""
@@ -338,7 +335,7 @@ class RaftMember:
         self._log.core.destroy()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Let the leader, which may be this node, decide ``request``. See ``Group``."""
+        """Let the leader, which may be this node, decide ``request``."""
         return await self._forwarder.until_decided(request, timeout_s, self._decide_here)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:

@@ -33,7 +33,7 @@ from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartb
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
-from sidecar.metadata.group import MetadataGroup
+from sidecar.metadata.group_role import GroupRole
 from sidecar.metadata.group_thread import GroupThread
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
@@ -52,13 +52,13 @@ class HeartbeatPace(NamedTuple):
 
 
 class Heartbeats:
-    """Sends heartbeats. ``run`` runs on the loop of ``group``, ``answered`` is called on the creator's loop. ``pace`` may
+    """Sends heartbeats. ``run`` runs on the loop of ``role``, ``answered`` is called on the creator's loop. ``pace`` may
     change at any time.
     """
 
-    def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
+    def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
         self.pace = pace
-        self._group = group
+        self._role = role
         self._heartbeat = heartbeat
         self._answered = answered
         self._home = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class Heartbeats:
     async def _one_beat(self) -> None:
         request = pb.ControlRequest(heartbeat=self._heartbeat)
         sent_ns = clock.now_ns()
-        response = await self._group.propose(request, self.pace.session_s / 2)
+        response = await self._role.current.propose(request, self.pace.session_s / 2)
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
             self._home.call_soon_threadsafe(self._answered, sent_ns, response)
 
@@ -221,7 +221,7 @@ class Membership:
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
         SPOKEN.tell(heartbeat)
         pace = self._pace(self._group.image)
-        self._beats = beats = Heartbeats(self._group.inner, heartbeat, pace, self._answered)
+        self._beats = beats = Heartbeats(self._group.role, heartbeat, pace, self._answered)
         self._compare(self._group.image)
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
 

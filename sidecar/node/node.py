@@ -1,5 +1,7 @@
 """Builds one node from its settings, runs it as a process until SIGTERM or SIGINT, and shuts it down in order.
 
+``Node._components`` is the list of its parts, with a start and a close of each.
+
 Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
 metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
 host parts of the partitions. Stop: transfer leaderships, close and flush partitions, tell the group, transfer its
@@ -72,6 +74,7 @@ from sidecar.partition.scrub import Scrub
 from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
+from sidecar.runtime.components import Component, begun, close_all, close_of, no_step, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import look_seldom, memory_bytes, retain_freed_memory
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, leave_the_process_in, momentary, never_again
@@ -177,6 +180,10 @@ class Node:
             settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._bounds, self._keys
         )
         self._unwatch: Callable[[], None] = lambda: None
+        self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
+        """Counts of the logs that the worker processes have recovered."""
+        self._logs_are_clean = False
+        """During the stop: everything that was acknowledged is on the disk, as far as the components have closed."""
 
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         return None if self.partitions is None else self.partitions.reads_of(key)
@@ -200,49 +207,105 @@ class Node:
         if self._services is not None:
             self._services.said_here(message, inbox, told)
 
+    # ---- components ------------------------------------------------------------------------------------------------------
+    def _components(self) -> list[Component]:
+        """Return the parts of the node. They start in this order, and close in the reverse order."""
+        return [
+            Component("task failures", self._watch_tasks, self._unwatch),
+            Component("loop watch", self._loop_watch.start, self._loop_watch.close),
+            Component("tracing", self._tracing.start, self._tracing.close),
+            Component("supervisor", self._start_supervisor),
+            Component("flush thread", close=self._flush_beside.close),
+            Component("disk threads", close=lambda: self._pool.shutdown(wait=False, cancel_futures=True)),
+            Component("data directory", self._open_folder, close_of(self._folder)),
+            Component("node file", self._open_identity, self._end_cleanly),
+            Component("timers", close=self._timers.close),
+            Component("status", self.status.open_page, self.status.close),
+            Component("connections", self._connect, close_of(self._links)),
+            Component("dropped publishes", close=self._drops.close),
+            Component("metadata group", self._recover_and_join, self._thread.stop if self._thread is not None else no_step),
+            Component("idle partitions", close=close_of(self._quiet)),
+            Component("probes", close=close_of(self._probes)),
+            Component("proposals", close=close_of(self._proposals)),
+            Component("membership", close=self._report_stop),
+            Component("promises", self._open_promises, close_of(self._promises)),
+            Component("registration", self._register),
+            Component("partitions", self._open_partitions, self._close_partitions),
+            Component("heartbeats", close=close_of(self._membership)),
+            Component("coordinators", close=self._coordinators.close),
+            Component("leaderships", close=self._transfer_leaderships),
+            Component("JetStream API", self._serve_jetstream, close_of(self._jetstream)),
+            Component("scrub", close=close_of(self._scrub)),
+            Component("housekeeping", close=close_of(self._housekeeping)),
+            Component("service", self._rights.started, self._retire),
+        ]
+
     # ---- up ----------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:
-        """Start all parts. Return the values of the ready line of ``--json``."""
-        settings = self.settings
+        """Start all components. Return the values of the ready line of ``--json``."""
+        await start_all(self._components())
+        return {"node": self.settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _watch_tasks(self) -> None:
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
-        self._loop_watch.start()
-        self._tracing.start()
+
+    def _start_supervisor(self) -> None:
         self.supervisor.start(self.health.live, self.health.ready, self._doing)
-        self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
-        self._try_out_flushes(folder.path)
-        self._identity = identity = NodeFile(folder, settings.node_id)
-        await self.status.open_page()
-        self._links = links = await open_links(settings, self._memory.intake, self._memory.room, self._keys)
+
+    def _open_folder(self) -> None:
+        self._folder = DataFolder(self.settings.data, OpenMaps(self._budget.maps))
+        self._try_out_flushes(self._folder.path)
+
+    def _open_identity(self) -> None:
+        self._identity = NodeFile(begun(self._folder), self.settings.node_id)
+
+    async def _connect(self) -> None:
+        self._links = links = await open_links(self.settings, self._memory.intake, self._memory.room, self._keys)
         self._look_at_rights(links)
-        await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
-        previous = identity.previous
+
+    async def _recover_and_join(self) -> None:
+        """Recover the logs and join the metadata group side by side, because the group may have to elect a leader first."""
+        settings, folder, previous = self.settings, begun(self._folder), begun(self._identity).previous
+        bus = begun(self._links).replication
+        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         began = time.monotonic()
         await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
         recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
-        try:  # side by side: the group may have to elect a leader first, which is waiting
-            self._thread = GroupThread(
+        try:
+            self._thread = group = GroupThread(
                 lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys),
+                self.fatal,
                 self.instruments,
             )
-            self.group = group = await self._thread.open(self.fatal)
+            await group.start()
+            self.group = group
             self._membership = Membership(settings, group, self._heard, self.fatal)
             await asyncio.shield(recovery)
-            elsewhere = await self._workers.recovered()
+            self._recovered_elsewhere = await self._workers.recovered()
             self.instruments.recovery_s = time.monotonic() - began
             self._tracing.recovered(self.instruments.recovery_s, self._recovered.names, self._recovered.damaged)
         finally:
             await end_tasks([recovery])
-        held = self._recovered.names.__contains__
+
+    async def _open_promises(self) -> None:
+        folder, held = begun(self._folder), self._recovered.names.__contains__
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
-        lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, group.image)
-        damaged = bool(self._recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
-        self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect) + elsewhere["suspect"]
+
+    async def _register(self) -> None:
+        """Register the node with what its logs are worth, and start the heartbeats."""
+        folder, identity, membership = begun(self._folder), begun(self._identity), begun(self._membership)
+        recovered, elsewhere, previous = self._recovered, self._recovered_elsewhere, identity.previous
+        image = begun(self.group).image
+        lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, image)
+        damaged = bool(recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
+        self.counters["logs that a failed flush had closed"] += len(recovered.suspect) + elsewhere["suspect"]
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
         # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
-        await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns(), silences=1))
-        self.incarnation = await self._membership.register(
+        inquiry = Predecessor(clock.now_ns(), silences=1)
+        await wait_for_predecessor(begun(self._links).replication, self.subjects, self.settings.node_id, inquiry)
+        self.incarnation = await membership.register(
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,
             flushed_always=previous.flushed_always and not damaged,
@@ -251,25 +314,29 @@ class Node:
             partition_budget=self._budget.partitions,
         )
         identity.begin(self.incarnation)
-        self._membership.start()  # now: opening the logs may take longer than a session
-        self._build(links, self.group, folder, identity, self._promises)
+        membership.start()  # now: opening the logs may take longer than a session
+
+    async def _open_partitions(self) -> None:
+        """Build what serves the partitions, and open those of the image."""
+        folder, group, promises = begun(self._folder), begun(self.group), begun(self._promises)
+        self._build(begun(self._links), group, folder, begun(self._identity), promises)
         LOGS.facts["incarnation"] = self.incarnation
-        logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
-        assert self.partitions is not None
-        self.partitions.image_changed(ClusterImage(), self.group.image)
-        self.group.watch(self.partitions.image_changed)
-        self._workers.begin(self.incarnation, self.group)
-        self._follow(self.group)
-        await self.partitions.settled()
+        logger.info("node %s is up as incarnation %d", self.settings.node_id, self.incarnation)
+        await self._open_those_of_the_image(group)
+        await begun(self._membership).live(_LIVE_TIMEOUT_S)
+        self._keep_unknown(folder, group, promises)
+
+    async def _open_those_of_the_image(self, group: MetadataGroup) -> None:
+        partitions = begun(self.partitions)
+        partitions.image_changed(ClusterImage(), group.image)
+        group.watch(partitions.image_changed)
+        self._workers.begin(self.incarnation, group)
+        self._follow(group)
+        await partitions.settled()
         await self._workers.settled()
         self._opened = True
         self._recovered.close()
-        self.partitions.leave_behind(self._recovered.names)
-        await self._membership.live(_LIVE_TIMEOUT_S)
-        self._keep_unknown(folder, self.group, self._promises)
-        self._serve_jetstream(links)
-        self._rights.started()
-        return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+        partitions.leave_behind(self._recovered.names)
 
     def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
         """Return logs with this node in the ISR whose directory is missing [S17]. Marks of other missing logs are removed."""
@@ -296,9 +363,9 @@ class Node:
                 name,
             )
 
-    def _serve_jetstream(self, links: Links) -> None:
+    def _serve_jetstream(self) -> None:
         if self.settings.jetstream_api:
-            self._jetstream = JetStreamDesk(links.reads, self.settings, self._inboxes, self.counters, self._keys)
+            self._jetstream = JetStreamDesk(begun(self._links).reads, self.settings, self._inboxes, self.counters, self._keys)
             self._jetstream.open()
 
     def _follow(self, group: MetadataGroup) -> None:
@@ -542,70 +609,74 @@ class Node:
         await self._stopping.wait()
 
     async def stop(self) -> int:
-        """Take everything down; return the exit code. May be called after a failed start."""
+        """Close all components; return the exit code. May be called after a failed start.
+
+        Each component closes even if another one fails. Then the stop is not clean, and the first error is raised at the end.
+        """
         began = time.monotonic()
         self.supervisor.stopping()
-        clean = self._failure is None and self.partitions is not None
-        if self.group is not None:
-            self.group.retire()
-        if self._housekeeping is not None:
-            await self._housekeeping.close()
-        if self._scrub is not None:
-            await self._scrub.close()
-        if self._jetstream is not None:
-            await self._jetstream.close()
-        registered = self._membership if self._membership is not None and self._membership.incarnation else None
-        if registered is not None and self._hand_over and clean:
-            if self.group is not None:
-                await self.group.hand_over()  # first: what follows needs a metadata leader that stays
-            if self.partitions is not None:
-                elsewhere = attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
-                await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
-                await elsewhere
-            await registered.drain(_DRAIN_TIMEOUT_S)
-        await self._coordinators.close()
-        if self._membership is not None:
-            await self._membership.close()
-        workers = attended(self._workers.stop())
-        if self.partitions is not None:
-            clean = await self.partitions.stop() and clean
-        clean = await workers and clean
-        if self._promises is not None:
-            await self._promises.close()
-        if registered is not None and self._hand_over and self._failure is None:
-            await registered.leave(_LEAVE_TIMEOUT_S)
-        if self._proposals is not None:
-            await self._proposals.close()
-        if self._probes is not None:
-            await self._probes.close()
-        if self._quiet is not None:
-            self._quiet.close()
-        if self._thread is not None:
-            await self._thread.close()
-        self._drops.close()
-        if self._links is not None:
-            await self._links.close()
-        await self.status.close()
-        self._timers.close()
-        opened = self.partitions is not None
-        clean = stopped_cleanly(failed=self._failure is not None, opened=opened, logs_are_clean=clean, repairs=self._repairs)
-        self.was_clean = clean
-        if self._identity is not None and clean:
-            self._identity.end_cleanly()
-        if self._folder is not None:
-            self._folder.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._flush_beside.close()
-        self._tracing.close()
-        self._loop_watch.close()
-        self._unwatch()
+        self._logs_are_clean = self._failure is None and self.partitions is not None
+        errors: list[Exception] = []
+
+        def failed(error: Exception) -> None:
+            errors.append(error)
+            self._logs_are_clean = False
+
+        await close_all(self._components(), failed)
         took_s = time.monotonic() - began
         LOGS.suppression.tell(all_of_it=True)
         who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
-        logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if clean else "no", took_s)
+        logger.info("node %s stopped clean=%s seconds=%.2f", who, "yes" if self.was_clean else "no", took_s)
+        if errors:
+            raise errors[0]
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
+
+    @property
+    def _registered(self) -> Membership | None:
+        """Membership of a process that has registered."""
+        return self._membership if self._membership is not None and self._membership.incarnation else None
+
+    def _retire(self) -> None:
+        if self.group is not None:
+            self.group.retire()
+
+    async def _transfer_leaderships(self) -> None:
+        registered = self._registered
+        if registered is None or not (self._hand_over and self._logs_are_clean):
+            return
+        if self.group is not None:
+            await self.group.hand_over()  # first: what follows needs a metadata leader that stays
+        if self.partitions is not None:
+            elsewhere = attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
+            await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
+            await elsewhere
+        await registered.drain(_DRAIN_TIMEOUT_S)
+
+    async def _close_partitions(self) -> None:
+        workers = attended(self._workers.stop())
+        try:
+            if self.partitions is not None:
+                self._logs_are_clean = await self.partitions.stop() and self._logs_are_clean
+        finally:
+            self._logs_are_clean = await workers and self._logs_are_clean
+
+    async def _report_stop(self) -> None:
+        registered = self._registered
+        if registered is not None and self._hand_over and self._failure is None:
+            await registered.leave(_LEAVE_TIMEOUT_S)
+
+    def _end_cleanly(self) -> None:
+        """Write the clean-stop marker if all data is on disk [S9]."""
+        self.was_clean = stopped_cleanly(
+            failed=self._failure is not None,
+            opened=self.partitions is not None,
+            logs_are_clean=self._logs_are_clean,
+            repairs=self._repairs,
+        )
+        if self._identity is not None and self.was_clean:
+            self._identity.end_cleanly()
 
 
 # Memory for publishes in progress and for readers in this process: the sums and their limits.

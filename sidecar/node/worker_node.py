@@ -15,12 +15,13 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.worker_assignment import WorkerShare
-from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.node_health import Synced
 from liftpy.core.wire._pb import replication_pb2
 from liftpy.core.wire.worker_frames import LEASE, Frame, FrameKind
@@ -32,15 +33,15 @@ from sidecar.disk.files import OpenMaps
 from sidecar.metadata.identity import WorkerMarks
 from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
+from sidecar.runtime.components import Component, Step, begun, no_step, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import look_seldom, retain_freed_memory
 from sidecar.runtime.restarts import momentary, never_again
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
-from sidecar.runtime.tasks import attended, fatal_on, run_loop, spawn
+from sidecar.runtime.tasks import attended, run_loop, spawn
 from sidecar.status.sampler import Said, Sampler
 from sidecar.status.status_api import StatusDesk
-from sidecar.transport.connections import open_links
 from sidecar.workers.channel import Channel
 from sidecar.workers.merged_status import Telling
 from sidecar.workers.relayed_group import RelayedGroup
@@ -87,41 +88,65 @@ class WorkerNode(Node):
         self.supervisor = Supervisor("")
 
     # ---- up --------------------------------------------------------------------------------------------------------------
+    def _components(self) -> list[Component]:
+        """Return the parts of the node, with the starts of a worker. What the main process does once has no start here."""
+        starts: dict[str, Step] = {
+            "task failures": self._watch_tasks,
+            "loop watch": self._loop_watch.start,
+            "supervisor": self._start_signs,
+            "data directory": self._open_folder,
+            "node file": self._open_marks,
+            "connections": self._connect,
+            "metadata group": self._recover,
+            "registration": self._wait_for_registration,
+            "partitions": self._open_partitions,
+            "service": self._begin_service,
+        }
+        return [replace(component, start=starts.get(component.name, no_step)) for component in super()._components()]
+
     async def start(self) -> dict[str, Any]:
         """Recover the logs of this share, wait for the registration of the node, open the partitions of the image."""
-        settings, said = self.settings, self._said
-        self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
-        self._loop_watch.start()
+        await start_all(self._components())
+        return {}
+
+    def _start_signs(self) -> None:
         self._signing = spawn(self._sign(), "telling the node how this is", endless=True)
-        self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps), lock=self._lock)
-        own = folder.own_folder(self.share.number)
-        self._try_out_flushes(own)
-        self._marks = marks = WorkerMarks(folder, clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
-        self._links = links = await open_links(settings, self._memory.intake, self._memory.room, self._keys)
-        self._look_at_rights(links)
-        await self._recovered.run(folder, self._pool, clean_stop=said["clean_stop"], share=self.share)
-        recovered = self._recovered
+
+    def _open_folder(self) -> None:
+        self._folder = folder = DataFolder(self.settings.data, OpenMaps(self._budget.maps), lock=self._lock)
+        self._try_out_flushes(folder.own_folder(self.share.number))
+
+    def _open_marks(self) -> None:
+        said = self._said
+        marks = WorkerMarks(begun(self._folder), clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
+        self._marks = marks
+
+    async def _recover(self) -> None:
+        recovered, clean_stop = self._recovered, self._said["clean_stop"]
+        await recovered.run(begun(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
         found = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
         self._channel.send(FrameKind.RECOVERED, 0, json.dumps(found).encode())
+
+    async def _wait_for_registration(self) -> None:
         self.incarnation = await self._begun
         LOGS.facts["incarnation"] = self.incarnation
-        held = self._recovered.names.__contains__
-        journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_own_promises, self.share, held)
+
+    async def _open_promises(self) -> None:
+        folder, held = begun(self._folder), self._recovered.names.__contains__
+        open_own = partial(folder.open_own_promises, self.share, held)
+        journal = await asyncio.get_running_loop().run_in_executor(self._pool, open_own)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
+
+    async def _open_partitions(self) -> None:
+        await self._open_promises()
         self.group = group = self._relayed
-        self._build(links, group, folder, marks, self._promises)
-        assert self.partitions is not None
-        self.partitions.image_changed(ClusterImage(), group.image)
-        group.watch(self.partitions.image_changed)
-        self._follow(group)
-        await self.partitions.settled()
-        self._opened = True
-        self._recovered.close()
-        self.partitions.leave_behind(self._recovered.names)
+        self._build(begun(self._links), group, begun(self._folder), begun(self._marks), begun(self._promises))
+        await self._open_those_of_the_image(group)
+
+    def _begin_service(self) -> None:
         self._rights.started()
         self._channel.send(FrameKind.SIGNS, 0, self._signs_now())
         self._channel.send(FrameKind.SETTLED)
-        return {}
 
     async def _sign(self) -> None:
         while True:

@@ -96,9 +96,9 @@ class Deletions:
 class UnknownStreams:
     """Directories of streams that the cluster did not know when this node started.
 
-    Such a stream was deleted while the node was down, or is of another cluster. The node never removes a directory by itself [M11]: a
-    metadata group that was restored from an old backup does not know streams that somebody needs. An operator names the directories,
-    and a controller has to confirm that no stream has that unique id.
+    Such a stream was deleted while the node was down, or belongs to another cluster. The node never removes a directory by
+    itself [M11]: a metadata group that was restored from an old backup may not know a stream that is still needed. An
+    operator names the directories, and a controller must confirm that no stream has that unique id.
 
     Args:
         found: Names of directories, ``<stream>-<uid>``. None of them is open, since the image has none of these streams.
@@ -119,6 +119,7 @@ class UnknownStreams:
         self._group = group
         self._image = image
         self._forget = forget
+        self._removing = asyncio.Lock()
 
     def names(self) -> list[str]:
         """Return at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
@@ -132,8 +133,13 @@ class UnknownStreams:
         """Remove these directories.
 
         Returns:
-            ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown.
+            ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown. One request
+            waits for another, and does not find what that one removes.
         """
+        async with self._removing:
+            return await self._removed(list(dict.fromkeys(names)))
+
+    async def _removed(self, names: list[str]) -> dict[str, Any]:
         there = set(self.names())
         if wrong := sorted(set(names) - there):
             has = f"it has {', '.join(sorted(there))}" if there else "it has none"

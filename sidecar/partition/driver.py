@@ -59,7 +59,7 @@ class ReplicaDriver:
         self.replica: Stepping = replica
         """Replica that gets the events, or its tracer."""
         self.execute: Callable[[Effect], None] = _nobody
-        """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
+        """Set before the first event, because the executor needs the driver's ``feed``."""
         self.step_over: Callable[[], None] = _nothing
         """Called when all effects of a step are carried out."""
         self.touched: Callable[[], None] = _nothing
@@ -129,14 +129,18 @@ class ReplicaDriver:
             self._running = False
 
     def _stop_for(self, error: Exception, event: Event | None = None) -> None:
-        """Expected conditions are events; an exception here is a bug, and going on might break a promise. ``event``: that was taken."""
+        """Stop the partition because of an unexpected exception.
+
+        Expected conditions are events, so an exception is a bug, and continuing might break a promise. ``event``: event that
+        was processed.
+        """
         self._stopped = True
         self._queue.clear()
         logger.critical("%s: the replica is stopped: %s\n%s", self.key, error, self.told(event), exc_info=error)
         self._fatal(error)
 
     def told(self, event: Event | None = None) -> str:
-        """Return the story for people, a line a step, the newest last; ``event``: the one that is being taken."""
+        """Return the last steps as text, one line per step, the newest last. ``event``: the event that is being processed."""
         now_ns = clock.now_ns()
         lines = [
             f"{(at_ns - now_ns) / 1e9:9.3f} s  {came} -> {effects}"[:_MOST_OF_A_STEP] for at_ns, came, effects in self.story

@@ -146,7 +146,7 @@ class LabelSums:
         self.shown: Numbers = _NOTHING_SHOWN
         """Values in the order of SHOWN, then of ROLES."""
         self.records: dict[Any, int] = {}
-        """Partition -> what its last follower lacks, where one lacks anything."""
+        """Partition -> number of records that its last follower lacks, if any."""
         self.since_ns: dict[Any, int] = {}
         """Value -> monotonic time since which it holds."""
         self.now: list[Numbers] = []
@@ -161,7 +161,7 @@ class LabelSums:
         self.shown = list(map(op, self.shown, row.shown))
 
     def settle(self) -> None:
-        """A few have been read: add them up together, which costs a quarter of one by one."""
+        """Add up the values that were read so far. Together they cost a quarter of the time of single ones."""
         differences = map(sub, map(sum, zip(*self.now, strict=True)), map(sum, zip(*self.before, strict=True)))
         self.often = list(map(add, self.often, differences))
         self.now.clear()
@@ -230,7 +230,7 @@ class ByChange:
             del self.by_label[row.label]
 
     def look(self) -> Iterator[None]:
-        """Read what was touched before now; stops wherever other work may have its turn. Two may be under way at a time."""
+        """Read the partitions that have changed. It pauses for other work. Two calls may run at a time."""
         if self._labels.patterns != self._patterns:
             self._label_anew()
         unread, touched = self._unread, self._touched
@@ -333,7 +333,7 @@ class ByChange:
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
-        """Add the counters as of the last scrape."""
+        """Add the counters of the last scrape."""
         for label, sums in self.by_label.items():
             counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
         for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
@@ -408,7 +408,7 @@ class NodeCounts:
         self.ended.add(self.labels.of(worker.key.stream), worker)
 
     def all(self) -> Counts:
-        """Return all counters since the start. Current partitions count as of the last scrape."""
+        """Return all counters since the start. Current partitions count with the values of the last scrape."""
         counts = self.ended.copy()
         self.here.add_to(counts)
         for worker in self.ending:

@@ -36,7 +36,7 @@ STALLED_S = 0.5
 
 
 def _timed(flush: Flush) -> int:
-    """Run it; return how long that took, in ns."""
+    """Run it and return its duration in ns."""
     began_ns = time.monotonic_ns()
     flush.run()
     return time.monotonic_ns() - began_ns
@@ -79,7 +79,7 @@ class Flusher:
         self._thread: Future[int] | None = None
         """The flush that runs in one."""
         self._told = False
-        """True if its place knows of it: the loop has waited for it."""
+        """True if the flush has been reported: the loop has waited for it."""
         self._checkpoint: Future[None] | None = None
         """Running checkpoint."""
         self._checkpoint_began_s = 0.0
@@ -251,12 +251,12 @@ class StateCheckpoints:
         self._unwritten: Unwritten | None = None
         """States to be written when HW is stored."""
         self._waited = False
-        """Records wait for what is being written."""
+        """True if records wait for the file that is being written."""
         self._writing: asyncio.Future[None] | None = None
         self.touched: Callable[[], None] = lambda: None
         """Called when one more was written, or could not be."""
         self.written: Callable[[], None] = lambda: None
-        """Called when records waited for what was written."""
+        """Called when records waited for the written file."""
 
     def _encode(self, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
         encoding = asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -302,14 +302,14 @@ class StateCheckpoints:
 
 
 class FoundState(NamedTuple):
-    """The file that fits a log, if there is one; and how many did not."""
+    """The state file that fits a log, if there is one, and the number of those that did not fit."""
 
     state: State | None = None
     left_out: int = 0
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Return the state file beside ``log`` that fits.
+    """Return the state file of ``log`` that fits.
 
     Others are logged and removed. Runs in any thread. Raises StorageError.
     """

@@ -29,13 +29,14 @@ _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
 SPACE_AGAIN_SHARE = 0.05
-"""Free in the data folder's file system, in bytes or as a share of it, whichever is less: a node that stopped for want of space tries
-again then."""
+"""Free space, in bytes or as a share of the file system (whichever is less), at which a node retries that stopped for lack of
+space.
+"""
 _TRIES_AGAIN_EVERY_S = 60.0
 
 
 class Housekeeping:
-    """A background task; ``close`` ends it."""
+    """Background task of a partition's housekeeping. ``close`` ends it."""
 
     def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
         self._partitions = partitions

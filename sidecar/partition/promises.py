@@ -72,7 +72,7 @@ class Promises:
         self._telling.add((told, error) for told in tolds)
 
     def forget(self, key: str) -> None:
-        """The partition is deleted here."""
+        """Forget a partition that is deleted here."""
         self._waiting.pop(key, None)
         self._journal.forget(key)
 

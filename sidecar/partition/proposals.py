@@ -104,7 +104,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(reportLeader=report))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        """Ask to be taken out of the ISR; the answer is the next state of the partition."""
+        """Request to leave the ISR. The answer is the next state of the partition."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         wish = pb.LeaveIsr(
             stream=key.stream,
@@ -146,7 +146,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(wakePartition=wish))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
-        """Tell how far the promotion is; the answer is the next state of the partition."""
+        """Report the progress of the promotion. The answer is the next state of the partition."""
         report = pb.ReportPromotion(
             stream=key.stream,
             uid=key.uid,
@@ -162,7 +162,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(reportPromotion=report))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
-        """Tell that nothing is left of these purges, if that is news; the answer is the next state of the partition."""
+        """Report that no record of these purges is left, if that is news. The answer is the next state of the partition."""
         request = purge_report(key, state, self._node_id, self._incarnation, purged)
         if request is not None:
             self._ask(key, request)

@@ -31,7 +31,7 @@ from sidecar.transport.connection import send_answer
 
 Feed = Callable[[events.Event], None]
 Deliver = Callable[[str, int, str, events.Event], None]
-"""(stream, partition, stream uid, event) -> to the replica of that partition on this node, if there is one."""
+"""Function (stream, partition, stream uid, event) that delivers the event to the replica of that partition on this node, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,13 @@ class QuietTalk:
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def received(self, reply: bytes, body: memoryview) -> None:
-        """A question, without its envelope; raises ProtocolError."""
+        """Handle a question without its envelope. Raises ProtocolError."""
         question = self.asked(reply, body)
         if question is not None:
             self.answer(reply, question, self.over(question))
 
     def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
-        """Return a question that may be answered; None: its answer would go elsewhere. Raises ProtocolError."""
+        """Return a question that may be answered. None: its answer would go to a forbidden subject. Raises ProtocolError."""
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
@@ -177,7 +177,7 @@ class QuietTalk:
         return question
 
     def over(self, question: pb.QuietFetches) -> list[int]:
-        """Return the places of those fetches in the question that the leaders here have not counted."""
+        """Return the indexes of the fetches in the question that the leaders here have not counted."""
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
@@ -198,5 +198,5 @@ class QuietTalk:
         return f"{self._subjects.inbox(question.replicaID)}."
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
-        """The partition's leader has counted it."""
+        """Confirm a fetch that the partition's leader has counted."""
         self._confirmed.add(effect.token)

@@ -62,7 +62,7 @@ class ReadSubjects:
         self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._handler)
         self._shared: Listener | None = None
         self.touched: Callable[[], None] = lambda: None
-        """Called where who waits, or what was sent, may be more or less."""
+        """Called when the number of waiting readers or of sent records may have changed."""
 
     def give_states(self, giver: StateGiver) -> None:
         """Answer requests of backups for the producer and message-id state."""

@@ -54,7 +54,7 @@ class RecoveredLogs:
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
         self.missing: list[str] = []
-        """Logs that this node has made, and whose folder is gone; the first process looks for all of them."""
+        """Logs that this node has created and whose directory is gone. The first process looks for all of them."""
         self._held: frozenset[str] = frozenset()
         self._done: list[str] = []
         """Logs that have been looked at."""
@@ -154,8 +154,9 @@ class LogReplay:
             self._read_beside()
 
     def run(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when all of the log is covered: at once, if it is; ReplayProgressed is fed until then. A later run takes the
-        place of an earlier one."""
+        """Call ``then`` when the whole log is covered, which may be at once. ReplayProgressed is fed until then. A later run
+        replaces an earlier one.
+        """
         self._then = then
         if self._handle is None:
             self._go_on()

@@ -45,7 +45,7 @@ logger = logging.getLogger("liftpy.partitions")
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
-"""Partitions that are being opened or stopped because the image says so; the others' turn comes when one of them is done."""
+"""Maximum number of partitions that are opened or stopped at once. The others wait."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
 """Time for which a leader in a planned transfer tries to answer its publishers, in seconds."""
@@ -98,7 +98,7 @@ class Partitions:
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
-        """Partitions whose log can't be opened -> why; tried again."""
+        """Partitions whose log cannot be opened -> reason. The node retries."""
 
     def __iter__(self) -> Iterator[PartitionWorker]:
         return iter(list(self._workers.values()))
@@ -148,7 +148,7 @@ class Partitions:
             worker.feed(event)
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services beside a partition, None if it is not on this node."""
+        """Return the services of a partition, None if it is not on this node."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
@@ -158,7 +158,7 @@ class Partitions:
         return None if worker is None else worker.reads
 
     def bounds_of(self, key: PartitionKey) -> tuple[int, int] | None:
-        """(log start, HW + 1) of a partition of which an in-sync replica is here; None when there is none."""
+        """Return (log start, HW + 1) of a partition with an in-sync replica on this node. None: there is none."""
         worker = self._workers.get(key)
         in_sync = worker is not None and worker.is_in_sync
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
@@ -169,7 +169,7 @@ class Partitions:
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Follow the image; called on the loop after each of its changes."""
+        """Follow the image. Called on the loop after each change."""
         before, self._image = self._image, new
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
@@ -182,8 +182,9 @@ class Partitions:
             self._changed.add(self._workers)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
-        """A heartbeat was answered, with a lease of ``lease_ns`` (0: as the settings say), and the image is as new as the answer: the
-        leases run on."""
+        """Extend the leases after the answer to a heartbeat, when the image is as new as the answer. ``lease_ns``: 0: length
+        from the settings.
+        """
         self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
@@ -198,7 +199,7 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """The connection that carries replication was lost, or is back."""
+        """Note that the connection that carries replication was lost or is back."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))
@@ -269,7 +270,7 @@ class Partitions:
         self._tell(worker)
 
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
-        """Open its log; False: that has failed, and is tried again later."""
+        """Open its log. Return False after a failure. The node retries later."""
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
@@ -403,14 +404,16 @@ class Partitions:
     async def close_subjects(self, timeout_s: float) -> None:
         """Stop accepting publishes, and answer those that have arrived.
 
-        From then until the successor subscribes, NATS answers publishers with no responders, and they send again.
+        Until the successor subscribes, NATS answers publishers with "no responders", and they retry.
         """
         self._closing = True
         await self._quiet(list(self._leading.values()), timeout_s)
 
     def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
-        """The leadership of a partition is about to be moved: as ``close_subjects``, for it alone, then call ``done``. If it is not
-        moved after all, publishes are taken again."""
+        """Prepare the transfer of one leadership: do the work of ``close_subjects`` for this partition, then call ``done``.
+
+        If the transfer does not happen, the leader accepts publishes again.
+        """
         worker = self._by_name.get((stream, partition))
         if worker is None or (worker.key.uid, worker.leader_epoch) != (uid, leader_epoch) or not worker.leads:
             done()
@@ -465,7 +468,7 @@ class Partitions:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> bool:
-        """Stop every worker; return whether everything that was acknowledged is on disk. May be called twice."""
+        """Stop every worker. Return whether everything that was acknowledged is on disk. May be called twice."""
         self._stopping = self._closing = True
         self._node.deletions.close()
         self._changed.close()

@@ -43,7 +43,7 @@ _MAX_MICROS = (1 << 32) - 1
 _STATE_OVERHEAD_BYTES = 512
 """Maximum size of a message with a part of a state, in addition to its data."""
 _MAX_TOKENS = 4096
-"""Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
+"""Maximum number of requests that the core has not answered yet. Beyond it, the oldest is forgotten, and the follower asks again."""
 
 ASSEMBLING_BYTES = 256 * 1024 * 1024
 """Maximum size of incomplete batches of all followers of a node, in bytes. Beyond it the next one backs off."""
@@ -62,7 +62,7 @@ class Asker:
 
 
 class ReplicationDesk:
-    """The leader's side of one partition. Requests become events; the core's answers name them by token."""
+    """Handler of fetches on the leader of one partition. Requests become events. The core's answers name them by token."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ReplicationDesk:
         """Replica -> its fetch that was answered without records."""
         self._next_token = 1
         self._holding = False
-        """Answers of this step leave together, behind the last of them."""
+        """True while answers of this step are collected. They are sent together after the last one."""
         self.giver: StateGiver | None = None
         """Source of the state that the log no longer contains. None: no state."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
@@ -106,9 +106,10 @@ class ReplicationDesk:
             ]
 
     def stop(self) -> None:
-        """Stop listening; requests without an answer are forgotten.
+        """Stop listening. Requests without an answer are forgotten.
 
-        What is on its way is still taken, for the core to refuse: a follower that hears nothing asks only after a time-out.
+        Requests in flight are still processed, so that the core rejects them. Otherwise a follower would wait for its
+        timeout.
         """
         self._bus.retire(self._listeners)
         self._listeners = []
@@ -237,7 +238,7 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
-        """Answer it with HW alone; it can still be answered with more."""
+        """Answer the waiting fetch with HW only. It can still be answered with records."""
         self._hold()
         asker = self._kept.get(effect.replica)
         if asker is not None:
@@ -265,7 +266,7 @@ class ReplicationDesk:
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
     ) -> None:
-        """Whole batches, or a piece of one where the NATS server's max_payload leaves no room for it."""
+        """Send whole batches, or a piece of one if it exceeds the NATS server's max_payload."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
             portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
@@ -371,12 +372,12 @@ class FetchClient:
         self._slot = router.add(self._answered)
         self._assembly = FetchAssembly()
         self.fetched: dict[int, Fetched] = {}
-        """Token -> batches; the core has at most one request out, so at most a few."""
+        """Token -> batches. The core has at most one request in flight, so there are at most a few."""
         self._next_token = 1
         self.taker: StateTaker | None = None
         """Source of the state that the leader's log no longer contains. None: fetches are sent at once."""
         self.failed: Callable[[StorageError], None] = lambda error: None
-        """Told when the state can't be stored."""
+        """Called if the state cannot be stored."""
         self._waiting: tuple[do.SendFetch, int] | None = None
         """The fetch that leaves when the state is here, and this node's incarnation."""
 
@@ -616,7 +617,7 @@ class AnswerRouter:
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
-        """Answers to this slot are dropped from now on."""
+        """Drop answers to this slot from now on."""
         self._slots.pop(b"%d" % slot, None)
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:

@@ -34,7 +34,7 @@ PIECE_BYTES = 128 * 1024
 _LAST_STORE_S = 5.0
 """Time that a stopping node waits until the progress is stored, in seconds."""
 SEALED_FASTER = 16
-"""Times the usual rate, for what was just sealed: its readers and followers come soon."""
+"""Factor of the rate for newly sealed segments, because readers and followers will read them soon."""
 PASS_EVERY_S = 3600.0
 """Minimum time between the starts of two passes, so that a small log is not read all the time."""
 _REST = 19
@@ -66,21 +66,21 @@ class ScrubProgress:
     """Stored position and results of the scrub. Times are wall clock in seconds, 0: never."""
 
     partition: str = ""
-    """The one that is read, or was read last; '' at the begin of a pass."""
+    """Partition that is read, or was read last. '': at the beginning of a pass."""
     base_offset: int = -1
     """Base offset of the current segment. -1: none yet."""
     position: int = 0
     """Position in the segment's file up to which it is checked. -1: the segment is done."""
     pass_began_s: float = 0.0
     last_full_pass_s: float = 0.0
-    """When a pass last came to its end."""
+    """Time at which the last pass ended."""
     findings: int = 0
     """Damaged segments found since the data folder was made."""
     last_finding: str = ""
 
 
 class Scrub:
-    """A background task; ``start``, ``close``. ``bytes_per_s`` 0: off."""
+    """Scrub as a background task, with ``start`` and ``close``. ``bytes_per_s`` 0: off."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Scrub:
         return False
 
     async def _one_in_order(self) -> bool:
-        """The rest of the segment at the cursor, or the next one; False: it is not time for another pass."""
+        """Check the rest of the segment at the cursor, or the next one. Return False if the next pass is not due."""
         progress, now_s = self.progress, time.time()
         if not progress.partition:
             if abs(now_s - progress.pass_began_s) < self._pass_every_s:

@@ -125,14 +125,14 @@ class PartitionServices:
         )
         self._report_ended = report_ended
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)
-        """When the last ends of services were reported as events."""
+        """Times of the last reported ends of services."""
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
         """True if the next check is planned."""
         self._report = Timer(self._tell_others)
         self._report_ns = 0
-        """When the next report is planned; 0: it is not."""
+        """Time of the next planned report. 0: none is planned."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
         """Last report and its receiver."""
         self._replay_end_offset = 0
@@ -140,7 +140,7 @@ class PartitionServices:
 
     # ---- what the executor says --------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
-        """The replica's derived state covers its log; a candidate's services have to catch up first."""
+        """Note that the replica's derived state covers its log. The services of a candidate must now catch up."""
         if self._replica.role is not RoleName.CANDIDATE:
             self._feed(events.ReplayFinished(end_offset=end_offset))
             return
@@ -150,7 +150,7 @@ class PartitionServices:
             self._timers.set(self._patience, self._sessions.waits_until_ns)
 
     def role_changed(self) -> None:
-        """The replica's role or phase is another one."""
+        """Note that the replica has another role or phase."""
         self._carry_out(self._sessions.role_changed(self._view()))
 
     def close(self) -> None:
@@ -161,9 +161,7 @@ class PartitionServices:
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
-        """Process a heartbeat. ``inbox`` may be answered. ``told``: the callback of a service in this process, instead of
-        an inbox.
-        """
+        """Process a heartbeat. ``inbox`` may be answered. ``told``: callback of a service in this process, instead of an inbox."""
         if hello.leaving:
             self._here.pop(inbox, None)
         elif told is not None:
@@ -177,7 +175,7 @@ class PartitionServices:
             self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
-        """Record the state of the services beside another replica."""
+        """Record the state of the services of another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -194,11 +192,11 @@ class PartitionServices:
             self._report_within()
 
     def ack(self, ack: pb.ServiceAck) -> None:
-        """A service is connected, or has replayed."""
+        """Note that a service has connected, or has replayed the log."""
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:
-        """Return the offset of the first record that a service's newest snapshot does not cover; None: there are no services."""
+        """Return the offset of the first record that a service's newest snapshot does not cover. None: there are no services."""
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
@@ -364,11 +362,13 @@ class Found(Protocol):
     """Finds the services of a partition of this node by name."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services beside a partition, None if it is not on this node."""
+        """Return the services of a partition, None if it is not on this node."""
 
 
 class ServiceDesk:
-    """The node's subject for services. Each process of the node listens, and answers for the partitions of its share."""
+    """Handler of the node's subject for services. Each process of the node subscribes, and answers for the partitions of its
+    share.
+    """
 
     def __init__(
         self,

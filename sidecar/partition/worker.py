@@ -106,7 +106,7 @@ class NodeTools:
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
-    """Take no more publishes for a partition led in a LeaderEpoch, answer those that have come, then call back."""
+    """Function that stops accepting publishes for a partition led in a LeaderEpoch, answers the earlier ones, then calls back."""
     went_past: Callable[[PartitionKey], None]
     """Publishes go past the leader of a partition here, which takes none until this has handed it over, or has it come back."""
     folder: DataFolder
@@ -117,7 +117,7 @@ class NodeTools:
 
 
 class PartitionWorker:
-    """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
+    """Runs one partition. Make it with ``open_worker``. Call ``update`` with each new state, and ``stop`` at the end."""
 
     _traces: PartitionTraces | None = None
     has_ended = False
@@ -138,7 +138,7 @@ class PartitionWorker:
     ) -> None:
         self.key, self.config, self.log = key, config, log
         self._node, self.set_aside = node, set_aside
-        """Files that recovery set aside, which are still there."""
+        """Files that recovery has quarantined, and that still exist."""
         self.touched: Callable[[], None] = partial(node.touched.add, self)
         """Called where something changes that figures show, once for what changes together."""
         self.state: PartitionState | None = None
@@ -314,7 +314,7 @@ class PartitionWorker:
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """The metadata shows the partition, or the set of live nodes, in a new state."""
+        """Apply a new state of the partition, or of the set of live nodes."""
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = self.log.config = held.config
@@ -358,10 +358,8 @@ class PartitionWorker:
         [S4].
 
         The complete node restarts, because a disk seldom fails for one file alone, and a planned transfer of its
-        leaderships is faster than
-        timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A full disk is no reason:
-        written data stays valid, and
-        housekeeping notices free space [S8].
+        leaderships is faster than timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A
+        full disk is no reason: written data stays valid, and housekeeping notices free space [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")
@@ -384,7 +382,7 @@ class PartitionWorker:
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch as of the metadata."""
+        """LeaderEpoch in the metadata."""
         return self.state.leader_epoch if self.state is not None else 0
 
     @property
@@ -456,7 +454,7 @@ class PartitionWorker:
         self.flusher.alone(retain)
 
     def _state_written(self) -> None:
-        """Records that waited for a state may go."""
+        """Delete records that waited for a state file."""
         if not self.has_ended:
             self.apply_retention(self._node.clocks.time_of_age_ns())
 
@@ -466,7 +464,10 @@ class PartitionWorker:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def drop_set_aside(self) -> None:
-        """Remove what recovery set aside: this replica is in sync again, without an unclean election. Off the event loop."""
+        """Remove the files that recovery has quarantined, because this replica is in sync again without an unclean election.
+
+        Call it off the event loop.
+        """
         try:
             removed = drop_set_aside(self.log.storage)
         except StorageError as error:
@@ -530,7 +531,7 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
-    """Open the partition's log (off the loop, if it needs its files) and make its worker; raises StorageError."""
+    """Open the partition's log (off the loop, if it needs its files) and make its worker. Raises StorageError."""
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 

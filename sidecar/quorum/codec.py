@@ -24,7 +24,7 @@ Entry = tuple[bytes, int, int]
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of one of the library's messages; ProtocolError for one that is not of the protocol."""
+    """Return the bytes of a message of the library. Raise ProtocolError for a message that is not in the protocol."""
     return _to_protobuf(message).SerializeToString()
 
 
@@ -216,7 +216,7 @@ def seal(to: str, sender: str, frame: bytes) -> bytes:
 
 
 def unseal(to: str, sender: str, data: bytes) -> bytes:
-    """Return the frame in a message of that subject. Raise ProtocolError if it is invalid."""
+    """Return the frame in a message on this subject. Raise ProtocolError if it is invalid."""
     payload = envelope.sealed_payload(data, MessageType.RAFT_FRAME)
     names = f"{to}.{sender}".encode()
     if payload[:1] != b"%c" % (len(names) & 255) or payload[1 : 1 + len(names)] != names:

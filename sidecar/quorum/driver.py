@@ -27,14 +27,17 @@ _FRAMES_PER_TICK = 2_000
 LATE_TICK_S = 0.05
 """A tick this much after its time is counted: neither Raft nor heartbeats may wait longer for anything else."""
 _TICKS_KEPT = 1200
-"""A minute of them."""
+"""Number of kept ticks, for one minute."""
 
 Answer = tuple[bytes | None, int]
 """(answer of the state machine, FAIL_REASON)."""
 
 
 def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
-    """The part of a tick before anything leaves: frames in, the library, the journal flushed. The simulator runs it too."""
+    """Run the part of a tick before anything is sent: received frames, the library, the flush of the journal.
+
+    The simulator runs it too.
+    """
     core.listens()
     transport.poll()
     for sender, frame in frames:
@@ -55,7 +58,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
 
 
 class GroupDriver:
-    """Owns the library's node. ``send(receiver, frame)`` puts a frame on the bus; ``ticked`` is called after each tick."""
+    """Owns the library's node. ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick."""
 
     def __init__(
         self,
@@ -74,14 +77,14 @@ class GroupDriver:
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
-        """Frames that came in; when it overflows the oldest is lost, which its session sees as a gap."""
+        """Received frames. If it overflows, the oldest is lost, which its session sees as a gap."""
         self.inbox_bytes = 0
         """Size of the messages in the inbox, in bytes. It is limited, too."""
         self.frames_lost = 0
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
-        """When it is to fire, by the loop's clock."""
+        """Time at which it fires, by the loop's clock."""
         self.lateness = FlushTimes(_TICKS_KEPT)
         """Delays of the last ticks that a timer started, in seconds: no CPU, no interpreter lock, or another tick was
         running.
@@ -102,7 +105,7 @@ class GroupDriver:
             self._timer.cancel()
 
     def frame_received(self, sender: str, frame: bytes) -> None:
-        """A frame from the bus."""
+        """Take a frame from NATS."""
         while self._inbox and (len(self._inbox) == MAX_INBOX_FRAMES or self.inbox_bytes + len(frame) > MAX_INBOX_BYTES):
             self.inbox_bytes -= len(self._inbox.popleft()[1])
             self.frames_lost += 1

@@ -40,12 +40,13 @@ _NEW_FRAME_BYTES = 8 << 20
 _APPEND_BYTES = 256 << 20
 """More than this is not appended: the file is rewritten instead."""
 MAX_SPENT_BYTES = 4 << 20
-"""Bytes of the file that mean nothing any more (replaced terms and commit indexes, entries that were cut, frames around them): a group
-without requests writes 3 MB of them a day."""
+"""Maximum number of useless bytes in the file: replaced terms and commit indexes, truncated entries, and their frames. A
+group without requests writes 3 MB of them a day.
+"""
 
 
 class GroupJournal:
-    """The library's journal. Raises StorageError from ``sync``; after one the process must not go on."""
+    """The library's journal. ``sync`` raises StorageError. After that, the process must not continue."""
 
     def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
@@ -71,7 +72,6 @@ class GroupJournal:
         self._closed = False
         self._failed = False
         """A write or flush failed: the file is left as it is."""
-        """How many times something was flushed."""
         if self._load():
             self.sync()
 
@@ -123,11 +123,11 @@ class GroupJournal:
         return len(self._entries)
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Remember the commit index; a hint, written with the next frame."""
+        """Remember the commit index. It is only a hint, written with the next frame."""
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
-        """The stored commit index, never past the entries [M9]."""
+        """Return the stored commit index, which is never past the entries [M9]."""
         return min(self._commit, self._entries[-1][1]) if self._entries else 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
@@ -231,7 +231,7 @@ class GroupJournal:
         return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote
 
     def close(self) -> None:
-        """Flush, unless a flush has failed, and close; may be called twice. Raises StorageError; it is closed then, too."""
+        """Flush, unless a flush has failed, and close. May be called twice. Raises StorageError. Then it is closed, too."""
         if not self._closed:
             try:
                 if not self._failed:

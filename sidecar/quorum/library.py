@@ -33,7 +33,9 @@ __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "chec
 
 SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
-"""Bytes of the entries in one message. An entry has to be smaller: the library would send it in pieces that are not in the protocol."""
+"""Maximum size of the entries in one message, in bytes. An entry must be smaller, because the library would send pieces that
+are not in the protocol.
+"""
 APPLIED_PER_TICK_BYTES = 8 * 1024
 """Maximum size of committed entries and their answers applied in one tick, in bytes, and at least one entry.
 
@@ -137,7 +139,7 @@ def _journal(given: Any) -> Any:
 
 
 def check_library() -> None:
-    """Take pickle out of the library, and raise ConfigError if it is not exactly the one that was proven."""
+    """Remove pickle from the library. Raise ConfigError unless the library is exactly the checked version."""
     if VERSION != SUPPORTED_VERSION:
         raise ConfigError(
             f"pysyncobj {VERSION} is installed, but the metadata group supports only {SUPPORTED_VERSION}. Install "
@@ -164,10 +166,10 @@ class StateMachine(Protocol):
     """The replicated state machine."""
 
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply one entry; return its answer. Never raises."""
+        """Apply one entry and return its answer. It never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do a step of the work on the entry that is to be applied next; whether that was the last, so that ``apply`` is short."""
+        """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step."""
 
 
 def settings(
@@ -218,9 +220,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     ) -> None:
         self._machine = machine
         self.failure: BaseException | None = None
-        """Why this process must stop: applying or loading went wrong. The library itself would go on."""
+        """Error for which this process must stop: applying or loading failed. The library itself would continue."""
         self._turned = pysyncobj.syncobj.monotonicTime()
-        """When the last turn began."""
+        """Time at which the last turn began."""
         self._late = False
         """Messages that were late and are rejected."""
         self._by_log = by_log or LogControllers(first_list(members))
@@ -241,7 +243,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._uncompacted_bytes = 0
         """Applied since the last snapshot was written or read."""
         self._applied_at = 0.0
-        """When the last entry was."""
+        """Time at which the last entry was applied."""
         self._goes_on = False
         """True in the second part of a tick, whose total time is limited."""
         self.compactions = 0
@@ -307,12 +309,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return self._by_log.at(index, self.log.changes)
 
     def snapshot_holds(self, controllers: ControllerList | None) -> None:
-        """The entries up to a snapshot are about to leave the journal; who formed the group then."""
+        """Note who formed the group, before the entries up to a snapshot leave the journal."""
         self._by_log.in_snapshot = controllers
         self._follow()
 
     def _follow(self, *, anew: bool = False) -> None:
-        """The log has another change of the controllers at its end, or one less: from now on it counts."""
+        """Apply the list of controllers at the end of the log, after a change was appended or truncated."""
         now = self._by_log.newest(self.log.changes)
         before = now if now.index <= self.raftCommitIndex else self.controllers_at(self.raftCommitIndex)
         members = tuple(sorted({*now.members, *before.members}))
@@ -354,7 +356,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return command if command[:1] == CHANGE else None
 
     def _SyncObj__changeCluster(self, command: bytes) -> bool:
-        """Leader: whether the change may be appended. One at a time [M10]; it counts as soon as the journal has it."""
+        """As the leader, return whether the change may be appended: one at a time [M10]. It counts when the journal has it."""
         after = change_in(command, self.log.last_index + 1)
         if after is None or self.blocked or self._node_id not in after.voters:
             return False
@@ -369,7 +371,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Do nothing for a snapshot: the journal defines the controllers."""
 
     def hand_over(self) -> None:
-        """Leader: ask the best other voter, which is not to leave itself, to take over."""
+        """As the leader, ask the best other voter to take over. It must not be leaving itself."""
         best = [
             (self.match_index(node.id), node.id)
             for node in self._others
@@ -410,24 +412,24 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return journal
 
     def next_index(self, node: Node) -> int:
-        """Leader: the next entry to send to ``node``."""
+        """As the leader, return the next entry to send to ``node``."""
         return int(self._SyncObj__raftNextIndex.get(node, 0))
 
     def set_next_index(self, node: Node, index: int) -> None:
-        """Leader: set the next entry to send to ``node``."""
+        """As the leader, set the next entry to send to ``node``."""
         self._SyncObj__raftNextIndex[node] = index
 
     def match_index(self, node_id: str) -> int:
-        """Leader: return the last entry that the member is known to have."""
+        """As the leader, return the last entry that the member is known to have."""
         return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
 
     def forget_match(self, node: Node) -> None:
-        """Leader: forget what ``node`` acknowledged. It may be another process with an empty directory."""
+        """As the leader, forget what ``node`` acknowledged. It may be another process with an empty directory."""
         if node in self._SyncObj__raftMatchIndex:
             self._SyncObj__raftMatchIndex[node] = 0
 
     def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
-        """Leader: run ``deliver`` with an answer of ``node`` that does not confirm the leadership."""
+        """As the leader, run ``deliver`` with an answer of ``node`` that does not confirm the leadership."""
         answered: dict[Node, float] = self._SyncObj__lastResponseTime
         before = answered.get(node)
         done = deliver()
@@ -494,7 +496,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.pre_vote.granted(node.id)
 
     def step_down(self, term: int) -> None:
-        """Leader: step down, because a member has reached ``term`` and ignores leaders of earlier terms.
+        """As the leader, step down, because a member has reached ``term`` and ignores leaders of earlier terms.
 
         An election is needed.
         """
@@ -504,7 +506,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._SyncObj__raftLeader = None
 
     def send_at_once(self) -> None:
-        """Leader: send new entries in this tick."""
+        """As the leader, send new entries in this tick."""
         self._SyncObj__newAppendEntriesTime = 0
         self._goes_on = True
         try:
@@ -532,8 +534,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._SyncObj__setCurrentTerm(term, self.selfNode.id)
 
     def _SyncObj__tryLogCompaction(self) -> None:
-        """Compaction is over when it returns: the dump is written in this process. Between writing and noticing it, the library
-        would answer every request for a snapshot with "not ready", in a busy loop of a whole append period."""
+        """Write the snapshot completely before the method returns.
+
+        Otherwise the library would answer every request for a snapshot with "not ready", in a busy loop, until it notices
+        that the snapshot is written.
+        """
         if self.failure is not None:
             return  # the process stops: nothing more is written
         if self._compaction_is_due():
@@ -553,7 +558,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             super()._SyncObj__tryLogCompaction()
 
     def _compaction_is_due(self) -> bool:
-        """Much was applied, and nothing for a while; or very much. The log is compacted by its entries' number, too."""
+        """Return whether compaction is due: enough entries were applied and none for a while, or very many were applied.
+
+        The number of entries in the log also counts.
+        """
         if self._uncompacted_bytes < COMPACT_AFTER_BYTES:
             return False
         lull = pysyncobj.syncobj.monotonicTime() - self._applied_at >= LULL_S
@@ -593,7 +601,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return False
 
     def _worked_ahead(self, index: int) -> bool:
-        """Do a step of the work on the entry at ``index``; whether it can be applied now. Some concern thousands of partitions."""
+        """Do a step of the work on the entry at ``index``. Return whether it can be applied now. Some entries change
+        thousands of partitions.
+        """
         log = self.log
         position = index - log[0][1] if len(log) and self.failure is None else -1  # type: ignore[operator]
         if not 0 <= position < len(log):

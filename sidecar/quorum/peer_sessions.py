@@ -37,8 +37,7 @@ TERM_REACH = 1 << 24
 """Maximum distance of a peer's term above the own one. Higher terms are ignored.
 
 A member alone needs months of elections to get there, a forged frame one step. The limit grows with each second in
-which the peer sends
-only such terms, so that no peer is excluded forever.
+which the peer sends only such terms, so that no peer is excluded forever.
 """
 _SAY_EVERY_S = 1.0
 _SAY_LIST_EVERY_S = 10.0
@@ -76,7 +75,7 @@ class Peer:
     received_at: float = -1e9
     hello_at: float = -1e9
     strangers: dict[int, float] = field(default_factory=dict)
-    """Epoch of a hello that did not carry the own epoch -> when it was answered, oldest first; at most _MAX_STRANGERS."""
+    """Epoch of a hello without the own epoch -> time of its answer, oldest first, at most _MAX_STRANGERS."""
     parts: list[bytes] | None = None
     """Parts of an incomplete message."""
     parts_bytes: int = 0
@@ -86,8 +85,8 @@ class Peer:
 class PeerSessions:
     """The sessions of one member with all its peers.
 
-    ``deliver(node_id, body, term)`` returns False to end the session; ``changed(node_id, up)`` follows every change;
-    ``draw`` gives a random 63-bit number.
+    ``deliver(node_id, body, term)`` returns False to end the session. ``changed(node_id, up)`` is called after every change.
+    ``draw`` returns a random 63-bit number.
     """
 
     node_id: str
@@ -99,22 +98,23 @@ class PeerSessions:
     term: Callable[[], int] = lambda: 0
     """This member's, for its hellos."""
     by_log: Callable[[], int] = lambda: 0
-    """Index of the entry that says who the members are; 0: the settings do."""
+    """Index of the entry that has the list of members. 0: the settings have it."""
     tail_for: Callable[[str], bytes] = lambda _: b""
     """Return the data after the frame of a hello to the peer. An older version neither sends nor reads it."""
     judge: Callable[[str, bytes], bool] = lambda *_: True
-    """(peer, what its hello to this process said behind the frame) -> whether it is trusted; ProtocolError: that is nothing a member
-    says."""
+    """Function (peer, data after the frame of its hello to this process) -> whether it is trusted. Raises ProtocolError for
+    data that no member sends.
+    """
     online: bool = False
     chunk_bytes: int = CHUNK_BYTES
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
-    """(receiver, frame) in order; the driver sends them once the journal is flushed."""
+    """(receiver, frame) in order. The driver sends them after the journal is flushed."""
     counters: Counter[str] = field(default_factory=Counter)
     peers: dict[str, Peer] = field(init=False)
     first: tuple[str, ...] = field(init=False)
     """The list of the settings."""
     _said_at: float = -1e9
-    """When a term that is out of reach was logged last."""
+    """Time of the last log line about a term that is out of reach."""
     _list_said_at: float = -1e9
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class PeerSessions:
         self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
-        """The bus was reached or lost; losing it ends every session and drops what was not sent."""
+        """Note that NATS was reached or lost. A loss ends every session and drops unsent messages."""
         if not online:
             self.outbox.clear()
             for peer in self.peers.values():
@@ -168,7 +168,7 @@ class PeerSessions:
                 self._hello(peer, now)
 
     def receive(self, node_id: str, frame: bytes, now: float) -> None:
-        """A frame from the bus. Whatever is in it, nothing is raised."""
+        """Take a frame from NATS. No content makes it raise."""
         peer = self.peers.get(node_id)
         if peer is None:
             self.counters[f"{REFUSED}unknown sender"] += 1

@@ -27,7 +27,7 @@ class PreVote:
 
     def __init__(self, member_count: int) -> None:
         self._needed = member_count // 2
-        """Grants of others, which are a majority with the own one."""
+        """Number of grants from others that are a majority together with the own one."""
         self._granted: set[str] = set()
         self.asks = False
         """A round is under way."""
@@ -43,7 +43,7 @@ class PreVote:
         self.asks = True
 
     def granted(self, node_id: str) -> None:
-        """``node_id`` would vote for this member."""
+        """Note that ``node_id`` would vote for this member."""
         if self.asks:
             self._granted.add(node_id)
 

@@ -68,7 +68,7 @@ class FolderLineage:
         """Peer -> the nonce of this folder by which it last said to know it."""
         self.majority = majority
         self._doubts: dict[str, int] = {}
-        """Peer -> the nonce by which it last said to know this folder, where the folder holds nothing of that process."""
+        """Peer -> the nonce by which it last claimed to know this directory, if the directory has nothing of that process."""
         self._changed = True
         self._load()
         if self.nonce:
@@ -77,7 +77,7 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Return whether the directory has the knowledge of that process."""
+        """Return whether the directory has the knowledge of this process."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
@@ -88,7 +88,7 @@ class FolderLineage:
     def heard(self, peer_id: str, tail: bytes) -> bool:
         """Process the nonces in the peer's hello to this process. Return whether the peer is trusted.
 
-        Raises ProtocolError for what is no such tail. What is new is durable with the next ``sync``.
+        Raises ProtocolError for an invalid tail. New nonces are durable with the next ``sync``.
         """
         if not tail:
             return True
@@ -262,7 +262,7 @@ class Probation:
             journal.forget_promises()
 
     def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
-        """The library is made: it obeys from now on."""
+        """Connect the probation to the library, which obeys it from now on."""
         self._core, self._by_id = core, peers
         core.on_probation = not self.over
         self.follow(core.controllers)
@@ -312,7 +312,7 @@ class Probation:
             self._end()
 
     def waits_for(self) -> str:
-        """Return what it waits for, for people. '' when it is over."""
+        """Return a text that says what the probation waits for. '' when it is over."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property
@@ -340,7 +340,7 @@ MARK = "diverged"
 
 
 def mark_diverged(folder: Path, index: int) -> None:
-    """Durable, before the process ends. Raises StorageError."""
+    """Store durably, before the process ends, that this member has diverged. Raises StorageError."""
     replace_file(folder / MARK, f"{index}\n".encode())
 
 

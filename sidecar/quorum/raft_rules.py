@@ -29,14 +29,14 @@ class Hardening:
         self._reply = reply
         self._counters = counters
         self._snapshots: dict[str, bytearray] = {}
-        """Sender -> the chunks of a snapshot so far; bounded by MAX_SNAPSHOT_BYTES."""
+        """Sender -> received chunks of a snapshot, limited by MAX_SNAPSHOT_BYTES."""
 
     def session_ended(self, node_id: str) -> None:
         """Restart unfinished snapshots, because the session ended."""
         self._snapshots.pop(node_id, None)
 
     def deliver(self, node: Node, message: Message, term: int) -> bool:
-        """Hand a message on, mended; False: end the session. ``term``: the sender's, from the frame."""
+        """Correct a message and pass it to the library. Return False to end the session. ``term``: the sender's, from the frame."""
         core = self._core
         match message["type"]:
             case "next_node_idx" if term != core.raftCurrentTerm:

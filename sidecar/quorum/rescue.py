@@ -1,12 +1,10 @@
 """Rescue of a metadata group that has permanently lost its majority: offline, from the remaining journals. docs/backup.md.
 
 The command reads each surviving journal as its own process would, applies its entries to its snapshot, and shows the
-result. It takes
-the newest log (by term, then length, as in an election). Every entry in it counts as committed, because no survivor has
-more of what was
-acked. The command makes an image (``liftpy/core/metadata/rescue.py``) for the new controllers. Each of them gets the
-same snapshot and
-journal, with a leap in index and term. Members that return with the old log are behind, whatever they voted.
+result. It takes the newest log (by term, then length, as in an election). Every entry in it counts as committed,
+because no survivor has more of what was acked. The command makes an image (``liftpy/core/metadata/rescue.py``) for the
+new controllers. Each of them gets the same snapshot and journal, with a leap in index and term. Members that return
+with the old log are behind, whatever they voted.
 
 No directory is changed before the new one next to it is complete. The old one is kept as ``raft-before-rescue``.
 """
@@ -129,7 +127,7 @@ def read_survivor(folder: DataFolder) -> Survivor:
 
 
 def newest(survivors: list[Survivor]) -> Survivor:
-    """The one whose log is taken. Raises InvariantError where two logs that end alike give different images."""
+    """Return the survivor whose log is used. Raises InvariantError if two logs with the same end give different images."""
     best = max(survivors, key=lambda one: (one.term, one.index))
     for one in survivors:
         if (one.term, one.index) == (best.term, best.index) and one.digest != best.digest:

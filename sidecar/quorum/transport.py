@@ -1,10 +1,9 @@
 """Transport of the Raft library over ``PeerSessions``, with the strict codec and checks of received messages.
 
 It also knows the basis of a leader's leases. An answer confirms the leadership at the time when its append was SENT:
-the follower returns
-the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S. So no other leader can
-be elected while a
-majority has newer confirmations, unless the leader itself has requested the election.
+the follower returns the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S. So
+no other leader can be elected while a majority has newer confirmations, unless the leader itself has requested the
+election.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ VOTE_AGAIN_S = 0.4
 """Time after an append for which a follower votes for no member, in seconds.
 
 It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the shortest election timeout minus the pause
-between two appends.
-Otherwise a failover would need a second election.
+between two appends. Otherwise a failover would need a second election.
 """
 _GIVE_WAY_S = 0.1
 """Time after a granted vote for which the member itself does not campaign, in seconds. Two candidates would split the votes."""
@@ -145,11 +143,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- in ------------------------------------------------------------------------------------------------------------
     def receive(self, sender: str, frame: bytes) -> None:
-        """A frame from the bus; nothing is raised."""
+        """Take a frame from NATS. It never raises."""
         self.sessions.receive(sender, frame, self._clock())
 
     def poll(self) -> None:
-        """Hellos, time-outs, and refusals of what is not forwarded; to be called on every tick."""
+        """Send hellos, handle timeouts, and reject messages that are not forwarded. Call it on every tick."""
         refused, self._not_forwarded = self._not_forwarded, []
         for node, request_id in refused:
             if request_id is not None:
@@ -205,7 +203,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """Leader: compare the reported images of all members."""
+        """As the leader, compare the reported images of all members."""
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -222,7 +220,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.diverged(checkpoints.newest[0])
 
     def _may_vote_again(self, request: Message) -> bool:
-        """A leader is never too busy to learn of a higher term: it has the leases in its own hand."""
+        """Return whether a member may vote again. A leader always accepts a higher term, because it grants the leases itself."""
         assert self._core is not None
         quiet = self._clock() - self._leader_heard_at
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
@@ -268,7 +266,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._leader_heard_at
 
     def confirmed_ns(self) -> int:
-        """Leader: return the time (by ``stamp``) until which a majority has not voted for another leader."""
+        """As the leader, return the time (by ``stamp``) until which a majority has not voted for another leader."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]

@@ -32,7 +32,7 @@ _OF_NATS = {
     "url": "nats", "creds": "creds_file", "nkey": "nkey_seed_file", "user": "user", "password": "password", "token": "token",
     "ca": "tls_ca_file", "cert": "tls_cert_file", "key": "tls_key_file", "inbox_prefix": "inbox_prefix",
 }  # fmt: skip
-"""Value of a context of the NATS CLI -> value of ours."""
+"""Value of a context of the NATS CLI -> value of liftpy."""
 _OF_NATS_IGNORED = ("description", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix", "color_scheme")
 
 

@@ -51,6 +51,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.groups", "%s: group coordinator ended; restarting it: %s"): "group.coordinator_restarted",
     ("liftpy.groups", "inbox_prefixes leave out %s.: consumer groups have no coordi"): "group.coordinator_disabled",
     ("liftpy.node", "settings reloaded; %s"): "node.settings_reloaded",
+    ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.node", "settings not reloaded: %s"): "node.settings_rejected",
     ("liftpy.proposals", "%s: ISR is now %s"): "isr.changed",
     ("liftpy.proposals", "%s: removed from the ISR reason=%s"): "isr.left",

@@ -57,7 +57,9 @@ CLOSED = 256
 
 
 YOUNG = 10_000
-"""Objects that are made, less those that are gone, before the young ones are looked at: 0.5 ms then, a few ms every tenth time."""
+"""Number of new objects (without freed ones) before the garbage collector checks the young ones. This takes 0.5 ms, and a few
+ms every tenth time.
+"""
 
 
 def look_seldom() -> None:

@@ -1,8 +1,7 @@
 """Decides which failures a node heals by a restart, and the wait before it. Temporary disk errors need no operator [L11].
 
 A process no longer trusts a disk that was full or has rejected a write. The next process does: it reads the data and
-writes it again.
-Failures that no start can heal (damage, another format version, a directory in use) end the node.
+writes it again. Failures that no start can heal (damage, another format version, a directory in use) end the node.
 
 The module also ends a process whose stop hangs.
 """
@@ -58,7 +57,7 @@ def count_restart(before: int, ran_s: float) -> int:
 
 
 def pause_s(in_a_row: int) -> float:
-    """Seconds to wait before the restart that is the ``in_a_row``th."""
+    """Return the seconds to wait before restart number ``in_a_row``."""
     return float(min(_FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), _LONGEST_PAUSE_S))
 
 
@@ -81,6 +80,6 @@ def leave_the_process_in(seconds: float) -> None:
 
 
 def stay_in_the_process() -> None:
-    """The stop is over and the same process starts a node again: it may pause longer than a stop may take."""
+    """Cancel the deadlines of the stop. It is complete, and this process starts a node again, which may take longer than a stop."""
     while _deadlines:
         _deadlines.pop().cancel()

@@ -39,7 +39,9 @@ Settings by dotted names, one row each: ``rack``, ``credentials.creds_file``, ``
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import string
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -88,6 +90,10 @@ _NOT_OF_DEV = frozenset(
     )
 )  # fmt: skip
 """Settings that differ between nodes, or that ``liftpy dev`` has an option for."""
+_KUBERNETES = re.compile(r"LIFTPY_(\w*_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)", re.ASCII)
+"""Variables that Kubernetes gives each pod for a Service whose name begins with ``liftpy``."""
+_CLOSE = 0.7
+"""Minimum similarity of two names that may be mistaken for each other, from 0 to 1."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
 _SECTIONS = ("credentials", "replication")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -374,7 +380,7 @@ def child_environment() -> dict[str, str]:
 
 
 def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
-    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of those that it ignores."""
+    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of the ignored ones."""
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -383,6 +389,21 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
     given = {name: environment[name] for name in sorted(names) if environment.get(name)}
     unused = [name for name in given if name in _NOT_OF_DEV]
     return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the ``LIFTPY_*`` variables that no command reads, and for each the nearest known one ('' if none is close)."""
+    environment = os.environ if environment is None else environment
+    known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in _SECTIONS}
+    known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
+    known |= {_PREFIX + "CONTEXT", _RESTARTS, _OPEN_NATS_SAID}
+    found = {}
+    for name in sorted(environment):
+        if name.startswith(_PREFIX) and environment[name] and name not in known and not _KUBERNETES.fullmatch(name):
+            endings = {other.removeprefix(_PREFIX): other for other in sorted(known - {_RESTARTS, _OPEN_NATS_SAID})}
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX)[:_MAX_SHOWN], endings, n=1, cutoff=_CLOSE)
+            found[name] = endings[near[0]] if near else ""
+    return found
 
 
 def jetstream_environment(domain: str | None) -> dict[str, str]:
@@ -500,7 +521,7 @@ def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: 
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
-    """``raw`` (text, or TOML's own type) as the type of ``field``, which its default shows; raise ConfigError if it can't."""
+    """Convert ``raw`` (text, or a type of TOML) to the type of the default of ``field``. Raises ConfigError if it cannot."""
     default = "" if field.default is MISSING else field.default
     try:
         for text in raw if isinstance(raw, list) else (raw,):
@@ -543,7 +564,7 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Digits of ours, no others that Python would take."""
+    """Convert ASCII digits to a number. Other digits that Python accepts are rejected."""
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
             raise ValueError("use the digits 0 to 9")
@@ -570,11 +591,11 @@ SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
 CLUSTER = "cluster"
-"""Source of what stands in the metadata image."""
+"""Source of values from the metadata image."""
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
-    """Dotted name -> value; secrets among them."""
+    """Return dotted name -> value, including secrets."""
     values = {f.name: getattr(settings, f.name) for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section in SECTIONS:
         part = getattr(settings, section)
@@ -602,8 +623,11 @@ def defaults() -> dict[str, Any]:
 
 
 def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], live: Collection[str]) -> list[dict[str, Any]]:
-    """Return a row for each setting: ``name``, ``value`` that holds, ``read`` from the file where that differs and waits for a restart,
-    ``source`` (default, file, env, flag), ``default``, ``applies`` (``live`` or ``restart``)."""
+    """Return a row for each setting.
+
+    ``name``. ``value``: the current one. ``read``: value of the file if it differs and waits for a restart. ``source``:
+    default, file, env or flag. ``default``. ``applies``: ``live`` or ``restart``.
+    """
     now, waiting, without = flat(running), flat(read), defaults()
     return [
         {

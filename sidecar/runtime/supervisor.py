@@ -1,10 +1,8 @@
 """Reports to systemd or another supervisor: ready, alive, progress of the start, stopping.
 
 Each report is a datagram to the socket of ``NOTIFY_SOCKET``. During the recovery of logs the reports contain progress,
-and each step extends
-the time limit. A recovery without progress is not extended. After that, the node reports three times in each watchdog
-interval that it is
-live.
+and each step extends the time limit. A recovery without progress is not extended. After that, the node reports three
+times in each watchdog interval that it is live.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class Supervisor:
         return False
 
     def reloading(self) -> None:
-        """Settings are read again; ``reloaded`` follows."""
+        """Note that settings are read again. ``reloaded`` follows."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:

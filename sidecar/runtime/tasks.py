@@ -1,12 +1,9 @@
 """Starts background tasks. Each unexpected end is reported [A6].
 
 If a loop that writes checkpoints, sends heartbeats or checks free space ends by an unexpected error, the node looks
-healthy and is not.
-Code that starts a task without waiting for it therefore uses ``spawn``. An unexpected end goes to the event loop's
-exception handler. A
-node sets it with ``fatal_on``, and it stops the node. Callbacks of the loop (timers, ends of flushes) go the same way.
-Tasks handle
-expected errors themselves.
+healthy and is not. Code that starts a task without waiting for it therefore uses ``spawn``. An unexpected end goes to
+the event loop's exception handler. A node sets it with ``fatal_on``, and it stops the node. Callbacks of the loop
+(timers, ends of flushes) go the same way. Tasks handle expected errors themselves.
 """
 
 from __future__ import annotations
@@ -144,7 +141,7 @@ def _is_ours(error: BaseException | None) -> bool:
 
 
 SLICE_S = 0.008
-"""One slice ends with the first piece of work that is done after this."""
+"""Duration of a slice, in seconds. A slice ends with the first piece of work that is done after this."""
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -167,7 +164,7 @@ class Slices(Generic[Item]):
         return thing in self._waiting
 
     def add(self, things: Iterable[Item]) -> None:
-        """Queue things. Those that already wait are not added twice."""
+        """Queue things. Queued things are not added twice."""
         if self._closed:
             return
         self._waiting.update(dict.fromkeys(things))

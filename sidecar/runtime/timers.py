@@ -24,7 +24,7 @@ FAR_GRID_NS = 100 * NS_PER_MS
 """Maximum delay of deadlines that are further ahead than FAR_NS. Idle partitions fire together, and one write serves many."""
 
 SLICE_NS = 8 * NS_PER_MS
-"""When so much time has gone into deadlines of one wake-up, the rest of them wait for the loop's next turn."""
+"""Maximum time for deadlines in one wake-up, in nanoseconds. The rest wait for the loop's next turn."""
 
 
 class Timer:
@@ -35,7 +35,7 @@ class Timer:
     def __init__(self, fire: Callable[[], None]) -> None:
         self.fire = fire
         self._wanted_ns: int | None = None
-        """When it shall fire, monotonic ns; None: it is not set."""
+        """Monotonic time at which it must fire, in nanoseconds. None: it is not set."""
         self._queued_ns: int | None = None
         """The slot that it is in, its earliest; never later than wanted, rounded up to the grid."""
 
@@ -46,7 +46,7 @@ class Timers:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
         self._slots: dict[int, list[Timer]] = {}
-        """Step of the grid -> whose time comes by then; one that has another entry in an earlier slot is passed over."""
+        """Step of the grid -> timers whose time comes by then. A timer that has another entry in an earlier slot is skipped."""
         self._order: list[int] = []
         """A heap of the slots that there are."""
         self._handle: asyncio.TimerHandle | None = None

@@ -1,8 +1,8 @@
 """Answers of a node to pages: history, partitions (worst first), streams and events of the cluster, metrics.
 
 Requests arrive on ``<ns>.status.<node>`` as one JSON object with one field, the name of the request. Lists are built in
-slices of the loop's
-time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer, others wait.
+slices of the loop's time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer,
+others wait.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from heapq import nsmallest
 from typing import Any, TypeVar
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
+from liftpy.core.observe.app_rows import asked_name, instance_row, joined_groups, joined_services
 from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
 from liftpy.core.observe.history import History, asked_rows
 from liftpy.core.observe.timeline import FILTERS, fits
@@ -50,7 +51,7 @@ FAILED = b'{"error":"the node failed at this request: its log says why"}'
 """Value in the place of a failed answer."""
 MOST_WAITING = 64
 """Maximum number of waiting callers. Further ones get no answer."""
-QUESTIONS = ("history", "partitions", "streams", "events", "metrics", "settings")
+QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "metrics", "settings")
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
@@ -81,8 +82,8 @@ class PageAnswers:
         now: Callable[[], float] = time.monotonic,
         guard: RequestGuard | None = None,
     ) -> None:
-        self.joins: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
-        """Joins rows of partitions with those of the node's other processes."""
+        self.joins: Callable[[str, dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
+        """Joins rows of partitions, groups or services with those of the node's other processes."""
         self.share = WHOLE
         """Share of the node's partitions in this process."""
         self.settings: Callable[[], list[dict[str, Any]]] = list
@@ -95,7 +96,7 @@ class PageAnswers:
         self._most_bytes = most_bytes
         self._rested = RestedAnswers(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
-        """Stream -> what was said of it, as long as its image is the same."""
+        """Stream -> its last summary, while its image is unchanged."""
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
         """Return whether ``payload`` is one of these questions. Then ``answer`` is called with the answer, now or soon."""
@@ -112,13 +113,16 @@ class PageAnswers:
         elif reporter is None:
             return False
         else:
-            make = {
-                "partitions": self._all_partitions,
+            makers: dict[str, Callable[[Reporter, Any], Awaitable[Any]]] = {
+                "partitions": partial(self._of_all_processes, "partitions"),
+                "groups": partial(self._of_all_processes, "groups"),
+                "services": partial(self._of_all_processes, "services"),
                 "streams": self._streams,
                 "events": _events,
                 "metrics": self._metrics,
                 "settings": self._settings,
-            }[kind]
+            }
+            make = makers[kind]
             self._rested.ask(payload, lambda: self._made(kind, make, reporter, said), answer)
         return True
 
@@ -145,11 +149,16 @@ class PageAnswers:
     async def _settings(self, reporter: Reporter, said: Any) -> list[dict[str, Any]]:
         return with_cluster(self.settings(), reporter.group.image)
 
-    # ---- partitions --------------------------------------------------------------------------------------------------------
-    async def _all_partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
-        own = await self.partitions(reporter, said)
-        return own if self.joins is None else await self.joins(own, said)
+    async def _of_all_processes(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
+        own = await self.own_rows(kind, reporter, said)
+        return own if self.joins is None else await self.joins(kind, own, said)
 
+    async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
+        """Return the partitions, groups or services of this process."""
+        makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
+        return await makers[kind](reporter, said)
+
+    # ---- partitions --------------------------------------------------------------------------------------------------------
     async def partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
         """Return the partitions of this process, and those of the stream that no node has or leads."""
         stream, after, limit = (
@@ -204,6 +213,27 @@ class PageAnswers:
         behind = [one for one in found if one[0] > after]
         rows = [row for _, row in nsmallest(limit, behind, key=lambda one: one[0])]
         return {"rows": rows, "more": len(behind) > len(rows), "count": len(found)}
+
+
+async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
+    """Answer ``{"group": "", "limit": 500}`` with the groups led here, or with one group, its members and its positions."""
+    name, limit = asked_name(said, "group")
+    if not name:
+        rows = [row async for row in _sliced(reporter.group_rows())]
+        return joined_groups([{"rows": rows}], limit)
+    return joined_groups([reporter.group_rows_of(name)], limit)
+
+
+async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
+    """Answer ``{"service": "", "limit": 500}`` with totals of the services here, or with each instance of one service."""
+    name, limit = asked_name(said, "service")
+    rows = []
+    async for worker in _sliced(list(reporter.partitions)):
+        if not is_internal(worker.key.stream):
+            for figures in (*worker.services.report(), *worker.services.gone()):
+                if not name or figures["service"] == name:
+                    rows.append(instance_row(worker.key.stream, worker.key.partition, figures))
+    return joined_services([{"rows": rows}], limit, of_one=bool(name))
 
 
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:

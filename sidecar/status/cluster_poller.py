@@ -1,12 +1,10 @@
 """Fetches the data of a page while a viewer is connected: all nodes are asked once a second over NATS.
 
 Each node is asked for its summary and the new seconds of its history, one controller for the events, and all nodes or
-one for the visible
-partitions. Without viewers no node is asked.
+one for the visible partitions. Without viewers no node is asked.
 
 A node that serves a page also asks some others for their history without viewers, so that the page still has it when
-one of them is gone.
-Times for which a leader is unknown are gaps in the cluster's plots, not zeros.
+one of them is gone. Times for which a leader is unknown are gaps in the cluster's plots, not zeros.
 """
 
 from __future__ import annotations
@@ -22,6 +20,14 @@ from typing import Any, Protocol
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import is_count
+from liftpy.core.observe.app_rows import (
+    groups_question,
+    services_question,
+    shown_group,
+    shown_groups,
+    shown_service,
+    shown_services,
+)
 from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, Place, partitions_question, states, streams_question
 from liftpy.core.observe.cluster_model import Watching
 from liftpy.core.observe.history import (
@@ -136,6 +142,16 @@ class _Streams:
         """Data for the page. {}: not received yet."""
 
 
+class _Asked:
+    """Answers of all nodes to one question of a page about groups or services."""
+
+    def __init__(self, question: dict[str, Any]) -> None:
+        self.question = question
+        self.wanted_s = 0.0
+        self.was_told = False
+        self.said: dict[str, Any] = {}
+
+
 class Viewing:
     """Shared cluster view of all visitors of a port. ``own``: data of the serving node."""
 
@@ -161,7 +177,7 @@ class Viewing:
         self.seq = 0
         self._histories: dict[str, History] = {}
         self._ask_kept_s: dict[str, float] = {}
-        """Silent node -> when others are asked again for what they keep of it."""
+        """Silent node -> time at which other nodes are asked again for its kept history."""
         self._forget()
 
     def _forget(self) -> None:
@@ -172,6 +188,7 @@ class Viewing:
         self._glances: dict[str, NodeSummary | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Streams] = {}
+        self._questions: dict[tuple[str, str], _Asked] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
         """True if a controller reports the events."""
@@ -179,16 +196,23 @@ class Viewing:
 
     # ---- looking -----------------------------------------------------------------------------------------------------------
     async def fresh(
-        self, *, stream: str = "", node: str = "", after: Place = FIRST, streams_after: tuple[int, str] = (-1, "")
+        self,
+        *,
+        stream: str = "",
+        node: str = "",
+        after: Place = FIRST,
+        streams_after: tuple[int, str] = (-1, ""),
+        about: tuple[str, str] | None = None,
     ) -> None:
-        """Wait until all data of a page is at most a second old."""
+        """Wait until all data of a page is at most a second old. ``about``: ("groups" or "services", name or '' for all)."""
         self._wanted_s = self._now()
+        asked = self._wanted_answers(*about) if about is not None else None
         streams = self._wanted_streams(streams_after)
         wanted = self._wanted(stream, node, after) if stream or node else None
         if self._task is None or self._task.done():
             self._task = spawn(self._watch(), "asking nodes for a page")
         async with self._looking:
-            new = not streams.said or (wanted is not None and not wanted.was_told)
+            new = not streams.said or any(one is not None and not one.was_told for one in (wanted, asked))
             if new or self._now() - self._looked_s > FRESH_S:
                 await self._look()
 
@@ -198,6 +222,16 @@ class Viewing:
             while len(self._lists) >= MOST_LISTS:
                 del self._lists[min(self._lists, key=lambda key: self._lists[key].wanted_s)]
             found = self._lists[stream, node, after] = _List(stream, node, after)
+        found.wanted_s = self._now()
+        return found
+
+    def _wanted_answers(self, kind: str, name: str) -> _Asked:
+        found = self._questions.get((kind, name))
+        if found is None:
+            while len(self._questions) >= MOST_LISTS:
+                del self._questions[min(self._questions, key=lambda key: self._questions[key].wanted_s)]
+            question = groups_question(name) if kind == "groups" else services_question(name)
+            found = self._questions[kind, name] = _Asked(question)
         found.wanted_s = self._now()
         return found
 
@@ -256,11 +290,13 @@ class Viewing:
         self._watching.put(now_s, told)
         self._lists = {key: one for key, one in self._lists.items() if now_s - one.wanted_s < LOOKED_AT_S}
         self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}
+        self._questions = {key: one for key, one in self._questions.items() if now_s - one.wanted_s < LOOKED_AT_S}
         answering = [node for node in nodes if told[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
             *(self._ask_kept(node, answering) for node in nodes if told[node] is None),
             *(self._ask_list(one, answering) for one in self._lists.values()),
+            *(self._ask_question(one, answering) for one in self._questions.values()),
             self._ask_events(answering),
             self._ask_streams(answering),
         )
@@ -319,6 +355,11 @@ class Viewing:
         wanted.put(
             self._now(), dict(zip(nodes, await asyncio.gather(*(self._ask(node, asked) for node in nodes)), strict=True))
         )
+
+    async def _ask_question(self, wanted: _Asked, answering: list[str]) -> None:
+        said = await asyncio.gather(*(self._ask(node, wanted.question) for node in answering))
+        wanted.said = {node: one for node, one in zip(answering, said, strict=True) if one is not None}
+        wanted.was_told = True
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
@@ -379,6 +420,16 @@ class Viewing:
             "problems": problems,
         }
         return self._object({"stream": facts, "partitions": shown})
+
+    def groups(self, group: str = "") -> dict[str, Any]:
+        """Return the data of the page of groups, or of one group."""
+        said = self._wanted_answers("groups", group).said
+        return self._object(shown_group(said) if group else shown_groups(said))
+
+    def services(self, service: str = "") -> dict[str, Any]:
+        """Return the data of the page of services, or of one service."""
+        said = self._wanted_answers("services", service).said
+        return self._object(shown_service(said) if service else shown_services(said))
 
     async def happened(self, **only: str) -> dict[str, Any]:
         """Return at most ``MOST_ROWS`` events, newest first: those in memory, then those of the stream of events if there is
@@ -456,7 +507,9 @@ class Viewing:
         return found
 
     def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
-        """Node -> what it led, (first second, partitions...), None: a gap; and the marks. ``nodes``: all rows, in order."""
+        """Return node -> the leaderships over time, as (first second, partitions...), None: a gap. Also return the marks.
+        ``nodes``: all rows, in order.
+        """
         led = {}
         for node in sorted(self._histories):
             rows = of_cluster([self._histories[node]], step, after)

@@ -117,7 +117,7 @@ _HELD = {
     "window_operations": "metadata_operations",
     "window_bytes": "metadata_operations_bytes",
 }
-"""What a controller keeps of the metadata log, and the metric that shows it. The file has a metric of its own."""
+"""Metric of each part of the metadata log that a controller keeps in memory. The file has a metric of its own."""
 
 
 class NodeFigures:
@@ -363,7 +363,7 @@ def _space(folder: Any) -> tuple[int, int]:
 
 
 def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
-    """Numbers of groups are those of the coordinators that are LEADER here, so that a sum over nodes counts each once."""
+    """Add the figures of groups, only of coordinators that are LEADER here, so that a sum over nodes counts each group once."""
     leading = [one for one in coordinators if one["role"] == "LEADER"]
     found.put("coordinators", len(leading), "leader")
     found.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")

@@ -17,8 +17,8 @@ class Health:
     """Health of a node. ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in
     sync.
 
-    ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are.
-    ``unknown_streams``: directories of streams that the cluster does not know. They make no node unhealthy.
+    ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are. ``unknown_streams``:
+    directories of streams that the cluster does not know. They make no node unhealthy.
     """
 
     def __init__(

@@ -18,10 +18,12 @@ from sidecar.runtime.tasks import attended
 REQUEST_TIMEOUT_S = 5.0
 """Timeout for the head of a request, and for each write of its answer, in seconds."""
 MOST_CONNECTIONS = 32
-"""One more closes the oldest connection that has said nothing yet, and is closed itself where all are being answered."""
+"""Maximum number of connections. One more closes the oldest connection without a request. If all have requests, the new one
+is closed.
+"""
 MOST_LIVE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""Under which a page is asked for, whatever the port: a tunnel has another one."""
+"""Host names of the loopback interface, with any port, because a tunnel has another port."""
 JSON = "application/json"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"

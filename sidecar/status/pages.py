@@ -62,7 +62,32 @@ PARTITION_COLUMNS = _columns(
     ("newest", "newest offset", "int"), ("high_watermark", "high watermark", "int"), ("records_in_s", "in /s", "rate"),
     ("lag_records", "lag", "int"), ("lag_s", "lag, time", "span"), ("log_bytes", "log", "bytes"),
 )  # fmt: skip
+GROUP_COLUMNS = _columns(
+    ("group", "group", "text", "group"), ("kind", "kind"), ("problem", "problem"), ("members", "members", "int"),
+    ("partitions", "partitions", "int"), ("lag_records", "lag", "int"), ("lag_s", "lag, time", "span"), ("in_flight", "without ack", "int"),
+    ("streams", "streams"), ("coordinator", "coordinator", "text", "node"),
+)  # fmt: skip
+MEMBER_COLUMNS = _columns(
+    ("member", "member"), ("client", "client"), ("instance", "instance"), ("partitions", "partitions", "int"), ("streams", "streams"),
+    ("session_s", "session", "span"),
+)  # fmt: skip
+POSITION_COLUMNS = _columns(
+    ("stream", "stream", "text", "stream"), ("partition", "partition", "int"), ("member", "member"), ("position", "next offset", "int"),
+    ("end", "end offset", "int"), ("lag_records", "lag", "int"), ("lag_s", "lag, time", "span"), ("in_flight", "without ack", "int"),
+)  # fmt: skip
+SERVICE_COLUMNS = _columns(
+    ("service", "service", "text", "service"), ("stream", "stream", "text", "stream"), ("problem", "problem"),
+    ("instances", "instances", "int"), ("leaders", "leaders", "int"), ("blocked", "blocked", "int"), ("gone", "gone", "int"),
+    ("lag", "lag", "int"), ("snapshot_age_s", "oldest snapshot", "age"), ("output_backlog", "outputs waiting", "int"), ("versions", "versions"),
+)  # fmt: skip
+INSTANCE_COLUMNS = _columns(
+    ("node", "node", "text", "node"), ("stream", "stream", "text", "stream"), ("partition", "partition", "int"), ("state", "state"),
+    ("problem", "problem"), ("position", "next offset", "int"), ("lag", "lag", "int"), ("snapshot", "snapshot at", "int"),
+    ("snapshot_age_s", "snapshot age", "age"), ("output_backlog", "outputs waiting", "int"), ("queries_waiting", "queries waiting", "int"),
+    ("version", "version"),
+)  # fmt: skip
 EVENT_COLUMNS = _columns(("time", "time, UTC"), ("place", "entry"), ("kind", "kind"), ("text", "what happened"))
+_NAVIGATION = (("/", "Cluster"), ("/groups", "Groups"), ("/services", "Services"), ("/events", "Events"))
 PLOTS = (
     ("records", "Records per second"), ("bytes", "Bytes per second"), ("acks", "Ack latency"), ("heat", "Acks by latency"),
     ("flush", "Log flush, p99"), ("lag", "Slowest replica"), ("isr", "Partitions by ISR"), ("loop", "Event loop lag, p99"),
@@ -109,6 +134,49 @@ def stream_page(shown: dict[str, Any], stream: str) -> str:
     return _page(stream, f"stream/{quote(stream, safe='')}", body, shown)
 
 
+def groups_page(shown: dict[str, Any]) -> str:
+    """Return the page ``/groups``."""
+    title = "Groups, queues and cursors, problems first, then the largest lag"
+    body = f"<h1>Groups</h1>{_section(title, _table('groups', 'page.rows', GROUP_COLUMNS, shown) + _not_all(shown))}"
+    return _page("Groups", "groups", body, shown)
+
+
+def group_page(shown: dict[str, Any], group: str) -> str:
+    """Return the page ``/group/<name>``."""
+    facts = (
+        ("members", "Members", "int"), ("lag_records", "Lag", "int"), ("lag_s", "Lag, time", "span"), ("in_flight", "Without ack", "int"),
+        ("unknown", "Unknown ends", "int"), ("problem", "Problem", "text"), ("coordinator", "Coordinator", "text"),
+    )  # fmt: skip
+    body = (
+        f"<h1>{html.escape(group)}</h1>{_tiles([(f'page.group.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        + _section("Members", _table("members", "page.members", MEMBER_COLUMNS, shown))
+        + _section(
+            "Partitions, largest lag first", _table("positions", "page.positions", POSITION_COLUMNS, shown) + _not_all(shown)
+        )
+    )
+    return _page(group, f"group/{quote(group, safe='')}", body, shown)
+
+
+def services_page(shown: dict[str, Any]) -> str:
+    """Return the page ``/services``."""
+    table = _table("services", "page.rows", SERVICE_COLUMNS, shown) + _not_all(shown)
+    return _page("Services", "services", f"<h1>Services</h1>{_section('Problems first', table)}", shown)
+
+
+def service_page(shown: dict[str, Any], service: str) -> str:
+    """Return the page ``/service/<name>``."""
+    facts = (
+        ("instances", "Instances", "int"), ("leaders", "Leaders", "int"), ("blocked", "Blocked", "int"), ("gone", "Gone", "int"),
+        ("lag", "Largest lag", "int"), ("output_backlog", "Outputs waiting", "int"),
+    )  # fmt: skip
+    table = _table("instances", "page.instances", INSTANCE_COLUMNS, shown) + _not_all(shown)
+    body = (
+        f"<h1>{html.escape(service)}</h1>{_tiles([(f'page.service.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        + _section("Instances, problems first", table)
+    )
+    return _page(service, f"service/{quote(service, safe='')}", body, shown)
+
+
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
     """Return the page ``/events``, of one kind or all. ``fields``: query of the request."""
     page, kind = shown["page"], fields.get("kind", "")
@@ -149,13 +217,14 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
 def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
     cluster = shown["cluster"]
     namespace, sign = html.escape(str(cluster["namespace"])), _SIGNS.get(cluster["word"], "unavailable")
-    here = {"cluster": "/", "events": "/events"}.get(view, "")
+    here = {"cluster": "/", "node": "/", "stream": "/", "group": "/groups", "service": "/services"}.get(
+        view.partition("/")[0], f"/{view}"
+    )
     links = "".join(
-        f'<a href="{where}"{" aria-current=page" if where == here else ""}>{text}</a>'
-        for where, text in (("/", "Cluster"), ("/events", "Events"))
+        f'<a href="{where}"{" aria-current=page" if where == here else ""}>{text}</a>' for where, text in _NAVIGATION
     )
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)} · liftpy {namespace}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(cluster["word"])} · {html.escape(title)} · liftpy {namespace}</title>'
         '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
         '<link rel="stylesheet" href="/static/uPlot.min.css"><link rel="stylesheet" href="/static/page.css">'
         '<script src="/static/uPlot.iife.min.js" defer></script><script type="module" src="/static/app.js"></script></head>'
@@ -264,6 +333,10 @@ def _further(shown: dict[str, Any], path: str = "page.partitions.after") -> str:
     return f'<p><a href="{where}">the next ones</a></p>' if where else ""
 
 
+def _not_all(shown: dict[str, Any]) -> str:
+    return '<p class="note">There are more rows than this page shows.</p>' if shown["page"].get("more") else ""
+
+
 def _timeline() -> str:
     return (
         '<section class="timeline"><h2>Leaderships and elections</h2><div id="timeline" class="script-only"></div>'
@@ -297,11 +370,12 @@ def names() -> frozenset[str]:
 def runbook(name: str) -> str:
     """Return the page of a runbook. ``name``: one of ``names()``."""
     body = as_html(_FOLDER.joinpath(f"{name}.md").read_text(encoding="utf-8"))
+    links = "".join(f'<a href="{where}">{text}</a>' for where, text in _NAVIGATION)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)} · liftpy</title>'
         '<link rel="icon" href="data:,"><link rel="stylesheet" href="/static/page.css"></head>'
         '<body><header><span class="brand">liftpy</span>'
-        f'<nav><a href="/">Cluster</a><a href="/events">Events</a></nav></header><main class="prose">{body}</main></body></html>'
+        f'<nav>{links}</nav></header><main class="prose">{body}</main></body></html>'
     )
 
 
@@ -339,9 +413,9 @@ def _inline(text: str) -> str:
 
 # The pages of a cluster by their addresses: HTML, JSON, the live stream, and what pages are made of. Reads only.
 #
-# ``/`` the cluster, ``/node/<id>``, ``/stream/<name>``, ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``:
-# ``cluster.json``, ``node/<id>.json``, ``stream/<name>.json``, ``events.json``, ``history.json``, ``timeline.json``, and
-# ``live``: one JSON object a second, as Server-Sent Events.
+# ``/`` the cluster, ``/node/<id>``, ``/stream/<name>``, ``/groups``, ``/group/<name>``, ``/services``, ``/service/<name>``,
+# ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``: the same names with ``.json``, ``cluster.json``,
+# ``history.json``, ``timeline.json``, and ``live``: one JSON object a second, as Server-Sent Events.
 
 
 _KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
@@ -419,6 +493,15 @@ class Site:
             await viewing.fresh(stream=what, after=after)
             return viewing.stream(what, after)
 
+        def about(kind: str, show: Callable[[str], dict[str, Any]]) -> Callable[[], Awaitable[dict[str, Any]]]:
+            async def made() -> dict[str, Any]:
+                await viewing.fresh(about=(kind, what))
+                return show(what)
+
+            return made
+
+        if name in ("groups", "services"):
+            return about(name, viewing.groups if name == "groups" else viewing.services)
         if name == "cluster":
             streams_after = _streams_after(fields)
             return cluster
@@ -429,6 +512,9 @@ class Site:
                     raise ValueError(f"Invalid parameter {key}. Use seconds since 1970.")
             place_before(fields.get("before", ""))
             return events
+        if kind in ("group", "service"):
+            check_name(what, kind)
+            return about(f"{kind}s", viewing.groups if kind == "group" else viewing.services)
         found = {"node": node, "stream": stream}[kind]
         after = _after(fields)
         check_name(what, kind)
@@ -440,14 +526,13 @@ class Site:
     async def _page(self, view: Callable[[], Awaitable[dict[str, Any]]], name: str, fields: Fields) -> bytes:
         shown = await view()
         kind, _, what = name.partition("/")
-        if kind == "cluster":
-            made = cluster_page(shown)
-        elif kind == "events":
+        if kind == "events":
             made = events_page(shown, fields)
-        elif kind == "node":
-            made = node_page(shown, unquote(what))
+        elif what:
+            of_one = {"node": node_page, "stream": stream_page, "group": group_page, "service": service_page}
+            made = of_one[kind](shown, unquote(what))
         else:
-            made = stream_page(shown, unquote(what))
+            made = {"cluster": cluster_page, "groups": groups_page, "services": services_page}[kind](shown)
         return http("200 OK", HTML, made.encode())
 
     async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> Live:

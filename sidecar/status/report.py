@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import Any
 
@@ -84,7 +84,9 @@ class Reporter:
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """The node with at most ``count`` of its partitions, by (stream, partition) behind ``after``; ``more``: there are others."""
+        """Return the node's report with at most ``count`` partitions, in the order (stream, partition), after ``after``.
+        ``more``: there are others.
+        """
         behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]
         chosen = nsmallest(count, behind, key=lambda worker: (worker.key.stream, worker.key.partition))
         return {**self.report(chosen), "more": len(behind) > len(chosen)}
@@ -152,6 +154,15 @@ class Reporter:
     def group_lags(self) -> dict[str, GroupLag]:
         """Return the lag of the groups whose coordinators lead here, by label."""
         return self._coordinators.lags.of if self._coordinators is not None else {}
+
+    def group_rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row of each group whose coordinator leads here."""
+        return self._coordinators.group_rows() if self._coordinators is not None else iter(())
+
+    def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
+        """Return one group with its members and positions."""
+        found = self._coordinators.group_rows_of(name) if self._coordinators is not None else None
+        return found if found is not None else {"rows": [], "members": [], "positions": []}
 
     @property
     def node_id(self) -> str:

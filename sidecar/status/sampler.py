@@ -1,10 +1,8 @@
 """Adds a row to the node's history each second: what it did since the last one.
 
 The first 0.2 ms of a sample run at once, the rest in turns with other work of the loop. If a sample of many partitions
-takes more than
-``PART_OF_LOOP`` of the time, samples are taken less often, and each covers several seconds. A single slow sample, such
-as one of a thousand
-new partitions, changes nothing.
+takes more than ``PART_OF_LOOP`` of the time, samples are taken less often, and each covers several seconds. A single
+slow sample, such as one of a thousand new partitions, changes nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Serves the status of a node: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``pages.py``), ``/status`` JSON of this node,
-``/metrics`` Prometheus, of one stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and
-stops it. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
+The page is the only port that a node opens, and only on 127.0.0.1. It has the cluster's pages (``pages.py``), ``/status`` (JSON of this
+node), ``/metrics`` (Prometheus), ``/metrics/partitions?stream=S`` (one stream by partition), and ``/livez`` and ``/readyz`` for
+supervisors. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order. ``?after=STREAM/PARTITION`` returns those
+after it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import nats.errors
 
 from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
-from liftpy.core.base.ids import check_name
+from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
@@ -70,9 +71,12 @@ PAGE_PARTITIONS = 500
 """Number of partitions in one answer over NATS, and on a page without another number."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
-"""Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
+"""Maximum number of pages that are gathered from a node's processes at once, over NATS. Further requests get no answer."""
 _HEALTH = (b"/livez", b"/readyz")
-_THERE = b"/, /node/ID, /stream/NAME, /events, /api/live, /status, /livez, /readyz, /metrics, /metrics/partitions?stream=S\n"
+_THERE = (
+    b"/, /node/ID, /stream/NAME, /groups, /group/NAME, /services, /service/NAME, /events, /api/live, /status, /livez, /readyz, "
+    b"/metrics, /metrics/partitions?stream=S\n"
+)
 
 
 class Whole(Protocol):
@@ -87,8 +91,8 @@ class Whole(Protocol):
     async def add(self, found: Figures) -> None:
         """Add the other processes' figures."""
 
-    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Combine the answer of this process about partitions with those of the other processes."""
+    async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Combine the answer of this process about partitions, groups or services with those of the other processes."""
 
     def sampled(self) -> list[Said]:
         """Return the last samples of the other processes."""
@@ -115,7 +119,7 @@ class StatusDesk:
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
-        """Reads the settings again, and says what came of it."""
+        """Reads the settings again and returns the result."""
         self.unknown: UnknownStreams | None = None
         """Data here of streams that the cluster does not know; None: the node only starts."""
         self._gathering = 0
@@ -218,8 +222,12 @@ class StatusDesk:
             names = load_json(payload)["remove_data"]
         except (ValueError, TypeError, KeyError):
             names = None
-        if not isinstance(names, list) or not 0 < len(names) <= MOST_UNKNOWN or not all(map(is_directory, names)):
+        if not isinstance(names, list) or not names:
             return {"error": f'asked is {RELOAD.decode()} or {{"remove_data": [DIRECTORY, ...]}}, and nothing else'}
+        if len(names) > MOST_UNKNOWN:
+            return {"error": f"{len(names)} directories are too many. Remove at most {MOST_UNKNOWN} at a time."}
+        if wrong := [name for name in names if not is_directory(name)]:
+            return {"error": f"{shown(wrong[0])} is no directory of a stream. `liftpy node remove-data` without it lists them."}
         if self.unknown is None:
             return {"error": "the node only starts: try again"}
         return await self.unknown.remove(names)
@@ -241,8 +249,8 @@ class StatusDesk:
             await self.whole.add(found)
         return found
 
-    async def _joined_rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        return own if self.whole is None else await self.whole.rows(own, said)
+    async def _joined_rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(kind, own, said)
 
     async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
         self._gathering += 1
@@ -271,12 +279,12 @@ class StatusDesk:
         return glance_at(await self._gather(self.reporter), self.reporter).encode()
 
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
-        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+        """Return the metrics. They are gathered in slices and formatted in a thread, so that the loop is not blocked."""
         found = await self._gather(reporter)
         return http("200 OK", TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
-        """200 or 503, with a line for each check where ``?verbose`` asks, or one fails."""
+        """Return 200 or 503, with a line for each check if ``?verbose`` is given or a check fails."""
         assert self.health is not None
         asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         synced = path == b"/readyz" and "synced" in asked
@@ -554,7 +562,7 @@ class GlanceDesk:
         """Waiting callers. None: no figures are being collected."""
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
-        """``answer`` is called with the glance, now or soon."""
+        """Call ``answer`` with the summary, now or soon."""
         if self._waiting is not None:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(answer)

@@ -33,10 +33,10 @@ class Tracing:
         self._counters = counters
         self._make_exporter = exporter
         self._thread: SpanThread | None = None
-        """None: off."""
+        """Thread of the spans. None: tracing is off."""
         self._looking: asyncio.TimerHandle | None = None
         self.leads_group = False
-        """True if this node leads the metadata group: one of the controllers tells of a fail-over."""
+        """True if this node leads the metadata group, because only one controller reports a failover."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
         self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
 
@@ -116,8 +116,10 @@ class Tracing:
             self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
 
     def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
-        """A partition has a leader again, by an election of that kind; it had none since ``since_ns``, monotonic: one span, of the
-        metadata leader."""
+        """Record a span for a partition that has a leader again. Only the metadata leader does this.
+
+        ``kind``: kind of the election. ``since_ns``: monotonic time since which it had no leader.
+        """
         if self._thread is not None and self.leads_group:
             said: Attributes = {
                 "messaging.destination.name": key.stream,

@@ -139,7 +139,9 @@ class BusConnection(StrictConnection):
         self.all_have_lost_it = False
         """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
-        """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
+        """Prefix of the subjects on which this connection gets answers, without the last dot. It cannot be guessed. Set when
+        the connection opens.
+        """
 
     # ---- out ----------------------------------------------------------------------------------------------------------
     def send(
@@ -215,7 +217,7 @@ class BusConnection(StrictConnection):
         self._kick()
 
     def hold(self) -> None:
-        """Messages of some bytes follow, and then ``release`` in this turn of the loop: they are written together."""
+        """Collect the following messages until ``release`` in this turn of the loop, and write them together."""
         if self._outlet is not None:
             self._outlet.hold()
 
@@ -304,7 +306,7 @@ class BusConnection(StrictConnection):
             asyncio.get_running_loop().call_soon(callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """A message could not be taken: logged, counted, dropped."""
+        """Log, count and drop a message that could not be processed."""
         self.errors["messages not taken"] += 1
         if not self._failing:  # a bug; a sender that causes it once can do so a million times
             self._failing = True
@@ -448,15 +450,15 @@ def send_answer(
 
     Args:
         bus: The connection.
-        rules: Whose inboxes may be answered.
-        counters: Where a reply subject that is no inbox is counted.
-        reply: The reply subject of the request, as it came.
+        rules: Rules for inboxes that may be answered.
+        counters: Counters of rejected reply subjects.
+        reply: The reply subject of the request, as received.
         pieces: The answer, in pieces.
         headers: The header block of the answer.
-        under: What the reply subject has to begin with, where only the inbox of one node may be answered.
+        under: Required beginning of the reply subject, if only the inbox of one node may be answered.
 
     Returns:
-        False when nothing was sent.
+        False if nothing was sent.
     """
     subject = reply_to(reply, rules, counters, under)
     if subject is None:

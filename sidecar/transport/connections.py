@@ -129,7 +129,7 @@ logger = logging.getLogger("liftpy.nats")
 
 _SETTLES_S = 1.0
 _AGAIN_S = 1.0
-"""After credentials that could not be read."""
+"""Time to wait after credentials that could not be read."""
 
 
 class Subscribed:
@@ -209,7 +209,7 @@ class StandbyLink:
     def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
         self._connect = connect
         self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
-        """Told of what NATS does not let this connection do."""
+        """Called when NATS does not permit something to this connection."""
         self.link: Inflow | None = None
         """Connection of the standbys. None: no standby yet, or no server was there."""
         self._connecting: asyncio.Task[None] | None = None

@@ -19,7 +19,7 @@ class Drops:
         self._timer: asyncio.TimerHandle | None = None
 
     def count(self, partition: str, reason: str, count: int) -> None:
-        """``count`` publishes of ``partition`` are lost."""
+        """Count ``count`` lost publishes of ``partition``."""
         self._unsaid[partition, reason] += count
         if self._timer is None:
             self._say()

@@ -181,7 +181,7 @@ class Inflow(BusConnection):
         self._done_bytes = 0
         """Out of the buffer, ever."""
         self._due_to = 0
-        """Up to this count of arrived bytes is read in any case, while the buffer is not full."""
+        """Count of received bytes up to which data is read in any case, while the buffer is not full."""
         self.most_waiting_bytes = 0
         self.taken_bytes = 0
         """Parsed and not left out, ever."""
@@ -194,7 +194,7 @@ class Inflow(BusConnection):
         self.bursts = 0
         """Number of times that the thread took over."""
         self._large_ns = 0
-        """When a read was large last."""
+        """Time of the last large read."""
         self._burst_ns = 0
         """Time since which all reads were large. 0: the last one was not."""
         self._loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ class Inflow(BusConnection):
 
     @property
     def waiting_bytes(self) -> int:
-        """Read and not parsed."""
+        """Number of received bytes that are not parsed yet."""
         return self._arrived_bytes - self._done_bytes
 
     @property
@@ -330,7 +330,7 @@ class Inflow(BusConnection):
         return True
 
     def _hand_back(self) -> None:
-        """The loop reads again; it also learns that the connection has ended, if that is why."""
+        """Let the loop read again. It also notices if the connection has ended."""
         if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
             self._receiver.transport.resume_reading()
 
@@ -477,7 +477,7 @@ class Inflow(BusConnection):
         return piece
 
     async def _unreadable(self, error: Exception) -> None:
-        """True if the frames cannot be separated anymore. The rest of the connection's bytes is ignored."""
+        """Note that the frames cannot be separated any more. The rest of the connection's bytes is ignored."""
         self.errors["unreadable streams"] += 1
         if not self._parser.lost:
             await self._process_op_err(error)
@@ -589,7 +589,7 @@ READ_BYTES = 4 * 1024 * 1024
 _SOCKET_LOOK_AGAIN_S = 0.05
 _LITTLE_BYTES = 64 * 1024
 _GATHER_S = 0.001
-"""After a read that brought less than ``_LITTLE_BYTES``: the next one brings more, for one switch."""
+"""Wait after a read with less than ``_LITTLE_BYTES``, so that the next read brings more with one thread switch."""
 
 
 class SocketThread:

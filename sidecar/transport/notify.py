@@ -23,11 +23,13 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.transport.connection import BusConnection, send_answer
 
 Deliver = Callable[[str, int, str, events.Event], None]
-"""(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
+"""Function (stream, partition, stream uid or '', event) that delivers the event to the replica of that partition on this
+node, if any.
+"""
 StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
 """(request, what to call when it is done)."""
 QuietFetches = Callable[[bytes, memoryview], None]
-"""(where its answer goes, a question without its envelope); raises ProtocolError."""
+"""Function (reply subject, question without its envelope). Raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
 """Callback that returns whether this node serves as the requested leader."""
 ServiceReported = Callable[[service_pb2.ServiceReport], None]
@@ -86,7 +88,7 @@ class Notifications:
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition has left this node."""
+        """Forget a partition that has left this node."""
         self._wake_frames.pop(key, None)
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:

@@ -28,7 +28,9 @@ class SinkParser(StrictParser):
 
     takes_plain = False
     pauses = False
-    """True if it looks up after each message, or run of equal lines: what comes next may not be for a sink. An envelope always is."""
+    """True if it checks, after each message or run of equal lines, whether the next one is for a sink. After an envelope it
+    always does.
+    """
 
     def __init__(self, connection: Any, sinks: dict[bytes, Sink], errors: Counter[str] | None = None) -> None:
         super().__init__(connection, errors)
@@ -164,7 +166,7 @@ class InflowParser(SinkParser):
         self._told[b"%d" % sid] = given_up
 
     def forget(self, sid: int) -> None:
-        """The subscription is no more."""
+        """Forget a subscription that has ended."""
         super().forget(sid)
         self._told.pop(b"%d" % sid, None)
         self._refusers.pop(b"%d" % sid, None)

@@ -1,8 +1,8 @@
 """Worker side of the connection between a worker process and its node, with two threads.
 
 One thread reads, so that this process ends with the node whatever its loop does. No worker serves a node that is gone.
-The thread answers
-pings itself while the loop has turned within a session, as the node's heartbeats do for the node's own loop.
+The thread answers pings itself while the loop has turned within a session, as the node's heartbeats do for the node's
+own loop.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Channel:
             frames = self._read()
 
     def _last(self) -> None:
-        """The node says no more; its end is the end of a stop that hangs."""
+        """Read until the node orders a stop. It sends nothing else any more. If the stop hangs, this process ends by its deadline."""
         while True:
             if any(frame.kind is FrameKind.STOP for frame in self._read()):
                 return

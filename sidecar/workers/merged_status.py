@@ -1,10 +1,10 @@
 """Combines the reports and metrics of a node's processes into one.
 
-Each row of the table of metrics says here how it is joined: what the first process alone knows (OWN), the largest (MOST), the smallest
-(LEAST); all else is a sum. Counters never fall: a worker that does not answer is joined with what it said last, and one that ends takes
-the node with it.
+Each row of the table of metrics says how its values are combined: the value of the first process (OWN), the largest (MOST) or the
+smallest (LEAST). All others are summed. Counters never fall: a worker that does not answer counts with its last values, and a worker
+that ends also ends the node.
 
-WholeNode: the status of a node of several processes, asked of each of them and joined.
+WholeNode: the combined status of a node of several processes, which asks each of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from liftpy.core.base.instruments import Histogram
+from liftpy.core.observe.app_rows import joined_groups, joined_services
 from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
@@ -91,7 +92,7 @@ _ADDED = ("copies", "flush_place", "descriptors", "scrub")
 _OF_ONE = frozenset(
     {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
 )
-"""Fields of those that are no counts: the first process's stand."""
+"""Fields that are no counts. The value of the first process is used."""
 
 
 def joined_page(
@@ -175,10 +176,15 @@ class WholeNode:
             rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
-    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Return rows as ``PageAnswers.partitions`` does. ``own``: those of this process."""
-        told = await self._workers.look(what="partitions", said=said)
-        return joined_rows(own, (one for one in told if one["answers"]), limit_of(said.get("limit", MOST_ROWS)))
+    async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Return rows as ``PageAnswers.own_rows`` does. ``own``: those of this process."""
+        told = [one for one in await self._workers.look(what=kind, said=said) if one["answers"]]
+        limit = limit_of(said.get("limit", MOST_ROWS))
+        if kind == "groups":
+            return joined_groups([own, *told], limit)
+        if kind == "services":
+            return joined_services([own, *told], limit, of_one=bool(said.get("service")))
+        return joined_rows(own, told, limit)
 
     def sampled(self) -> list[Said]:
         """Return the last samples of the workers."""
@@ -202,14 +208,15 @@ class Telling:
         self._answers = answers
 
     async def tell(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":
-        n}``, ``{"what": "partitions", "said": ...}`` or ``{"what": "figures"}``."""
+        """Return the answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream":
+        s, "count": n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``.
+        """
         what, reporter = asked["what"], self._reporter
         if what == "page":
             stream, partition = asked["after"]
             return {**reporter.page((stream, partition), asked["count"]), "process": process_facts(reporter)}
-        if what == "partitions":
-            return await self._answers.partitions(reporter, asked["said"])
+        if what in ("partitions", "groups", "services"):
+            return await self._answers.own_rows(what, reporter, asked["said"])
         if what == "stream":
             return {"rows": reporter.of_stream(asked["stream"], asked["count"])}
         return figures_to_json(await self._figures.gather())

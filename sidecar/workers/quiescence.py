@@ -35,7 +35,7 @@ class SharedQuiet:
         self._waiting = 0
 
     def received(self, reply: bytes, body: memoryview) -> None:
-        """A question, without its envelope; raises ProtocolError."""
+        """Handle a question without its envelope. Raises ProtocolError."""
         question = self._talk.asked(reply, body)
         if question is None or self._waiting >= MOST_AT_ONCE:
             return

@@ -6,7 +6,6 @@ import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.records import record_from_pb
@@ -15,31 +14,26 @@ from liftpy.core.metadata.snapshot import decode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.worker_frames import FrameKind
 from liftpy.errors import ProtocolError
-from sidecar.metadata.group import Watcher
+from sidecar.metadata.group import MetadataGroup
 
 _PROPOSAL = struct.Struct(">I")
 
 Send = Callable[[FrameKind, int, bytes], None]
 
 
-class RelayedGroup:
+class RelayedGroup(MetadataGroup):
     """``MetadataGroup`` of a worker. It does not count as a controller: a controller is asked before data is deleted."""
 
     def __init__(self, send: Send) -> None:
+        super().__init__()
         self._send = send
-        self._watchers: list[Watcher] = []
         self._asked: dict[int, asyncio.Future[pb.ControlResponse]] = {}
         self._token = 0
-        self.image = ClusterImage()
-        self.leader = ""
-        self.is_controller = False
-        self.decides = False
-        self.counters: dict[str, int] = {}
-        self.held: dict[str, int] = {}
+        self._image = ClusterImage()
 
     # ---- what the node says ----------------------------------------------------------------------------------------------
     def image_told(self, snapshot: bytes) -> None:
-        """An image in the place of the one before. Raises LiftError."""
+        """Replace the image. Raises LiftError."""
         self._show(decode_snapshot(snapshot))
 
     def entry_told(self, body: bytes) -> None:
@@ -59,33 +53,21 @@ class RelayedGroup:
             waiting.set_result(pb.ControlResponse.FromString(body))
 
     def _show(self, new: ClusterImage) -> None:
-        old, self.image = self.image, new
-        for watcher in self._watchers:
-            watcher(old, new)
+        old, self._image = self._image, new
+        self._notify(old, new)
 
     # ---- MetadataGroup -----------------------------------------------------------------------------------------------------
-    def watch(self, callback: Watcher) -> None:
-        """Call ``callback`` after each change of the image."""
-        self._watchers.append(callback)
+    @property
+    def image(self) -> ClusterImage:
+        """The image that the main process has sent."""
+        return self._image
 
     def distrust(self) -> None:
-        """The node's image is contradicted."""
+        """Ask the main process to load its image again."""
         self._send(FrameKind.DISTRUST, 0, b"")
 
-    async def start(self) -> None:
-        """Do nothing: the main process does it."""
-
-    def retire(self) -> None:
-        """Do nothing: the main process does it."""
-
-    async def hand_over(self) -> None:
-        """Do nothing: the main process does it."""
-
-    async def stop(self) -> None:
-        """Do nothing: the main process does it."""
-
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Through the node, which answers always, and ends this process where it ends."""
+        """Let the main process propose ``request``. It always answers, and this process ends when it ends."""
         self._token += 1
         token = self._token
         answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()
@@ -95,19 +77,3 @@ class RelayedGroup:
             return await answer
         finally:
             self._asked.pop(token, None)
-
-    async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Return False: the main process does it."""
-        return False
-
-    async def events(self, asked: bytes) -> dict[str, Any] | None:
-        """Return None: the main process answers."""
-        return None
-
-    def status(self) -> list[pb.ControllerStatus]:
-        """Return []: the main process answers."""
-        return []
-
-    def ticks(self) -> dict[str, float]:
-        """Return {}: the main process answers."""
-        return {}

@@ -1,10 +1,8 @@
 """``WorkerHandle``: the node's side of one worker process: start, messages, supervision, end.
 
 If a worker hangs or is suspended, the node's heartbeats would keep leaderships that no process serves. So the node
-pings it with each of
-its own heartbeats. A worker that leaves more pings in a row unanswered than fit into a session ends the node. Silence
-is counted in the
-node's own turns, so a node that was suspended itself blames no worker.
+pings it with each of its own heartbeats. A worker that leaves more pings in a row unanswered than fit into a session
+ends the node. Silence is counted in the node's own turns, so a node that was suspended itself blames no worker.
 """
 
 from __future__ import annotations
@@ -142,7 +140,7 @@ class WorkerHandle(asyncio.Protocol):
         return self._events[kind]
 
     def beat(self) -> None:
-        """Ping it; to be called with each beat of the node's, on its loop."""
+        """Ping the process. Call it with each beat of the node, on its loop."""
         if not self._is_heard or self._is_stopping or self._has_failed:
             return
         if self._unanswered >= self._most_silent:
@@ -261,7 +259,7 @@ class WorkerHandle(asyncio.Protocol):
 
 
 def _end_of(process: subprocess.Popen[Any]) -> int:
-    """Exit code; one that hangs is killed."""
+    """Return the exit code of the process. A process that hangs is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_END_S)
     process.kill()

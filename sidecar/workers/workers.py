@@ -1,12 +1,9 @@
 """Manages the worker processes of a node. Without workers it does nothing.
 
 The first process of the node holds the lock, the node file and the clean-stop marker. It is the member of the metadata
-group, registers,
-sends heartbeats and answers status. The workers only hold partitions. They are told changes of the image, answered
-heartbeats and the
-stop. Their requests to the metadata group go through this module. The node has one incarnation. It ends when the first
-of its processes
-ends.
+group, registers, sends heartbeats and answers status. The workers only hold partitions. They are told changes of the
+image, answered heartbeats and the stop. Their requests to the metadata group go through this module. The node has one
+incarnation. It ends when the first of its processes ends.
 """
 
 from __future__ import annotations
@@ -97,7 +94,7 @@ class Workers:
         return found
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
-        """The node is registered, and its promises are one journal: the workers open what the image shows."""
+        """Let the workers open the partitions of the image, after the node is registered and its promises are in one journal."""
         if not self.handles:
             return
         self._group = group
@@ -172,7 +169,7 @@ class Workers:
         self._fatal(error)
 
     def worker_damaged(self, reason: str) -> None:
-        """The node comes back and repairs it."""
+        """Note a damaged log of a worker. The node restarts and repairs it."""
         self._repair(reason)
 
     # ---- status ------------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_bench_interrupted_reports_the_results_so_far(monkeypatch: pytest.Monkey
     assert (found["is_complete"], code) == (False, 1)
 
 
-def test_arrivals_reader_told_to_end_while_it_closes_slowly_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrivals_reader_stopped_while_closing_slowly_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reads_and_closes_slowly(port: int, stream: str, found: arrivals.Arrivals) -> None:
         found.count = 3
         try:

@@ -304,7 +304,7 @@ def metric_texts() -> Values:
 # the page, and the client's cases, on a real cluster
 
 
-PAGE_VIEWS = ("cluster", "node/n1", "stream/orders", "events", "history", "timeline", "live")
+PAGE_VIEWS = ("cluster", "node/n1", "stream/orders", "groups", "services", "events", "history", "timeline", "live")
 
 
 def _shape(value: Any, path: str = "") -> Iterator[str]:

@@ -4,6 +4,7 @@ use it, one per module for those that break it. Every wait is on a condition, wi
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import count
@@ -18,6 +19,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import split_batches
 from liftpy.spark.session import local_session, spark_problem
+from sidecar.cli.dashboard import ClusterSite
 from sidecar.dev.cluster import DevCluster
 from tests.conftest import SHARED_CLUSTER
 
@@ -181,6 +183,15 @@ async def open_bench(cluster: DevCluster) -> Bench:
     """A Bench on ``cluster``; ``close_bench`` it."""
     nc = await nats.connect(cluster.nats_url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
     return Bench(cluster, nc, await connect(cluster.nats_url, cluster.namespace))
+
+
+async def page_data(page: ClusterSite, view: str) -> dict[str, Any]:
+    """Return the JSON of a view of the page, such as "cluster"."""
+    answer = page.respond(b"GET /api/%s.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % view.encode())
+    body = answer if isinstance(answer, bytes) else await answer
+    assert isinstance(body, bytes)
+    found: dict[str, Any] = json.loads(body.partition(b"\r\n\r\n")[2])
+    return found
 
 
 async def close_bench(bench: Bench) -> None:

@@ -96,6 +96,37 @@ async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: B
     assert (listed["since"], listed["faults"]) == (first["backup"], [])
 
 
+@pytest.mark.long
+async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, stream_name: str, tmp_path: Path) -> None:
+    commands = Commands(bench.cluster.nats_url, tmp_path / "store")
+    await bench.create(stream_name)
+    async with await bench.client.publisher(stream_name) as publisher:
+        await asyncio.gather(*[await publisher.send(value) for value in VALUES])
+    await commands.run("create", "--stream", stream_name)
+
+    async def has(name: str) -> bool:
+        return name in (await bench.client.describe_cluster()).image.streams
+
+    async def restored(into: str, ends_with: int) -> Any:
+        return await commands.run(
+            "restore", "--stream", stream_name, "--into", into, "--subject", f"then.{into}", ends_with=ends_with
+        )
+
+    more, gone = f"{stream_name}-more", f"{stream_name}-gone"
+    async with asyncio.TaskGroup() as group:
+        wider, deleted = group.create_task(restored(more, 0)), group.create_task(restored(gone, 1))
+        await bench.until(lambda: has(more), "a restore has created its stream")
+        await bench.client.add_partitions(more, 3)
+        await bench.until(lambda: has(gone), "the other one, too")
+        await bench.client.delete_stream(gone)
+    assert wider.result()["streams"][more]["offsets"] == [[0, len(VALUES) - 1]]
+    whole = await bench.client.stream(more)
+    assert {len(partition.replicas) for partition in whole.partitions} == {3}
+    assert not [node for partition in whole.partitions for node in partition.replicas if node.startswith("restore-")]
+    said = deleted.result()["error"]["detail"]
+    assert said == f"Stream {gone} was deleted during the restore. Start the restore again."
+
+
 async def _killed_damaged_and_found(commands: Commands, bench: Bench, stream_name: str, first: str) -> None:
     """Killed, ``create`` leaves no backup; the next one has a flipped bit for a while, which is named and never restored."""
     whole = commands.pieces()

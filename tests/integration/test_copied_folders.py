@@ -120,7 +120,7 @@ async def leads(bench: Any, name: str, node: str) -> bool:
     return await bench.leader(name) == node and await bench.ready(name)
 
 
-async def test_copied_node_beside_original_ends_without_damage(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+async def test_copied_node_next_to_the_original_ends_without_damage(fragile: Any, stream_name: str, tmp_path: Path) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     name = await settle(fragile, stream_name)

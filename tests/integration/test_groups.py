@@ -13,10 +13,12 @@ from liftpy.client import GroupOptions, GroupRejectedError, QueueOptions, connec
 from liftpy.client.group import Group
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import partition_of
+from liftpy.core.observe.app_rows import NO_MEMBERS
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import GROUPS_STREAM
+from sidecar.cli.dashboard import ClusterSite
 from tests import fork_server
-from tests.integration.conftest import Bench
+from tests.integration.conftest import Bench, page_data
 
 pytestmark = pytest.mark.processes
 
@@ -49,6 +51,30 @@ async def work(group: Group, seen: Seen, *, finish: bool = True) -> None:
 def held(group: Group) -> set[int]:
     """Which partitions it reads."""
     return {key.partition for key in group.owned}
+
+
+async def test_group_page_shows_members_positions_and_lag(coordinated: Bench, stream_name: str) -> None:
+    await coordinated.create(stream_name, partitions=2)
+    page, name = ClusterSite(coordinated.client, coordinated.cluster.namespace, ("127.0.0.1",)), f"page-{stream_name}"
+
+    async def shows(members: int, lag: int, problem: str) -> bool:
+        found = [row for row in (await page_data(page, "groups"))["page"]["rows"] if row["group"] == name]
+        return [(row["members"], row["lag_records"], row["problem"]) for row in found] == [(members, lag, problem)]
+
+    async with await coordinated.client.publisher(stream_name, 1) as publisher:
+        await asyncio.gather(*[await publisher.send(b"%d" % number) for number in range(10)])
+    async with coordinated.client.group(name, [stream_name], options=GroupOptions(auto_commit_s=0)) as group:
+        async for _ in group:
+            await group.commit()
+            break
+        await coordinated.until(lambda: shows(1, 0, ""), "the page shows a group without lag")
+        detail = (await page_data(page, f"group/{name}"))["page"]
+        assert [member["partitions"] for member in detail["members"]] == [2]
+        at = {row["partition"]: (row["position"], row["end"]) for row in detail["positions"]}
+        assert at[1] == (10, 10)
+    async with await coordinated.client.publisher(stream_name, 1) as publisher:
+        await (await publisher.send(b"more"))
+    await coordinated.until(lambda: shows(0, 1, NO_MEMBERS), "the page shows a group that has lag and no members")
 
 
 async def test_group_shares_partitions_and_loses_no_record(coordinated: Bench, stream_name: str) -> None:

@@ -105,6 +105,12 @@ def test_node_that_missed_a_deletion_reports_data_and_removes_it_on_request(clus
         assert (code, said["code"]) == (2, "CONFIG"), said
         assert f"it has {gone}" in said["detail"]
         assert {gone, kept} <= {path.name for path in folders.iterdir()}
+    for words in ((), (gone, "--yes")):
+        code, said = liftpy(cluster, "node", "remove-data", "n9", *words)
+        assert (code, said["detail"]) == (1, "There is no node 'n9'. The nodes are n1, n2, n3, n4.")
+    code, said = liftpy(cluster, "node", "remove-data", "n4", "x" * 201, "--yes")
+    assert (code, said["code"]) == (2, "CONFIG"), said
+    assert "(201 bytes) is no directory of a stream" in said["detail"]
     code, said = liftpy(cluster, "node", "remove-data", "n4", gone, "--yes")
     assert (code, said["removed"]) == (0, [gone]), said
     assert not (folders / gone).exists()

@@ -33,7 +33,7 @@ from sidecar.dev.cluster import DevCluster
 from tests import fork_server
 from tests.examples.echo import TIMES
 from tests.examples.processes import snapshot_path
-from tests.integration.conftest import Bench, close_bench, open_bench, show
+from tests.integration.conftest import Bench, close_bench, open_bench, page_data, show
 from tests.integration.running_services import EVERY, NODES, QUICK, Running, answers, exists, running_services
 
 pytestmark = pytest.mark.processes
@@ -151,13 +151,15 @@ async def _shows_end(bench: Bench, reasons: list[str]) -> None:
     page = ClusterSite(bench.client, bench.cluster.namespace, ("127.0.0.1",))
 
     async def told() -> bool:
-        answer = page.respond(b"GET /api/cluster.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        body = await answer if not isinstance(answer, bytes) else answer
-        assert isinstance(body, bytes)
-        shown = [one["text"] for one in json.loads(body.partition(b"\r\n\r\n")[2])["cluster"]["reasons"]]
+        shown = [one["text"] for one in (await page_data(page, "cluster"))["cluster"]["reasons"]]
         return [text for text in shown if "services have ended" in text] == reasons
 
+    async def services_say() -> bool:
+        problems = [row["problem"] for row in (await page_data(page, "services"))["page"]["rows"] if row["problem"]]
+        return bool(problems) is bool(reasons)
+
     await bench.until(told, f"the page gives the reasons {reasons}")
+    await bench.until(services_say, "the page of services shows a problem only if a service has ended")
     words = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "health", "--nats", bench.cluster.nats_url]
 
     async def health_says() -> bool:

@@ -123,3 +123,36 @@ def test_spark_batch_write_appends_and_rejects_invalid_rows(sinks: Sinks) -> Non
         write(sinks.spark.sql("select 'x' as value, 3 as `partition`"))
     with pytest.raises(Exception, match=r"\[CONFIG\] 1 rows have a null value"):
         write(sinks.spark.sql("select cast(null as string) as value"))
+
+
+def test_spark_catalog_table_is_rejected_with_the_alternative(sinks: Sinks) -> None:
+    spark, table = sinks.spark, sinks.target.replace("-", "_")
+    options = f"options (nats '{sinks.cluster.nats_url}', stream '{sinks.target}')"
+    says = r"\[CONFIG\] .*Catalog tables .* cannot be read or inserted into: .* CREATE TEMPORARY VIEW .* use save or start\."
+    rows = "select cast('x' as binary) as value"
+    for more in (options, f"{options} location '/tmp/{table}'", "tblproperties ('team'='shop')", f"{options} as {rows}", ""):
+        with pytest.raises(Exception, match=says):
+            spark.sql(f"create table {table} using liftpy {more}")
+    spark.sql(f"create table {table} (value binary) using liftpy {options}")  # Spark does not ask the source
+    try:
+        for statement in (f"select * from {table}", f"insert into {table} {rows}"):
+            with pytest.raises(Exception, match=says):
+                spark.sql(statement).collect()
+    finally:
+        spark.sql(f"drop table {table}")
+    spark.sql(f"create temporary view {table} using liftpy {options}")
+    assert spark.sql(f"select count(*) from {table}").first()[0] == 0
+
+
+def test_spark_save_as_table_writes_the_rows_but_its_table_is_rejected(sinks: Sinks) -> None:
+    table = sinks.target.replace("-", "_")
+    frame = sinks.spark.range(10).selectExpr("cast(id as string) as value")
+    with pytest.raises(Exception, match=r"\[CONFIG\] The target stream is missing"):
+        frame.write.format("liftpy").options(**sinks.options()).saveAsTable(table)
+    frame.write.format("liftpy").options(**sinks.options(stream=sinks.target)).saveAsTable(table)
+    try:
+        assert sorted(sinks.written()) == [b"%d" % n for n in range(10)]
+        with pytest.raises(Exception, match=r"\[CONFIG\] .*Catalog tables .* cannot be read or inserted into"):
+            sinks.spark.table(table).collect()
+    finally:
+        sinks.spark.sql(f"drop table {table}")

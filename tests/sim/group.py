@@ -1,4 +1,4 @@
-"""The metadata group as one log: the real ``ClusterFsm`` and ``ActiveController``, without Raft underneath.
+"""The metadata group as one log: ``SingleLogGroup`` on the clock and the network of the simulator.
 
 Raft has its own simulator; here the group is what it promises to be, one order of decisions, and the faults are those that
 a node sees: requests and answers that are lost (the outcome is unknown), no metadata leader for a while, and an image
@@ -15,9 +15,8 @@ from functools import partial
 
 from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.controller.active_controller import ActiveController, joined
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.controller.single_log import SingleLogGroup
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
@@ -32,7 +31,7 @@ Heard = Callable[[pb.ControlResponse], None]
 Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
-class SimGroup:
+class SimGroup(SingleLogGroup):
     """Simulated metadata group.
 
     ``watch(old, new)`` is called at each change. Nodes learn of it through ``deliver``. ``times``: first session times, None:
@@ -40,11 +39,10 @@ class SimGroup:
     """
 
     def __init__(self, clock: Clock, seed: int, config: ReplicationConfig, times: SessionTimes | None = None) -> None:
+        super().__init__(config)
         self.clock = clock
-        self.fsm = ClusterFsm(elections=True)
         if times is None:
             self.fsm.image = replace(born_image(), session_times=None)
-        self.duties = ActiveController(config, self.fsm.rules)
         self.images: list[ClusterImage] = [self.fsm.image]
         """Every image that there was, in order."""
         self.cut: set[str] = set()
@@ -76,7 +74,6 @@ class SimGroup:
         """Function of a script: ``gate(node, what, arrive)`` returns True to keep a message, and calls ``arrive`` later to
         deliver it.
         """
-        self._index = 0
         self._term = 0
         self._rng = random.Random(f"{seed}/group")
         if times is not None:
@@ -84,10 +81,13 @@ class SimGroup:
         self.set_available(True)
         self._tick()
 
-    @property
-    def image(self) -> ClusterImage:
-        """The true image."""
-        return self.fsm.image
+    def now_ns(self) -> int:
+        """Return the time of the simulation, in nanoseconds."""
+        return self.clock.now_ns
+
+    def time_ns(self) -> int:
+        """Return the wall clock of the metadata leader, in nanoseconds since 1970."""
+        return max(1, self.clock.now_ns + self.wall_offset_ns)
 
     def partition(self, stream: str, number: int) -> PartitionState:
         """Return the truth about one partition."""
@@ -114,32 +114,10 @@ class SimGroup:
         if not self.available:
             self.counters["no metadata leader"] += 1
             return
-        now_ns = self.clock.now_ns
-        if request.HasField("batch"):
-            here, rest = self.duties.divide(request, self.image, now_ns, now_ns)
-            response = here if rest is None else joined(here, self.apply(rest))
-            if rest is None:
-                self._count(request, response)
-        else:
-            answer = self.duties.answer(request, self.image, now_ns, now_ns)
-            response = self.apply(request) if answer is None else answer
-            if answer is not None:
-                self._count(request, answer)
+        response = self.decide(request)
         self._travel(host, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
-    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """Commit and apply ``request`` now."""
-        before = self.image
-        self._index += 1
-        request.operationId = request.operationId or self.new_operation_id()
-        request.timeNs = max(1, self.clock.now_ns + self.wall_offset_ns)
-        response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
-        self._count(request, response)
-        if self.fsm.last_records:
-            self._changed(before)
-        return response
-
-    def _count(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+    def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
         """Count requests by kind and result, those of a batch separately."""
         if not request.HasField("batch"):
             self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1
@@ -154,7 +132,7 @@ class SimGroup:
         """Return a new operation id. A retry keeps its id."""
         return self._rng.randbytes(16)
 
-    def _changed(self, before: ClusterImage) -> None:
+    def image_changed(self, before: ClusterImage) -> None:
         image, now_ns = self.image, self.clock.now_ns
         for node_id, node in image.nodes.items():
             old = before.nodes.get(node_id)
@@ -179,12 +157,9 @@ class SimGroup:
     def _heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
         if not self.available:
             return
-        now_ns, index = self.clock.now_ns, self.image.index
-        beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node, incarnation=incarnation))
-        SPOKEN.tell(beat.heartbeat)
-        response = self.duties.answer(beat, self.image, now_ns, now_ns)
-        self.beats[node] = (incarnation, now_ns)
-        assert response is not None
+        index = self.image.index
+        response = self.beat(node, incarnation)
+        self.beats[node] = (incarnation, self.clock.now_ns)
         if seen_index < index:
             self.send_image(host)
         self._travel(host, "heartbeat answer", lambda: on_heard(response))
@@ -205,8 +180,7 @@ class SimGroup:
     def _tick(self) -> None:
         now_ns = self.clock.now_ns
         if self.available:
-            for request in self.duties.due(now_ns):
-                self.apply(request)
+            self.apply_due()
             for question in self.duties.questions():
                 self.ask(question, partial(self.duties.testified, question))
             for node in self.duties.overdue(now_ns):

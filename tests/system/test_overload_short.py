@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.mark.long
-async def test_quota_holds_beside_another_stream_and_while_altered() -> None:
+async def test_quota_holds_next_to_another_stream_and_while_changed() -> None:
     """On a busy machine a publisher that stands still loses what it did not offer: so far less is not wrong here."""
     with DevCluster(3, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
         out = await quota.run(cluster, seconds=3.0, tolerance=0.25)

@@ -1,10 +1,8 @@
 """Manifest of a backup: its files with partitions and digests. Pure.
 
 A backup consists of the files that its manifest names. The manifest is written last: a backup without manifest does not
-exist.
-The records of a partition are in *pieces*: files of complete record batches, byte for byte as in its log, one after the
-other. A
-full piece never changes, and later manifests name it, too. Layout of a store::
+exist. The records of a partition are in *pieces*: files of complete record batches, byte for byte as in its log, one
+after the other. A full piece never changes, and later manifests name it, too. Layout of a store::
 
     backups/<id>/manifest.json          the manifest
     backups/<id>/image                  the metadata at the barrier, in the snapshot format of the metadata group
@@ -13,10 +11,8 @@ full piece never changes, and later manifests name it, too. Layout of a store::
     running/<id>                        exists while the backup is being made
 
 The *chain* of a partition has 16 bytes. Before the first batch they are zero. After each batch they are the BLAKE2b
-digest of the
-previous 16 bytes and the batch. The chain does not depend on the borders of pieces. So a backup continues the chain of
-the one
-before, and a restored log is compared by it.
+digest of the previous 16 bytes and the batch. The chain does not depend on the borders of pieces. So a backup continues
+the chain of the one before, and a restored log is compared by it.
 
 The text is canonical: any flipped bit gives another text, or another digest.
 """
@@ -81,13 +77,16 @@ class StateCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCopy:
-    """One partition. ``start``: its log start, inclusive; the first piece may begin below. ``high_watermark``: inclusive, -1: none;
-    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
-    where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
-    that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
-    were read [D30]. ``state``: producers and message ids as a replica knew them; None: the copy has none. ``knows_dropped``: whether
-    the copy says what was known of producers and message ids whose records were dropped below ``start``: by ``state``, or because
-    nothing was known. False: a program or a node of an earlier version did not tell."""
+    """One partition in a backup.
+
+    ``start``: log start, inclusive. The first piece may begin below it. ``high_watermark``: inclusive, -1: none. ``pieces``
+    contain all records up to it, without gaps. ``before``: the chain before the first piece. ``compacted_end``: offset
+    (exclusive) that compaction of the replicas had reached when they were read, at most the end of the copy. A restored log
+    that ends below it would lack keys [R11]. ``deletes_end``: below it (exclusive), delete markers were gone from all logs
+    that were read [D30]. ``state``: producers and message ids of a replica. None: the copy has none. ``knows_dropped``: True
+    if the copy has the producers and message ids of records that were deleted below ``start``, or if there were none. False:
+    an earlier version of a program or node did not report them.
+    """
 
     partition: int
     start: int
@@ -192,7 +191,7 @@ def piece_path(stream: str, uid: str, partition: int, start: int, backup: str) -
 
 
 def writer_of(path: str) -> str:
-    """Return the backup that has written the piece at ``path``; '' where no backup writes one under such a name."""
+    """Return the backup that has written the piece at ``path``, '' if its name is not one that a backup writes."""
     name = path.rpartition("/")[2]
     backup = name.removesuffix(".batches").partition("-")[2]
     return backup if name.endswith(".batches") and is_backup_id(backup) else ""
@@ -382,7 +381,7 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
 
 
 def _file(said: Any, path: str) -> StoredFile:
-    """Return the one that must lie at ``path``: no manifest names a file of elsewhere."""
+    """Return the file entry for ``path``. Raise if the manifest names another path."""
     if said["path"] != path:
         raise ValueError(f"{shown(str(said['path']))} should be at {path}")
     return StoredFile(path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_matched(_DIGEST, said["sha256"]))

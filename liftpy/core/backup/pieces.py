@@ -1,13 +1,11 @@
 """Decides which pieces of an earlier backup a new one reuses, and which files of a store are unused. Pure.
 
 Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700), and the tail [1700, 1800). Retention
-has moved
-the log start to 950, and HW is 2499. The new backup keeps [900, 1700), continues the chain at its end, and reads [1700,
-2500).
+has moved the log start to 950, and HW is 2499. The new backup keeps [900, 1700), continues the chain at its end, and
+reads [1700, 2500).
 
 The module also checks the bytes of a backup's file, and names the file of each error. For a restore, it finds the end
-of a
-partition and cuts the last batch there. These are the only bytes of a backup that are ever changed.
+of a partition and cuts the last batch there. These are the only bytes of a backup that are ever changed.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def unnamed_pieces(pieces: Mapping[str, int], manifests: Sequence[Manifest], unf
 
 
 def missing_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """Return the missing files and those of another size, in words. ``sizes``: of the existing files, by path."""
+    """Return texts about missing files and files of another size. ``sizes``: path -> size of the existing files."""
     return [
         f"{path}: it is missing" if path not in sizes else f"{path}: it has {sizes[path]} bytes, not {file.size_bytes}"
         for path, file in sorted(manifest.files.items())
@@ -110,8 +108,7 @@ def why_other_producers(kept: State, served: bytes) -> str:
     """Return why a replica with the state ``served`` does not know the producers of ``kept``, from which it was restored.
 
     '': it knows them. The replica has read on in its log, so a producer may have continued. A producer may have expired
-    if time has
-    passed in the log.
+    if time has passed in the log.
     """
     state = decode_state(served) if served else kept._replace(parts={})
     if state is None:
@@ -137,8 +134,10 @@ def _producers(state: State) -> Producers:
 
 
 def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
-    """The batches of a piece, after the chain ``before`` and a record of ``last_epoch``. Raises CorruptionError: other bytes than
-    were written, a batch with a wrong CRC, an order that no log has, another chain."""
+    """Return the batches of a piece, which follow the chain ``before`` and a record of ``last_epoch``.
+
+    Raises CorruptionError if the bytes have changed, a batch has a wrong CRC, the order is impossible, or the chain differs.
+    """
     path = piece.file.path
     check_file(piece.file, data)
     try:

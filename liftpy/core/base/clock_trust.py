@@ -3,15 +3,12 @@
 Retention by age needs a trusted clock, because it removes committed records.
 
 Goal: a node whose clock jumps, or is years ahead, removes nothing because of its age. A node whose clock was corrected,
-or
-that slept, continues as soon as other nodes agree. A leader does not stamp records with a wrong time if other nodes
-know
-the right one. Constraint: no single clock is trusted, no message waits for the check, and a node that is alone still
-removes old records.
+or that slept, continues as soon as other nodes agree. A leader does not stamp records with a wrong time if other nodes
+know the right one. Constraint: no single clock is trusted, no message waits for the check, and a node that is alone
+still removes old records.
 
 Algorithm: a clock is described by its offset: wall time minus the monotonic time of the host, which includes sleep. So
-a
-jump of the own clock shows at once. The node asks ``PEERS`` other live nodes now and then. It trusts its own clock
+a jump of the own clock shows at once. The node asks ``PEERS`` other live nodes now and then. It trusts its own clock
 
 - while a majority of all these clocks, its own included, agrees within ``BOUND_NS``,
 - if no clock disagrees and too few nodes answer, while it has followed the monotonic clock since a majority last
@@ -96,7 +93,7 @@ class ClockTrust:
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
 
     def told(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
-        """``node`` has answered, with its wall time or without (None)."""
+        """Note that ``node`` has answered. ``wall_ns``: its wall time, None if the answer had none."""
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
             self._told[node] = _ToldTime(offset_ns, asked_ns)
@@ -121,7 +118,9 @@ class ClockTrust:
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """Return the time that records get, both clocks read just now: ``wall_ns``, or that of others as of the last look."""
+        """Return the time for records. ``wall_ns``: this node's wall clock, read just now. While it is in doubt, use the
+        clocks of the others at the last check.
+        """
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
     def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:

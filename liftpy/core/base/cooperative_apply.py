@@ -2,12 +2,10 @@
 
 Goal: a member of the metadata group sends and receives frames and heartbeats while it applies an entry that concerns a
 whole node (registration, fencing, drain). 10,000 partitions take a tenth of a second on a free core, and much longer on
-a
-busy machine.
+a busy machine.
 
 Constraint: the entry stays one entry. No reader sees a part of it, and every controller gets the same result, wherever
-the
-steps end.
+the steps end.
 
 Algorithm: a function that works through many partitions is a generator that pauses after each PER_STEP. Its caller
 requests the next step at any time. The last step returns the result.

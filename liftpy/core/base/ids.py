@@ -38,7 +38,7 @@ MAX_UID_LENGTH = 64
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
+    """Return whether the text can be encoded as UTF-8. Text with a lone surrogate, as from a byte on a command line, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -71,7 +71,7 @@ def check_new_stream(name: str) -> str:
 
 
 def split_folder(name: str) -> tuple[str, str] | None:
-    """Return stream and uid of a directory ``<stream>-<uid>``; None if the name is no such one. Both may have a ``-``."""
+    """Return stream and uid of a directory ``<stream>-<uid>``. None: the name does not have this form. Both may contain ``-``."""
     found = _FOLDER.fullmatch(name)
     return (found[1], found[2]) if found else None
 
@@ -134,7 +134,7 @@ def check_data_subject(subject: str, namespace: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionKey:
-    """Identity of one partition of one incarnation of a stream; a stream made again under its name has another uid [R9]."""
+    """Identity of one partition of one stream. A stream that was created again under its name has another uid [R9]."""
 
     stream: str
     uid: str

@@ -22,7 +22,9 @@ _TIMED_BATCHES = 1024
 
 
 class Histogram:
-    """``counts[n]``: how many were above ``bounds[n - 1]`` and not above ``bounds[n]``; the last one has no bound."""
+    """Histogram. ``counts[n]``: number of values above ``bounds[n - 1]`` and at most ``bounds[n]``. The last count has no
+    upper bound.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -77,8 +79,7 @@ class Instruments:
     isr_expands: int = 0
     leader_changes: int = 0
     divergences: int = 0
-    """Starts of this process that found its controller's folder marked: its image was not the majority's."""
-    """Of the metadata group, as seen here."""
+    """Number of starts that found the controller's directory marked, because its image differed from the majority's."""
     damaged_segments: int = 0
     """Number of damaged segments that recovery or a read found on this node."""
     recovery_s: float = 0.0
@@ -97,7 +98,7 @@ class PublishTimes:
         """(last offset, inclusive; when it was appended; how many records)"""
 
     def appended(self, last_offset: int, record_count: int, arrived_ns: int) -> None:
-        """A batch was appended that had arrived at ``arrived_ns``."""
+        """Note that a batch was appended. ``arrived_ns``: time of its arrival."""
         now_ns, instruments = self.now_ns(), self._instruments
         instruments.queued.observe((now_ns - arrived_ns) * _S, record_count)
         instruments.batch_records.observe(record_count)

@@ -6,6 +6,8 @@ from liftpy.errors import InvariantError
 
 
 def check(holds: bool, name: str, *details: object) -> None:
-    """Raise InvariantError unless ``holds``. ``name`` is its code in docs/invariants.md (``D7``); ``details`` are printed with it."""
+    """Raise InvariantError unless ``holds``. ``name``: its code in docs/invariants.md (``D7``). ``details``: values for the
+    error text.
+    """
     if not holds:
         raise InvariantError(f"invariant {name} does not hold: {' '.join(map(str, details))}")

@@ -14,7 +14,7 @@ from liftpy.core.base.ids import PartitionKey
 
 
 class PartitionStatus(IntEnum):
-    """State of a partition's leadership; the numbers of ``cluster.proto``."""
+    """State of a partition's leadership, with the numbers of ``cluster.proto``."""
 
     OFFLINE = 0
     ONLINE = 1
@@ -23,7 +23,7 @@ class PartitionStatus(IntEnum):
 
 
 class Pause(IntEnum):
-    """True if a partition takes publishes; the numbers of ``cluster.proto``."""
+    """Pause state of a partition, with the numbers of ``cluster.proto``."""
 
     NOT_PAUSED = 0
     UNTIL_RESUMED = 1
@@ -146,34 +146,35 @@ class PartitionState:
     """Grows with every change of this partition [C2]."""
     status: PartitionStatus = PartitionStatus.ONLINE
     unclean_elected: bool = False
-    """An operator had a leader elected that may lack what was committed [C11]."""
+    """True if an operator had a leader elected that may lack committed records [C11]."""
     candidate: str = ""
     """Node that promotes itself in ``leader_epoch``, with status CANDIDATE_FOUND."""
     passed_over: tuple[str, ...] = ()
     """Candidates of this election that failed, in the order in which they did."""
     incomplete: tuple[str, ...] = ()
-    """Replicas that may lack acknowledged data: elected only by command [C10], until they join ``isr`` again. Of those
-    outside ``isr`` it is kept only where it matters: with the commit policy ``quorum``, and after an unclean election."""
+    """Replicas that may lack acknowledged data. Only a command elects them [C10], until they join ``isr`` again.
+
+    Replicas outside ``isr`` are listed only with the commit policy ``quorum`` and after an unclean election.
+    """
     deposed: str = ""
     """Former leader that takes no part in this election. It leaves ``isr`` when there is a new leader."""
     last_leader: str = ""
     """Last leader, or ``leader`` if there is one. While it is in ``isr``, it has every committed record, also with the
-    commit
-    policy ``quorum``.
+    commit policy ``quorum``.
     """
     leaderships: int = 0
     """Number of leaders so far, the current one included. A replica sees by it that it has missed one."""
     complete: tuple[str, ...] = ()
-    """Replicas outside ``isr`` that have every committed record: when they left, the ISR became smaller than ``min.isr``,
-    and HW
-    has not moved since [D20]. If no ISR member remains, one of them may become the leader [KIP-966].
+    """Replicas outside ``isr`` that have every committed record: when they left, the ISR became smaller than
+    ``min.isr``, and HW has not moved since [D20]. If no ISR member remains, one of them may become the leader
+    [KIP-966].
     """
     target: tuple[str, ...] = ()
-    """The replicas that are wanted, preferred leader first; (): those that there are. One swap at a time leads there."""
+    """Requested replicas, preferred leader first. Empty: the current ones. One change at a time leads there."""
     joining: str = ""
     """Learner that copies the log. It has no vote, and becomes a replica when it enters the ISR."""
     moved_for: MoveReason = MoveReason.BY_HAND
-    """Why there is a ``target``; LEADERSHIPS: there is none, and the first replica is to lead."""
+    """Reason for ``target``. LEADERSHIPS: there is no ``target``, and the first replica must become the leader."""
     copy_epoch: int = 0
     """Epoch at which the learner was named. 0: there is no learner.
 
@@ -224,7 +225,7 @@ class PartitionState:
         return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
 
     def min_isr(self, config: StreamConfig) -> int:
-        """Return the effective one, of as many replicas as there are before and after a change of them: at least 1."""
+        """Return the effective min ISR, for the smaller number of replicas before and after a move. At least 1."""
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:

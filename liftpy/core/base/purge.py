@@ -6,19 +6,14 @@ Goal: no replica of a partition serves a purged record, also a replica that is a
 forever.
 
 Rules: a purge has a number, and an end offset (exclusive) at or below HW + 1 at the time of the request. Each replica
-cleans
-its own log (``liftpy/core/log/compaction.py``), and reports the largest number whose records it no longer has. The
-report
-counts while the replica is in the ISR. A replica outside may copy the records again from one that is not clean yet. A
-purge
-is forgotten when every holder, the learner included, has reported it. An unclean election forgets all purges, because
-offsets are assigned again.
+cleans its own log (``liftpy/core/log/compaction.py``), and reports the largest number whose records it no longer has.
+The report counts while the replica is in the ISR. A replica outside may copy the records again from one that is not
+clean yet. A purge is forgotten when every holder, the learner included, has reported it. An unclean election forgets
+all purges, because offsets are assigned again.
 
 Worked example: holders a, b and c, all in the ISR, purge 7. a and b report 7. c is away and leaves the ISR, so the
-purge
-stays. c returns and fetches the rest of the log. It drops the purged records that it has, joins the ISR and reports 7.
-The
-purge is forgotten.
+purge stays. c returns and fetches the rest of the log. It drops the purged records that it has, joins the ISR and
+reports 7. The purge is forgotten.
 """
 
 from __future__ import annotations
@@ -38,8 +33,7 @@ def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
     """Return ``partition`` with the purge ``wish``.
 
     The purge replaces an equal one with a smaller end. Returns the partition unchanged if the purge exists already, and
-    None if
-    there is no room.
+    None if there is no room.
     """
     same = [p for p in partition.purges if (p.subjects, p.keys) == (wish.subjects, wish.keys)]
     if any(p.end_offset >= wish.end_offset for p in same):

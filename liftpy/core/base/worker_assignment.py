@@ -1,12 +1,10 @@
 """Decides which worker process of a node hosts a partition. Pure.
 
 Goal: the partitions of one stream are spread over all processes, and so are small streams. Constraint: every process
-knows
-the result without being told, also after a start with another number of processes.
+knows the result without being told, also after a start with another number of processes.
 
 Algorithm: the share of a partition is a function of its name: a checksum of the stream's name plus the partition's
-number,
-modulo the number of processes. Nothing is stored.
+number, modulo the number of processes. Nothing is stored.
 
 Worked example: stream ``orders`` has checksum 7 and 4 partitions, and there are 2 processes. Process 1 hosts 0 and 2,
 process 0 hosts 1 and 3.

@@ -277,7 +277,7 @@ MAX_GROUPS = 10_000
 MAX_MEMBERS = 1000
 """Most members of one group."""
 MAX_SUBSCRIPTIONS = 16_000
-"""Most streams that the members of one group may have in all. Each change of a member assigns all of them again."""
+"""Maximum number of streams of all members of one group. Each change of a member assigns all of them again."""
 MAX_QUEUES = 1000
 """Partitions of which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000

@@ -95,8 +95,8 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """The service. Run it beside every replica of a partition of the groups stream, with ``tick_interval_s`` = 1 and no
-    output.
+    """The coordinator of groups, a replicated service. Run it in the host of every replica of a partition of the groups
+    stream, with ``tick_interval_s`` = 1 and no output.
     """
 
     on_error = "skip"
@@ -110,7 +110,7 @@ class GroupCoordinator(Service):
             self._machine.restore(snapshot)
 
     def on_record(self, record: Record) -> None:
-        """A command, or an empty record for the time in it."""
+        """Apply a command. An empty record only advances the time."""
         if record.value:
             self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
         else:

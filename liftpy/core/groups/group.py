@@ -5,16 +5,13 @@ Constraint: members learn of a change at their next request, and may be slow, pa
 
 Algorithm: there is a *target* (the members that shall read) and a *grant* (the member that reads, with a generation). A
 change of members or streams sets a new target at once. Grants follow. A member sees in the answer to its heartbeat that
-it
-has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when its
-session and the fence time have ended, the partition is granted to the next member with a new generation. A partition
-missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
+it has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when
+its session and the fence time have ended, the partition is granted to the next member with a new generation. A
+partition missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
 
 Worked example: a owns p0 and p1 by generation 1. b joins, and p1 shall move to b. The next heartbeat of a is answered
-"p0".
-a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by generation 3. A
-later
-commit of p1 by generation 1 is rejected.
+"p0". a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by
+generation 3. A later commit of p1 by generation 1 is rejected.
 
 A member with a static identity takes over from the earlier member with the same identity, which is fenced.
 """
@@ -40,10 +37,10 @@ PARTITION_BYTES = 60
 
 @dataclass(slots=True)
 class GroupMember:
-    """One member.
+    """One member of a group.
 
-    ``heard_ns``: last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: of its newest command.
-    ``held``: (stream, partition) -> generation of its grant.
+    ``heard_ns``: time of the last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: number
+    of its newest command. ``held``: (stream, partition) -> generation of its grant.
     """
 
     name: str
@@ -69,9 +66,12 @@ class GroupMember:
 
 @dataclass(slots=True)
 class KnownIncarnation:
-    """A stream as members know it. ``partitions`` 0: only positions name it. ``placed``: partitions of which a position is, or was,
-    committed: another incarnation forgets those, and looks at no other stream's. ``first_partitions``: how many there were when the
-    group met the stream: those that were added since have no "new" of their own, they are read from their first record on."""
+    """A stream as the members know it.
+
+    ``partitions``: 0: only positions name it. ``placed``: partitions with a committed position, now or earlier. A new
+    incarnation of the stream resets only these. ``first_partitions``: number of partitions when the group first used the
+    stream. Later partitions are read from their first record, because "new" has no meaning for them.
+    """
 
     uid: str
     partitions: int = 0
@@ -102,7 +102,9 @@ class ConsumerGroup:
 
     # ---- members ---------------------------------------------------------------------------------------------------------
     def join(self, join: pb.JoinGroup, number: int, now_ns: int) -> None:
-        """A member joins or repeats its join. There is room. ``number``: of the command, 0 without one."""
+        """Let a member join, or repeat its join. The caller has checked that there is room. ``number``: number of the
+        command, 0: none.
+        """
         member = self.members.get(join.member)
         is_new = member is None
         if member is None:
@@ -163,7 +165,7 @@ class ConsumerGroup:
         return bool(ended)
 
     def room_for(self, streams: Sequence[pb.KnownStream], name: str, instance: str = "") -> str:
-        """Return why member ``name`` of this static identity can't read ``streams``; empty: it can."""
+        """Return why the member ``name`` with this static identity cannot read ``streams``, '' if it can."""
         former = self._by_instance(instance)
         others = (m for m in self.members.values() if m.name != name and m is not former)
         if len(streams) + sum(len(member.streams) for member in others) > commands.MAX_SUBSCRIPTIONS:
@@ -182,7 +184,9 @@ class ConsumerGroup:
         return next((member for member in self.members.values() if instance and member.instance == instance), None)
 
     def _take_over(self, former: GroupMember, member: GroupMember) -> None:
-        """``member`` is the same to the user as ``former``, which is fenced: its grants are of other generations from here on."""
+        """Replace ``former`` by ``member``, which is the same member for the user. ``former`` is fenced, because its grants
+        have other generations.
+        """
         member.streams = former.streams
         self.targets = {place: member.name if name == former.name else name for place, name in self.targets.items()}
         for place in list(former.held):
@@ -210,7 +214,7 @@ class ConsumerGroup:
             self._grant()
 
     def _known(self, names: Iterable[str]) -> list[tuple[str, int]]:
-        """Incarnation and partitions of each of the streams."""
+        """Return (incarnation, number of partitions) of each stream."""
         found = (self.streams.get(name) for name in names)
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
@@ -394,10 +398,10 @@ _MAX_PASSES = 8
 
 
 def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held: Mapping[Place, str]) -> dict[Place, str]:
-    """(stream, partition) -> member, for all partitions of all streams that have readers.
+    """Return (stream, partition) -> member, for all partitions of all streams that have readers.
 
-    ``counts``: partitions of each stream. ``readers``: of each stream, in an order that is the same everywhere (of their joining).
-    ``held``: what was assigned before, also to members that are gone.
+    ``counts``: number of partitions per stream. ``readers``: readers per stream, in the order in which they joined. ``held``:
+    the previous assignment, including members that have left.
     """
     load: dict[str, int] = {}
     shares: dict[str, dict[str, int]] = {}
@@ -439,7 +443,7 @@ def _shares(
 
 
 def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    """Return partitions that each reader had before; a reader without any is left out."""
+    """Return the partitions that each reader had before. A reader without any is absent."""
     have: dict[str, list[int]] = {}
     names = set(readers)
     for partition in range(count):

@@ -4,11 +4,9 @@ Goal: a scrape of the groups' metrics sends no requests. Constraint: a coordinat
 groups, but not where their partitions end. The age of a record is only in its log.
 
 Algorithm: the caller reports from time to time where partitions end (``KnownEnds.told``). For each partition, some
-pairs
-(end, time when first seen) are kept. The age of the first unread record is the age of the first end above the committed
-position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A
-computed
-age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
+pairs (end, time when first seen) are kept. The age of the first unread record is the age of the first end above the
+committed position. If there are too many pairs, two old ones are merged into one with the earlier time and the later
+end. A computed age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
 
 Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind
 at
@@ -35,9 +33,10 @@ MOST_ENDS = 32
 
 
 def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
-    """(partition, offset of the next record) of what it has committed, and of its work queues, where all below is done.
+    """Yield (partition, offset of the next record) for committed offsets and work queues.
 
-    Nothing of a cursor: its reader comes when it comes, so it is never behind."""
+    A cursor yields nothing. Its reader may read at any time, so it is never behind.
+    """
     if group.cursor:
         return
     readers = group.readers
@@ -72,9 +71,13 @@ class PartitionEnds:
             self._ends[:half] = self._ends[1:half:2]
             self._since_ns[:half] = self._since_ns[:half:2]
 
+    @property
+    def end(self) -> int:
+        """Newest known end, -1 if none is known."""
+        return self._ends[-1] if self._ends else -1
+
     def behind(self, position: int, now_ns: int) -> tuple[int, int]:
-        """(records, ns) by which a reader is behind that has ``position`` before it. Records below the log start are not
-        there to be read."""
+        """Return (records, ns) by which a reader at ``position`` is behind. Records below the log start do not count."""
         position = max(position, self._start)
         at = bisect_right(self._ends, position)
         if at == len(self._ends):
@@ -129,7 +132,8 @@ class KnownEnds:
 class GroupLag:
     """Lag of a group.
 
-    ``records``: sum over its partitions. ``seconds``: of its slowest partition. ``unknown``: partitions whose end is unknown.
+    ``records``: sum over its partitions. ``seconds``: lag of its slowest partition. ``unknown``: number of partitions whose
+    end is unknown.
     """
 
     records: int = 0

@@ -34,7 +34,7 @@ class HeardClock:
     leader_epoch: int = 0
 
     def advance(self, stamp_ns: int, leader_epoch: int) -> None:
-        """The next record has this stamp and this LeaderEpoch."""
+        """Advance to the next record, with this timestamp and LeaderEpoch."""
         if leader_epoch == self.leader_epoch:
             self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)
         self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch
@@ -121,7 +121,7 @@ class GroupMachine:
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
-        """A record with this stamp and LeaderEpoch is committed."""
+        """Note that a record with this timestamp and LeaderEpoch is committed."""
         self.clock.advance(stamp_ns, leader_epoch)
         if self.clock.now_ns - self._swept_ns >= _SWEEP_NS:
             self._swept_ns = self.clock.now_ns
@@ -381,9 +381,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
     """Return the number of partitions of the stream when the group first read it. None: not known.
 
-    A partition above this number was added later, or belongs to a stream that was created again. It has no "new"
-    position of its
-    own: its queue begins at its first record.
+    A partition above this number was added later, or belongs to a stream that was created again. It has no "new" position.
+    Its queue begins at its first record.
     """
     if not take.HasField("partitions"):
         return None

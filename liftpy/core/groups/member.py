@@ -5,16 +5,11 @@ then.
 Constraint: an answer may be lost or late, and the process may be stopped for any time between two instructions.
 
 Algorithm: a join, then heartbeats, each with its own number. An answer counts only if its command is later than that of
-the
-last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic clock.
-After
-its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to others soon.
-The
-member remembers its partitions. If a later answer has the same generation, no other member had them in between. If an
-answer
-no longer assigns a partition, or assigns it with another generation, the member releases it: the caller finishes,
-commits and
-calls ``given_up``. The next heartbeat leaves the partition out.
+the last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic
+clock. After its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to
+others soon. The member remembers its partitions. If a later answer has the same generation, no other member had them in
+between. If an answer no longer assigns a partition, or assigns it with another generation, the member releases it: the
+caller finishes, commits and calls ``given_up``. The next heartbeat leaves the partition out.
 
 ``on_answer`` returns the actions in order. ``command`` returns the next command when it is due.
 """
@@ -35,11 +30,13 @@ _RETRY_NS = 1_000 * NS_PER_MS
 _LONG_AGO = -(1 << 62)
 _MAX_UNANSWERED = 16
 _REFUSED_NS = 1_000 * NS_PER_MS
-"""Between two tries of what was refused for want of room."""
+"""Pause before a retry of a request that was rejected for lack of room, in nanoseconds."""
 
 
 class MemberStage(Enum):
-    """JOINING: not assigned anything. MEMBER. FENCED: another process has the static identity; nothing is sent any more. LEFT."""
+    """Stage of a member. JOINING: no partitions yet. MEMBER. FENCED: another process has the static identity, so it sends
+    nothing more. LEFT.
+    """
 
     JOINING = "JOINING"
     MEMBER = "MEMBER"
@@ -110,7 +107,7 @@ class MemberMachine:
         self._new_id = new_id
         self._streams = list(streams)
         self._streams_from = 1
-        """Number of the first command that tells of them; 0: it is known that they are."""
+        """Number of the first command that names the streams. 0: the coordinator knows them."""
         self._instance, self._client, self._session_ms = instance, client, session_ms
         self._session = 0
         """Random number of this session. A member that was removed and joins late by a copied join has another one."""
@@ -122,7 +119,7 @@ class MemberMachine:
         self._number = 0
         """Number of the newest command."""
         self._news_after = -1
-        """After which command something happened that the next one tells."""
+        """Number of the last command before a change that the next command reports."""
         self._sent_ns: dict[int, int] = {}
         """Number -> when it left: commands whose answers would count."""
         self._due_ns = self._until_ns = _LONG_AGO
@@ -153,7 +150,7 @@ class MemberMachine:
             self._tell()
 
     def reads(self, streams: Iterable[pb.KnownStream]) -> None:
-        """Read these streams from here on; or the same, of which there are more partitions, or which were made again."""
+        """Set the streams to read from now on. They may also be known ones with more partitions, or ones that were created again."""
         self._streams = list(streams)
         self._streams_from = self._number + 1
         self._tell()
@@ -198,9 +195,11 @@ class MemberMachine:
         return pb.GroupCommand(group=self.group, number=self._number, beat=beat)
 
     def commit(self, positions: dict[PartitionKey, tuple[int, int]]) -> pb.GroupCommand | None:
-        """Return a commit of (position, LeaderEpoch) of owned partitions, None without any. At most ``MAX_POSITIONS``.
+        """Return a commit of (position, LeaderEpoch) of owned partitions, at most ``MAX_POSITIONS``. None: there is nothing
+        to commit.
 
-        An answer says what of it was refused: that is another's."""
+        The answer names the rejected partitions. They belong to another member.
+        """
         mine = [
             pb.GroupPosition(
                 stream=key.stream, uid=key.uid, partition=key.partition, position=position, leaderEpoch=epoch,

@@ -3,9 +3,8 @@
 The state consists of ranges, never of single records.
 
 Goal: several members work on one partition, record by record in any order. No acked record is delivered again [Q1],
-none is
-forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state has a
-limit.
+none is forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state
+has a limit.
 
 Algorithm: everything below ``prefix`` is done. From there to ``frontier`` the offsets are divided into sorted pieces
 without
@@ -21,16 +20,12 @@ frontier were never delivered.
   member that copies it to the dead letters and then acks it.
 
 An *ordered* queue delivers the records of a key one after the other [Q7]. A take contains the keys of new records, and
-a
-record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK
-without
-being due. The frontier moves past it, so it does not block other keys.
+a record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK
+without being due. The frontier moves past it, so it does not block other keys.
 
 Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acks 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
-a
-fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease
-2,
-BACK 7..10. b acks 0..4: prefix 6.
+a fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by
+lease 2, BACK 7..10. b acks 0..4: prefix 6.
 """
 
 from __future__ import annotations
@@ -90,7 +85,9 @@ class KeyOrder:
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
-        """``offset`` is done, or the log does not have it any more. Returns the offset that is free by that, None: none is."""
+        """Note that ``offset`` is done, or no longer in the log. Return the offset that becomes free by this, None if there
+        is none.
+        """
         line = self._lines[key]
         was_first = line[0] == offset
         line.remove(offset)
@@ -109,7 +106,7 @@ _MANY_PIECES = 1000
 _SHORT_REASON = 32
 """Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
 _FEW_EXPIRED = 32
-"""Leases that one ``expire`` ends one by one; where more are over, it looks at all pieces once."""
+"""Number of leases that one ``expire`` ends one by one. If more have expired, it checks all pieces once."""
 _SPARSE = 16
 """Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
 
@@ -124,13 +121,11 @@ class PieceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Offsets from ``start`` to ``end`` (exclusive) with the same state.
+    """Offsets from ``start`` to ``end`` (exclusive) in one state.
 
-    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``:
-    number so far.
-    ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
-    ``key``: digest of
-    the key of its only record, in an ordered queue. A DONE piece has none.
+    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``: number
+    so far. ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
+    ``key``: digest of the key of its only record, in an ordered queue. A DONE piece has none.
     """
 
     start: int
@@ -154,7 +149,7 @@ class QueuePiece:
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
-        """Return a part of it. It is five times as fast as ``replace``."""
+        """Return a part of the piece. It is five times as fast as ``replace``."""
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
@@ -178,9 +173,9 @@ class WorkQueue:
         self._pieces: list[QueuePiece] = []
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
-        """(deadline, start) of what is OUT; entries whose piece is another one by now mean nothing."""
+        """(deadline, start) of OUT pieces. An entry whose piece has changed has no meaning."""
         self._ready: list[tuple[int, int]] = []
-        """(time, start) of what is BACK, the same."""
+        """(time, start) of BACK pieces. An entry whose piece has changed has no meaning."""
         self._out: dict[str, int] = {}
         """Member -> number of records that are out. Members without records are left out."""
         self._records = dict.fromkeys(PieceKind, 0)
@@ -251,7 +246,7 @@ class WorkQueue:
 
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
-        """Keep order per key from here on, or not any more; False: not now, while records are neither given nor done."""
+        """Switch order per key on or off. Return False if this is not possible now, because some delivered records are not done."""
         if ordered != self.ordered and not self._pieces:
             self.ordered = ordered
         return self.ordered == ordered
@@ -265,7 +260,7 @@ class WorkQueue:
         """Lease up to ``maxRecords`` to a member, in order of offsets: redelivered records first, then new ones below
         ``logEnd``.
 
-        Both bounds on what is out are kept [Q5]. ``may_grow``: whether new records may be given; returned ones always may.
+        Both limits of delivered records hold [Q5]. ``may_grow``: False: deliver only returned records.
         """
         self.max_deliveries = take.maxDeliveries or commands.MAX_DELIVERIES
         self.wait_ns = (take.ackWaitMs or commands.ACK_WAIT_MS) * NS_PER_MS
@@ -326,8 +321,7 @@ class WorkQueue:
         """Apply the settlement of a member. It takes one pass over pieces and ranges.
 
         Returns the parts of its ranges that the member no longer owns. They stay unchanged. Acks of records that are
-        done already
-        are not returned. Returns at most about ``most_lost`` parts.
+        done already are not returned. Returns at most about ``most_lost`` parts.
         """
         lost: list[tuple[int, int]] = []
         changes: list[tuple[int, QueuePiece]] = []
@@ -366,7 +360,7 @@ class WorkQueue:
             yield index, self._settled(settlement, piece, now_ns)
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
-        """Indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` has by ``lease``."""
+        """Return the indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` holds by ``lease``."""
         if not lease:
             return []
         pieces = self._pieces
@@ -471,7 +465,7 @@ class WorkQueue:
                 del self._starts[right]
 
     def _change(self, changes: list[tuple[int, QueuePiece]]) -> None:
-        """Put many parts of pieces in one pass, each given with the index of the piece that it is a part of; in ascending order."""
+        """Replace many parts of pieces in one pass. Each part comes with the index of its piece, in ascending order."""
         if not changes:
             return
         first, behind = changes[0][0], changes[-1][0] + 1
@@ -520,7 +514,7 @@ class WorkQueue:
             self._free_next(former)
 
     def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
-        """Return the end of a piece as a piece of its own."""
+        """Return the end of a piece as a new piece."""
         piece = self._pieces[index]
         if piece.start == start:
             return piece
@@ -528,7 +522,7 @@ class WorkQueue:
         return fresh[-1]
 
     def _free_next(self, done: QueuePiece) -> None:
-        """The next record of the key of ``done`` may be given."""
+        """Make the next record with the key of ``done`` available."""
         free = self._order.remove(done.key, done.start) if done.key else None
         if free is not None and free >= self.prefix:
             self._remember(self._pieces[self._index(free)])
@@ -619,7 +613,7 @@ class WorkQueue:
         return copied
 
     def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
-        """Return the figures for operators. ``with_holders``: also who has the leased records, which inspects all pieces."""
+        """Return the figures for operators. ``with_holders``: also the holders of leased records. This inspects all pieces."""
         held = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
         if with_holders:

@@ -81,7 +81,7 @@ def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Entries ``first`` (inclusive) to ``end`` (exclusive) of ``column``; None: that many nulls."""
+    """Entries ``first`` (inclusive) to ``end`` (exclusive) of ``column``. None: as many nulls."""
 
     column: BytesColumn | None
     first: int
@@ -156,7 +156,7 @@ def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
 
 
 def timestamps_ns(group: Sequence[Rows]) -> NDArray[np.int64]:
-    """int64[rows]: timestamp of every record, ns since the epoch."""
+    """Return the timestamps of all records as int64[rows], in ns since 1970."""
     return _joined([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
 
 
@@ -205,7 +205,7 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
 
 
 def _subjects(group: Sequence[Rows]) -> pa.Array:
-    """Return the subject of every record; empty where none was stored."""
+    """Return the subject of every record, '' if none was stored."""
     if (subject := _only_subject(group)) is not None:
         return pa.repeat(pa.scalar(_text(subject), pa.string()), sum(rows.record_count for rows in group))
     entries: list[_Part] = []
@@ -225,7 +225,7 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    """Return the subject that all records share, which is most often so; None when there are several."""
+    """Return the subject that all records share, which is the usual case. None: there are several."""
     found: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects

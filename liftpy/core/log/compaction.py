@@ -61,15 +61,15 @@ class Superseded:
     ids_held_until_ns: int = 0
     """Wall time until which records stay only because of their message ids. 0: none do."""
     deletes_end: int = 0
-    """Exclusive: no record at or past it has gone that was the newest of its key."""
+    """Exclusive: no removed record at or past it was the newest of its key."""
     deletes_start: int | None = None
-    """Inclusive: offset of the first record that has gone and was the newest of its key. None: there is none."""
+    """Inclusive: offset of the first removed record that was the newest of its key. None: there is none."""
     _latest: dict[bytes | None, int] = field(default_factory=dict)
     """Key -> offset of its last record."""
     _counts: dict[bytes, int] = field(default_factory=dict)
     """Subject -> how many there are."""
     _seen: dict[bytes, int] = field(default_factory=dict)
-    """Subject -> how many of them were judged."""
+    """Subject -> number of its records that were checked."""
     _filters: list[tuple[Purge, Filter]] = field(init=False)
     _held_keys: set[bytes | None] = field(default_factory=set)
     """Keys of records that stay only because of their message ids."""
@@ -81,7 +81,7 @@ class Superseded:
 
     @property
     def is_full(self) -> bool:
-        """True if no more is to be learned."""
+        """True if the map accepts no more keys."""
         return max(len(self._latest), len(self._counts)) >= MAX_KEYS
 
     def learn(self, batch: RecordBatch) -> None:
@@ -96,7 +96,7 @@ class Superseded:
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
     def kept(self, batch: RecordBatch) -> Mask:
-        """bool[record_count], of the second pass: which records stay."""
+        """Return which records of the batch stay, as bool[record_count]. The second pass calls this."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
         keep = np.ones(batch.record_count, dtype=np.bool_)
@@ -130,7 +130,7 @@ class Superseded:
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
-        """Return whether no later record of its key was learned; of records without a key always."""
+        """Return whether no later record of its key is known. Always True for records without a key."""
         keys = batch.columns.keys
         assert keys is not None
         entries = keys.to_list()
@@ -192,8 +192,10 @@ class Superseded:
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
     def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
-        """Return a mask of records that supersede a record kept for its message id: the newest of its key, and those that a
-        purge matches by key or subject."""
+        """Return a mask of records that stay because they replace a record which is kept for its message id.
+
+        These are the newest records of its key, and those that a purge matches by key or subject.
+        """
         stays = np.zeros(batch.record_count, dtype=np.bool_)
         if self._held_keys and batch.columns.keys is not None:
             held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)
@@ -245,7 +247,7 @@ class Compaction:
     keeps_deletes_longer: bool = False
     """True if delete markers stay longer, while a replica is copied or away. See ``Superseded``."""
     producer_expiry_ns: int = 0
-    """After so much log time without a batch a producer is forgotten; 0: never."""
+    """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
     purges: tuple[Purge, ...] = ()
     rules: Superseded = field(init=False)
     covered: tuple[Segment, ...] = ()
@@ -265,7 +267,7 @@ class Compaction:
         )
 
     def run(self) -> None:
-        """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed or left behind then."""
+        """Write the outputs, flushed, under temporary names. Raises StorageError. Then nothing is changed or left behind."""
         try:
             self._write()
         except StorageError:
@@ -344,12 +346,13 @@ class _Writer:
         self._file: LogFile = storage.create(self.temporary)
         self._segment = Segment(base_offset, self._file, base_offset, checked=True)
         self._filler: BatchHeader | None = None
-        """Stands for the batches since the last one that was written, all of one epoch."""
+        """Header of the batches since the last one that was written, all of one epoch."""
 
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
         """Write the records of ``batch`` in ``mask``.
 
-        Without any, a filler covers its offsets. If it ``is_last`` of its producer, a control batch with its note does.
+        Without any, a filler covers its offsets. If ``is_last`` (the last batch of its producer), a control batch with its
+        note does.
         """
         if not mask.any() and not is_last:
             self._fill(batch.header)
@@ -390,7 +393,7 @@ class _Writer:
 
 
 def _batches(segment: Segment) -> Iterator[RecordBatch]:
-    """The batches of a sealed segment, checked."""
+    """Yield the checked batches of a sealed segment."""
     data = segment.file.read(0, segment.size_bytes)
     position = 0
     while position < len(data):
@@ -410,11 +413,11 @@ class Cleaning:
     purges: tuple[Purge, ...] = ()
     """Purges of the partition in the metadata."""
     purged: set[int] = field(default_factory=set)
-    """Numbers of those that this log is done with."""
+    """Numbers of the purges that are done in this log."""
     _seen_end_offset: int = 0
     """Exclusive: what a run has looked at since the log was opened."""
     _ids_held_until_ns: int = 0
-    """Wall clock: records that are superseded stay until then for their message ids; 0: none does."""
+    """Wall time until which replaced records stay for their message ids. 0: none do."""
     _lacks_replicas: bool = False
     """A replica is copied, or is not in the ISR."""
     _not_before_ns: dict[int, int] = field(default_factory=dict)
@@ -430,14 +433,14 @@ class Cleaning:
         return any(purge not in before for purge in self.purges)
 
     def cut(self, end_offset: int) -> None:
-        """The log was truncated to ``end_offset`` (exclusive). 0: it starts again."""
+        """Note that the log was truncated to ``end_offset`` (exclusive). 0: the log starts again."""
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
     def passed(self, log_start_offset: int, committed_end_offset: int) -> None:
-        """The log now starts at ``log_start_offset`` and is committed below ``committed_end_offset`` (exclusive).
+        """Note the log start ``log_start_offset`` and the end of the committed records (exclusive).
 
-        Purges below its start are done.
+        A purge that ends below the log start is done.
         """
         for purge in self.purges:
             if purge.end_offset <= min(log_start_offset, committed_end_offset):
@@ -492,7 +495,7 @@ class Cleaning:
         return inputs if ends or (dirty_bytes >= least_bytes and (dirty_bytes or not min_dirty_ratio)) else ()
 
     def ran(self, run: Compaction) -> None:
-        """A run is over, and its outputs are in their places."""
+        """Note that a run is complete and that its files are in place."""
         end_offset = run.covered[-1].next_offset if run.covered else 0
         self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
         self._ids_held_until_ns = run.rules.ids_held_until_ns

@@ -36,8 +36,8 @@ _NOT_KNOWN = -1
 class Horizon(NamedTuple):
     """Compaction horizon of a log. ``end_offset``: exclusive, 0: never compacted.
 
-    ``leader_epoch``: no record below it has a later one. ``deletes_end``: exclusive, 0: none. Tombstones below it may
-    be gone.
+    ``leader_epoch``: highest LeaderEpoch of the records below it. ``deletes_end``: exclusive, 0: none. Tombstones below it
+    may be gone.
     """
 
     end_offset: int = 0
@@ -75,7 +75,7 @@ class CompactionHorizon:
             self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # an empty log lacks nothing
 
     def rise(self, horizon: Horizon) -> bool:
-        """Store, durably, that the log is compacted up to ``horizon``; whether that is news. Raises StorageError."""
+        """Store durably that the log is compacted up to ``horizon``. Return whether that is new. Raises StorageError."""
         held = self.value
         raised = held
         if horizon.end_offset > held.end_offset:
@@ -88,8 +88,10 @@ class CompactionHorizon:
         return True
 
     def forget(self, deletes_end: int = 0) -> None:
-        """The log is empty: nothing of it has been compacted. ``deletes_end``: of the leader from which it will be fetched. Raises
-        StorageError."""
+        """Note that the log is empty, so nothing of it is compacted. Raises StorageError.
+
+        ``deletes_end``: value of the leader from which the log will be fetched.
+        """
         value = NEVER._replace(deletes_end=deletes_end)
         if self.value != value:
             self._storage.replace(HORIZON_NAME, encode_horizon(value))
@@ -101,8 +103,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
     removed [D30].
 
     A tombstone stays while an older record of its key stays for its message id. So it may be removed after tombstones
-    above it.
-    The highest offset alone would then not change, and readers would not notice the removal.
+    above it. The highest offset alone would then not change, and readers would not notice the removal.
 
     Args:
         held: Horizon of the log before the compaction.

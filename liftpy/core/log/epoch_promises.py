@@ -65,7 +65,7 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
 
 
 def _take(body: bytes, held: dict[str, int]) -> bool:
-    """Add a frame's promises; False, and nothing is added, if it is no such frame."""
+    """Add the promises of a frame. Return False, and add nothing, if the frame is invalid."""
     found: list[tuple[str, int]] = []
     position = 0
     try:
@@ -116,12 +116,14 @@ class PromiseJournal:
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
-        """Return the highest LeaderEpoch that was promised for a partition; 0: none."""
+        """Return the highest LeaderEpoch that was promised for a partition. 0: none."""
         return self._held.get(key, 0)
 
     def store(self, promises: Mapping[str, int]) -> None:
-        """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush. Raises NoSpaceError, StorageError: then none of
-        them is to be acted on."""
+        """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush.
+
+        Raises NoSpaceError, StorageError. Then the caller must act on none of them.
+        """
         if self._failed:
             raise StorageError(
                 f"Cannot write the file of epoch promises, because an earlier write failed: {self._failed}. Check the "

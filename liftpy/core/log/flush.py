@@ -32,7 +32,7 @@ class Flush:
     size_bytes: int = 0
     """About so much was appended to the active file since the last flush."""
     waiter: Callable[[], None] | None = field(default=None)
-    """Set by a shell that runs ``run`` elsewhere: blocks until that run is over."""
+    """Function that blocks until a run elsewhere is over. A shell that calls ``run`` elsewhere sets it."""
 
     @property
     def is_plain(self) -> bool:
@@ -40,7 +40,9 @@ class Flush:
         return not self.seals and not self.new_names
 
     def run(self) -> None:
-        """Make it durable; raises StorageError, and leaves a mark of it [S4]. Thread-safe against appends to the same log."""
+        """Make the bytes durable. Thread-safe with appends to the same log. Raises StorageError, and leaves a mark of the
+        failure [S4].
+        """
         try:
             self._run()
         except StorageError as error:
@@ -48,7 +50,7 @@ class Flush:
             raise
 
     def _run(self) -> None:
-        """An index comes last: it proves to the next opening that its segment, and its name, are on the disk [S12]."""
+        """Flush the index last. It proves to the next start that its segment, and the name of the segment, are on disk [S12]."""
         for job in self.seals:
             job.file.sync()
         self.active.sync()
@@ -85,10 +87,10 @@ LONG_S = 0.02
 LARGE_BYTES = 64 * 1024
 """Number of appended bytes since the last flush above which the flush runs in a thread."""
 MOST_WAITING = 4
-"""Flushes on the loop in one turn of it."""
+"""Maximum number of flushes on the loop in one turn."""
 _FEWEST_POINTS, _MOST_POINTS = 32, 512
 PROBES = _FEWEST_POINTS
-"""Flushes that a start tries out, at most: flushing begins on the loop if all of them are short."""
+"""Maximum number of flushes that a start measures. If all of them are short, flushes begin on the loop."""
 _MISS = 3
 _TRUSTED = 1024
 _WEIGHT = 1 / 32
@@ -96,7 +98,7 @@ _WEIGHT = 1 / 32
 
 
 class FlushPlace:
-    """The place of one node's flushes. Times in s, of the flush alone: not of its wait for a thread."""
+    """Place of one node's flushes. Times are in seconds, of the flush without its wait for a thread."""
 
     def __init__(self) -> None:
         self.on_loop = False

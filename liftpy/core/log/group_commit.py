@@ -37,19 +37,21 @@ class FlushShell(Protocol):
         """Call ``interval_over`` when the interval of the policy has passed."""
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Block until ``flush`` has run; return how long the disk took, in ns, and its error."""
+        """Block until ``flush`` has run. Return the time of the disk in ns, and the error of the flush."""
 
     def wait_for_checkpoint(self) -> None:
         """Block until the checkpoint that runs is over."""
 
     def done(self) -> None:
-        """A flush has succeeded."""
+        """Note that a flush has succeeded."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
-        """Everything below ``end_offset`` (exclusive) counts as flushed. ``disk_ns``: of the flush; 0 if none was needed for it."""
+        """Note that everything below ``end_offset`` (exclusive) is flushed. ``disk_ns``: duration of the flush. 0: no flush
+        was needed.
+        """
 
     def failed(self, error: StorageError) -> None:
-        """A flush has failed, and the log is closed."""
+        """Note that a flush has failed and that the log is closed."""
 
 
 class GroupCommit:
@@ -104,7 +106,7 @@ class GroupCommit:
             self._shell.arm()
 
     def interval_over(self) -> None:
-        """The interval has passed since ``arm``."""
+        """Note that the interval since ``arm`` has passed."""
         self._armed = False
         self._want()
 
@@ -122,7 +124,7 @@ class GroupCommit:
         return self.running
 
     def ended(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
-        """``flush`` has run. Nothing happens if ``alone`` has waited for it already."""
+        """Note that ``flush`` has run. Do nothing if ``alone`` has already waited for it."""
         if flush is self.running:
             self._complete(flush, disk_ns, error)
             self._go_on()

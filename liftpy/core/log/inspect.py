@@ -29,11 +29,11 @@ class SegmentReport:
     file_size_bytes: int
     summary: SegmentSummary
     index: str
-    """``right``, ``missing`` (as of an active segment), ``damaged`` or ``wrong`` (does not agree with the segment)."""
+    """State of the index: ``right``, ``missing`` (for an active segment), ``damaged`` or ``wrong`` (it contradicts the segment)."""
     fault: str = ""
     fault_position: int = 0
     torn_tail: bool = False
-    """The fault is at the end, with nothing right behind it: opening cuts it."""
+    """True if the damage is at the end, with no valid batch after it. Then the next start truncates it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _index_state(storage: Storage, base: int, summary: SegmentSummary) -> str:
 
 
 def headers(storage: Storage, base_offset: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of the batches of one segment that are right."""
+    """Yield (position, header) of the valid batches of one segment."""
     segment = Segment(base_offset, storage.open(log_name(base_offset)), base_offset)
     end = walk(segment).end
     yield from segment.batches(0, end)

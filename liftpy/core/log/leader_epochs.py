@@ -25,7 +25,7 @@ class EpochCache:
 
     def __init__(self, entries: Iterable[tuple[int, int]] = (), before_start: int = NO_EPOCH) -> None:
         self.before_start = before_start
-        """LeaderEpoch of the newest record below the log start, which retention has dropped; 0: not known."""
+        """LeaderEpoch of the newest record below the log start, which retention has deleted. 0: not known."""
         self._epochs: list[int] = []
         self._starts: list[int] = []
         for epoch, start in entries:
@@ -48,7 +48,7 @@ class EpochCache:
         return self.latest_epoch or self.before_start
 
     def assign(self, epoch: int, base_offset: int) -> None:
-        """A batch of ``epoch`` was appended at ``base_offset``: the one way an entry comes to be [D13]."""
+        """Note that a batch of ``epoch`` was appended at ``base_offset``. Only this method adds entries [D13]."""
         if epoch == self.latest_epoch:
             return
         check(epoch > self.latest_epoch, "D14", "epoch", epoch, "after", self.latest_epoch, "at", base_offset)
@@ -61,19 +61,21 @@ class EpochCache:
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(largest epoch not above ``epoch``, its end offset, exclusive); (0, the first entry's start) when there is none."""
+        """Return (largest epoch up to ``epoch``, its end offset, exclusive). If there is none, return (0, start of the first
+        entry).
+        """
         index = bisect_right(self._epochs, epoch)
         end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
         return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
 
     def cut(self, end_offset: int) -> None:
-        """The log now ends at ``end_offset`` (exclusive): forget the epochs that began there or later."""
+        """Note that the log now ends at ``end_offset`` (exclusive), and forget the epochs that began there or later."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()
 
     def drop_prefix(self, log_start_offset: int, log_end_offset: int) -> None:
-        """The log now starts at ``log_start_offset``: forget epochs that ended there; the one that spans it starts there."""
+        """Note the new log start, and forget epochs that end there. An epoch that spans it starts there."""
         self.before_start = self.epoch_at(log_start_offset - 1) or self.before_start
         if log_start_offset >= log_end_offset:
             self._starts.clear()

@@ -48,15 +48,15 @@ class Log:
         self.storage = storage
         self.config = config
         self.segments = segments
-        """Ascending, never empty; the last one is appended to."""
+        """Segments, ascending, never empty. The last one receives appends."""
         self.epochs = EpochCache()
         self.on_advance: Callable[[], None] | None = None
         """Called after each append, rise of the HW, or cut: tailing readers look again."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
         self.truncated_records = 0  # cut because the leader does not have them, since the log was opened
-        """Called when a read meets bytes that are not what was written."""
+        """Called when a read finds other bytes than were written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
-        """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
+        """Inclusive. Equal to ``log_end_offset`` when the log is empty. It only grows [D26]."""
         self.asked_start = 0  # ``PartitionState.asked_start``, as last heard of
         for segment in segments:
             for epoch, start in segment.epochs:
@@ -67,7 +67,7 @@ class Log:
         self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
         """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
         self.persisted_epoch = checkpoint.persisted_epoch
-        """The LeaderEpoch promised last, by the journal of promises or a checkpoint; 0: none."""
+        """The LeaderEpoch that was promised last, in the journal of promises or a checkpoint. 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
         self._rechecks = Rechecks()
@@ -121,7 +121,7 @@ class Log:
 
     @property
     def newest_offset(self) -> int:
-        """Inclusive: the last record; ``log_start_offset - 1`` when the log is empty."""
+        """Inclusive: the last record. ``log_start_offset - 1`` when the log is empty."""
         return self.log_end_offset - 1
 
     @property
@@ -162,11 +162,11 @@ class Log:
     def append_batches(
         self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0, *, compacted: Horizon = NEVER
     ) -> None:
-        """Append received batches unchanged, with one write. ``buffer`` begins with their bytes, whose CRCs were checked.
+        """Append received batches unchanged, with one write. ``buffer`` begins with their bytes, whose CRCs are checked.
 
-        They must follow on each other and on the log [D14, D15]: InvariantError otherwise, and nothing is written. What lies in
-        ``buffer`` behind the last of them is not written either. ``compacted``: how far the compaction of the log that they come
-        from can have looked.
+        The batches must follow each other and the log [D14, D15]. Otherwise InvariantError is raised and nothing is written.
+        Bytes of ``buffer`` after the last batch are not written. ``compacted``: the furthest point that compaction of the
+        source log can have reached.
         """
         self._must_be_open()
         size_bytes = checked_to_follow(batches, self.log_end_offset, self.epochs.latest_epoch)
@@ -204,8 +204,7 @@ class Log:
         """Seal the active segment and begin another.
 
         The next flush also flushes the sealed segment and writes its index. An empty segment stays active, because two
-        segments
-        never begin at one offset.
+        segments never begin at one offset.
         """
         active, base = self.segments[-1], self.log_end_offset
         if active.base_offset == base:
@@ -250,7 +249,7 @@ class Log:
         return self.flushed_end_offset
 
     def flush(self) -> int:
-        """Flush here and now; return ``flushed_end_offset``. For tools, tests and the end; a server uses ``begin_flush``."""
+        """Flush at once and return ``flushed_end_offset``. For tools, tests and the end. A server uses ``begin_flush``."""
         if (flush := self.begin_flush()) is not None:
             try:
                 flush.run()
@@ -262,7 +261,7 @@ class Log:
     # ---- commitment --------------------------------------------------------------------------------------------------
 
     def raise_high_watermark(self, high_watermark: int) -> None:
-        """Records through ``high_watermark`` are committed. Never falls, never above the log [D7, D8]."""
+        """Note that records through ``high_watermark`` are committed. It never falls and is never above the log end [D7, D8]."""
         check(high_watermark <= self.newest_offset, "D7", "HW", high_watermark, "newest", self.newest_offset)
         if high_watermark > self.high_watermark:
             self.high_watermark = high_watermark
@@ -279,8 +278,7 @@ class Log:
         """Write HW, log start and epochs if they changed. The stored HW is never ahead of the flushed records.
 
         This method may run in another thread during appends and a flush. It must not run during a truncation, retention
-        or another
-        checkpoint.
+        or another checkpoint.
         """
         self._must_be_open()
         self._store_checkpoint()
@@ -295,9 +293,9 @@ class Log:
     def read(self, from_offset: int, max_bytes: int, *, end_offset: int | None = None) -> ReadResult:
         """Return whole batches from the one that contains ``from_offset``, up to ``end_offset`` (exclusive, default HW + 1).
 
-        At most ``max_bytes``, but one batch at least where there is one. A batch that reaches past ``end_offset`` is not
-        given. A filler that begins before ``from_offset`` is cut to begin there: a follower appends only what begins at its
-        log end, and its log may end within what compaction dropped here.
+        The size is at most ``max_bytes``, but at least one batch is returned if there is one. A batch that reaches past
+        ``end_offset`` is not returned. A filler that begins before ``from_offset`` is shortened to begin there. A follower
+        appends only batches that begin at its log end, and its log may end within a range that compaction dropped here.
 
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
@@ -327,7 +325,9 @@ class Log:
             raise
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
-        """Return the base offset of the first batch whose timestamp is at or past ``timestamp_ns``; ``log_end_offset`` when none is."""
+        """Return the base offset of the first batch with a timestamp at or past ``timestamp_ns``, ``log_end_offset`` if there
+        is none.
+        """
         self._must_be_open()
         try:
             found = first_offset_at(self.segments, timestamp_ns)
@@ -340,8 +340,7 @@ class Log:
         """Record that a read has found damage, and remove the index of the segment.
 
         Without the index, the next recovery reads the segment, finds the damage and quarantines it [S3]. Until then
-        this replica must
-        not stay in the ISR. ``on_damage`` informs the caller.
+        this replica must not stay in the ISR. ``on_damage`` informs the caller.
         """
         with suppress(StorageError):  # then the next reader meets it again
             for segment in self.segments:
@@ -393,13 +392,14 @@ class Log:
     # ---- cutting -----------------------------------------------------------------------------------------------------
 
     def cut_after(self, offset: int) -> int:
-        """Keep the batches that end at or below ``offset``; return the new ``log_end_offset``. Durable when it returns."""
+        """Keep the batches that end at or below ``offset``, durably. Return the new ``log_end_offset``."""
         return self.cut_to(offset + 1)
 
     def cut_to(self, end_offset: int) -> int:
-        """Cut so that the log ends at ``end_offset``, or before it where that is inside a batch: a batch is atomic [D23].
+        """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it, because a batch is atomic
+        [D23].
 
-        Newest files first, each removal durable before the next, so that a process that dies leaves no gap.
+        The newest files are removed first. Each removal is durable before the next, so that a crash leaves no gap.
         """
         self._must_be_open()
         self._join_flush()
@@ -462,9 +462,10 @@ class Log:
         self._advanced()
 
     def drop_prefix(self, log_start_offset: int) -> None:
-        """Records below ``log_start_offset`` are not served any more, and whole segments below it are deleted.
+        """Stop serving records below ``log_start_offset``, and delete whole segments below it.
 
-        Never above HW + 1 [D26], and only ever forward; an offset inside a batch is lowered to the batch's first.
+        The log start is never above HW + 1 [D26] and only grows. An offset inside a batch is lowered to the first offset of
+        the batch.
         """
         self._must_be_open()
         wanted = min(log_start_offset, self.high_watermark + 1)
@@ -560,9 +561,10 @@ class Log:
         return run
 
     def complete_compaction(self, compaction: Compaction) -> int:
-        """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.
+        """Replace the inputs of a compaction by its outputs. Return the number of removed records. Do nothing if the log was
+        truncated.
 
-        An error on the way closes the log: what is in the folder is sorted out when it is opened again.
+        An error closes the log. The next start repairs the directory.
         """
         self._must_be_open()
         known = {id(s) for s in self.segments}

@@ -41,7 +41,7 @@ def read_selected(
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
-    ``end_offset``: exclusive; no batch that reaches past it is given. Raises as ``Log.read``.
+    ``end_offset``: exclusive. No batch that reaches past it is returned. Raises as ``Log.read``.
     """
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
@@ -123,7 +123,7 @@ def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
 
 
 def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """The batches of about LOOK_BYTES below ``offset``, the last one first, checked."""
+    """Yield the checked batches of about LOOK_BYTES below ``offset``, the last one first."""
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
         at = max(offset_some_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
@@ -175,10 +175,11 @@ class RangeSize:
 
 
 def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
-    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries.
+    """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries, at most
+    MAX_BORDERS.
 
-    By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By records: the
-    last one that begins at most a step after the border before it, and the next one where a batch has more. At most MAX_BORDERS.
+    By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By
+    records: the last batch that begins at most one step after the previous boundary, or the next batch if one is larger.
     Raises CorruptionError.
     """
     if end <= start:
@@ -210,7 +211,7 @@ class _Range:
         self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
 
     def by_bytes(self, step: int) -> list[tuple[int, int]]:
-        """(offset, position) of the borders. All multiples of the step within one batch have the same one."""
+        """Return (offset, position) of the borders. All multiples of the step within one batch share a border."""
         found: list[tuple[int, int]] = []
         position = step
         while position < self.size_bytes and len(found) < MAX_BORDERS:
@@ -223,7 +224,7 @@ class _Range:
         return found
 
     def by_records(self, step: int) -> list[tuple[int, int]]:
-        """(offset, position) of the borders."""
+        """Return (offset, position) of the borders."""
         found: list[tuple[int, int]] = []
         before = self._start
         while before + step < self._end and len(found) < MAX_BORDERS:
@@ -235,7 +236,9 @@ class _Range:
         return found
 
     def _last_above(self, before: int, most: int) -> tuple[int, int] | None:
-        """The last border above ``before`` and at or below ``most``, else the first one above; None: no other is within the range."""
+        """Return the last border above ``before`` and at or below ``most``, or the first border above ``most``. None: the
+        range has no other border.
+        """
         number = segment_at(self._segments, most)
         batch, at = last_begun(self._segments[number], most)
         if batch.base_offset <= before:
@@ -249,13 +252,13 @@ class _Range:
 
 
 def last_begun(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
-    """(header, position) of the last batch that begins at or below ``offset``; of the first one where none does."""
+    """Return (header, position) of the last batch that begins at or below ``offset``, or of the first batch if there is none."""
     number = max(bisect_right(segment.entries, offset, key=lambda e: e.base_offset) - 1, 0)
     return _last_of_block(segment, number, lambda header, _: header.base_offset <= offset)
 
 
 def _last_at(segment: Segment, position: int) -> tuple[BatchHeader, int]:
-    """(header, position) of the last batch that begins at or before ``position`` of the segment's file."""
+    """Return (header, position) of the last batch that begins at or before ``position`` of the segment's file."""
     number = max(bisect_right(segment.entries, position, key=lambda e: e.position) - 1, 0)
     return _last_of_block(segment, number, lambda _, at: at <= position)
 
@@ -334,9 +337,9 @@ class Portion:
 def read_portion(
     log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: Held = NOTHING
 ) -> Portion:
-    """Batches from the one that holds ``from_offset`` on, as ``Log.read``, but never more than ``room_bytes``.
+    """Read batches as ``Log.read`` does, from the one that holds ``from_offset``, but never more than ``room_bytes``.
 
-    One that has more comes as a piece: the one after what is ``held``, if that is part of this very batch.
+    A larger batch comes in pieces. The next piece follows ``held``, if that is part of this batch.
     """
     if held.position:
         found = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)

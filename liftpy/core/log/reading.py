@@ -42,7 +42,7 @@ def offset_at(segment: Segment, position: int) -> int:
 
 
 def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
-    """Batches from the one that holds ``from_offset`` on that end at or below ``limit`` (exclusive offset)."""
+    """Read the batches that end at or below ``limit`` (exclusive), from the one that holds ``from_offset``."""
     chunks: list[memoryview] = []
     size_bytes, next_offset = 0, from_offset
     for segment in segments[segment_at(segments, from_offset) :]:
@@ -78,7 +78,7 @@ def without_past(result: ReadResult, from_offset: int) -> ReadResult:
 
 
 def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, first: bool) -> tuple[memoryview, int]:
-    """(bytes, offset after them) from one segment; a first batch may be larger than ``max_bytes``."""
+    """Return (bytes, offset after them) from one segment. The first batch may be larger than ``max_bytes``."""
     hint = segment.entry_at(offset)
     segment.check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
     start = segment.locate(offset)
@@ -147,8 +147,11 @@ def first_offset_at(segments: Sequence[Segment], timestamp_ns: int) -> int | Non
 
 
 def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
-    """Return the base offset of a batch that lies before all batches with a timestamp of at least ``timestamp_ns``, by the
-    indexes alone. Without such a batch: the first one of the last segment."""
+    """Return the base offset of a batch before all batches with a timestamp of at least ``timestamp_ns``. Only indexes are
+    read.
+
+    If there is no such batch, return the first one of the last segment.
+    """
     for segment in segments:
         if segment.size_bytes and segment.max_timestamp_ns >= timestamp_ns:
             before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1

@@ -45,7 +45,7 @@ _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
 
 def set_aside(storage: Storage, base_offset: int, why: str) -> None:
-    """Rename the segment at ``base_offset``; its index goes. ``why``: DAMAGED or BEHIND."""
+    """Rename the segment at ``base_offset`` and remove its index. ``why``: DAMAGED or BEHIND."""
     storage.remove(index_name(base_offset))
     taken = set(storage.names())
     name = f"{log_name(base_offset)}.{why}"
@@ -60,7 +60,7 @@ def names_set_aside(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def drop_set_aside(storage: Storage) -> tuple[str, ...]:
-    """Remove what is not needed any more, but for the last ``DAMAGED_KEPT`` damaged segments; return the names removed."""
+    """Remove quarantined files, except the last ``DAMAGED_KEPT`` damaged segments. Return the removed names."""
     names = names_set_aside(storage.names())
     damaged = [name for name in names if f".{DAMAGED}-" in name]
     removed = tuple(name for name in names if name not in damaged[-DAMAGED_KEPT:])
@@ -76,7 +76,7 @@ _COPY_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A segment that was set aside. ``first_offset``: inclusive, the first one missing; ``fault``: what was found."""
+    """A quarantined segment. ``first_offset``: first missing offset, inclusive. ``fault``: what is wrong."""
 
     name: str
     first_offset: int
@@ -99,16 +99,18 @@ class OpenReport:
     """The checkpoint's HW was above the log: records that were committed are gone here."""
 
     set_aside: tuple[str, ...] = ()
-    """Files in the folder that were set aside, now or earlier."""
+    """Quarantined files in the directory, from this or an earlier start."""
 
     lost_flushed: bool = False
-    """The tail of a log that had been closed in good order was cut: no crash tears that, so what was flushed is gone."""
+    """True if the end of a log that was closed in good order was truncated. A crash cannot cause this, so flushed records are
+    lost.
+    """
 
     rewritten_bytes: int = 0
     """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
-    """A flush of this log has failed since it was opened last, and why; '' when none has, or the disk did not take the mark."""
+    """Reason of a failed flush since the log was opened last. '': none has failed, or the disk did not store the mark."""
 
     @property
     def must_leave_isr(self) -> bool:
@@ -137,9 +139,9 @@ class Recovered:
 
 
 def recover(storage: Storage, *, clean: bool = False) -> Recovered:
-    """Recover a directory so that its log can continue, and report what was found.
+    """Recover a directory so that its log can continue, and report the findings.
 
-    ``clean``: the log was closed in good order, so that a tail that is cut now was damaged since.
+    ``clean``: the log was closed in good order, so damage at its end happened afterwards.
     """
     names = storage.names()
     if any(name.endswith((".tmp", ".tail")) for name in names):
@@ -244,7 +246,7 @@ def _segments(
 
 
 def _from_index(storage: Storage, base: int) -> Segment | None:
-    """Return a sealed segment by its index, if that fits the file; an index is never believed against its segment [S6]."""
+    """Return a sealed segment by its index, if the index fits the file. If they differ, the segment counts [S6]."""
     summary = decode_index(storage.load(index_name(base)))
     if summary is None or summary.base_offset != base:
         return None
@@ -330,8 +332,9 @@ def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
 
 
 FLUSH_FAILED_NAME = "flush-failed"
-"""A small file, the durable mark of a flush that failed; its text says why, for people. Nothing relies on it: where the disk did not
-even take the mark, the next opening believes as little."""
+"""Name of a small file, the durable mark of a failed flush. Its text says why, for people. No code relies on it, because the
+disk may not have stored the mark.
+"""
 _TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
 
@@ -360,10 +363,10 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 def prove(
     storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
-    """Return the segments, and the names in the folder, made durable; and how many bytes had to be written again.
+    """Make the segments and names durable. Return the segments, and the number of bytes that were written again.
 
-    ``segments``: as recovery found them, ascending; ``checkpoint``: as it is read, whether it is durable or not; ``names``: of
-    the files in the folder; ``flush_failed``: there is a mark of a failed flush. Raises StorageError.
+    ``segments``: from recovery, ascending. ``checkpoint``: as read, durable or not. ``names``: of the files in the directory.
+    ``flush_failed``: True if there is a mark of a failed flush. Raises StorageError.
     """
     proven_end_offset = checkpoint.high_watermark + 1
     positions = [_proven_position(segment, proven_end_offset) for segment in segments]
@@ -401,12 +404,9 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
     """Make the small files durable that recovery relies on. Their current content may never have reached the disk.
 
     The checkpoint is written again only if that matters, because two flushes for each of thousands of logs are most of
-    the cost
-    of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW proves
-    less, so more is
-    written again. No code has acted on a promise that never became durable, and this process makes its own promise
-    before it acts.
-    Only a log start above the first segment's base would fall back.
+    the cost of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW
+    proves less, so more is written again. No code has acted on a promise that never became durable, and this process
+    makes its own promise before it acts. Only a log start above the first segment's base would fall back.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None
@@ -468,7 +468,7 @@ def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) ->
 
 
 def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
-    """Return the file cut at ``position``, durably; one that can't be flushed any more is replaced by a copy."""
+    """Return the file, truncated at ``position`` and durable. A file whose flush has failed before is replaced by a copy."""
     try:
         file.truncate(position)
         return file
@@ -486,7 +486,7 @@ def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogF
 
 
 def _copy(storage: Storage, file: LogFile, start: int, end: int, name: str) -> None:
-    """Bytes ``start`` to ``end`` as a new file ``name``: all of it, on the disk, or none. Raises StorageError."""
+    """Copy the bytes ``start`` to ``end`` into a new file ``name``, completely and durably, or not at all. Raises StorageError."""
     temporary = f"{name}.tmp"
     copy = storage.create(temporary)
     try:

@@ -49,7 +49,7 @@ def asked_start(segments: Sequence[Retained], wanted: int) -> int:
 def retained_start(segments: Sequence[Retained], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:
     """Return the log start after retention: the base offset of the first segment that stays.
 
-    ``segments``: ascending, the active one last; ``high_watermark``: inclusive; ``now_wall_ns``: wall clock.
+    ``segments``: ascending, the active one last. ``high_watermark``: inclusive. ``now_wall_ns``: wall clock.
     """
     size_bytes = sum(s.size_bytes for s in segments)
     records = sum(s.record_count for s in segments)

@@ -87,7 +87,7 @@ class Scan:
 
 
 def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
-    """A walk over the flushed part of ``segment`` from the indexed batch at or before ``position`` on; None: nothing to check."""
+    """Return a scan of the flushed part of ``segment``, from the indexed batch at or before ``position``. None: nothing to check."""
     flushed = [entry for entry in segment.entries if entry.base_offset <= log.durable_end_offset]
     if not flushed:
         return None

@@ -33,7 +33,7 @@ def log_name(base_offset: int) -> str:
 
 
 def index_name(base_offset: int) -> str:
-    """File name of that segment's index."""
+    """Return the file name of the index of the segment."""
     return f"{base_offset:020d}.index"
 
 
@@ -45,13 +45,13 @@ class Segment:
     """Inclusive: the log end offset when the file was made."""
     file: LogFile
     next_offset: int
-    """Exclusive: the offset after its last record; ``base_offset`` when it is empty."""
+    """Exclusive: the offset after its last record. ``base_offset`` when it is empty."""
     size_bytes: int = 0
     first_timestamp_ns: int = 0
     max_timestamp_ns: int = 0
     record_count: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    """(LeaderEpoch, first offset of it in this segment), ascending."""
+    """(LeaderEpoch, its first offset in this segment), ascending."""
     entries: list[IndexEntry] = field(default_factory=list)
     sealed: bool = False
     """True if nothing is appended to the segment anymore."""
@@ -60,13 +60,13 @@ class Segment:
     checked: bool = False
     """Every batch in it was written, or walked with its CRC, by this process."""
     checked_blocks: set[int] = field(default_factory=set)
-    """Numbers of the index entries whose batches, up to the next entry, have been checked; used while not ``checked``."""
+    """Numbers of the index entries whose batches, up to the next entry, have been checked. Used while ``checked`` is False."""
     damaged: bool = False
     """True if a check has failed."""
     awaits_scrub: bool = False
     """True if this process sealed the segment and has not read it back yet."""
     flushing_bytes: int = 0
-    """Size of the file when a flush of it last began."""
+    """Size of the file at the beginning of its last flush, in bytes."""
     made_wall_ns: int = 0
     """Wall clock of the first append by this process, for ``segment_age_s``."""
 
@@ -175,7 +175,7 @@ class Segment:
         return self.entries[index].position if index >= 0 else 0
 
     def batches(self, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches from ``position`` on that begin below ``end``; their CRCs are not checked."""
+        """Yield (position, header) of the batches from ``position`` that begin below ``end``. Their CRCs are not checked."""
         block, start = memoryview(b""), position
         while position < min(end, self.size_bytes):
             if position + HEADER_SIZE_BYTES > start + len(block):
@@ -203,9 +203,10 @@ class Segment:
         return self.size_bytes
 
     def end_of_whole_batches(self, start: int, limit: int, end_offset: int) -> int:
-        """Position up to which whole batches lie from ``start`` on: at most ``limit``, and none at or past ``end_offset``.
+        """Return the position up to which there are whole batches from ``start``: at most ``limit``, and none at or past
+        ``end_offset``.
 
-        ``start`` itself when not even one fits. The sparse index is used to skip over most of them.
+        Return ``start`` if no batch fits. The sparse index skips most of them.
         """
         if self.size_bytes <= limit and self.next_offset <= end_offset:
             return self.size_bytes
@@ -232,9 +233,9 @@ class Walk:
 
 
 def walk(segment: Segment) -> Walk:
-    """Read a segment's file from its start, batch by batch with CRC and order, and note what is right.
+    """Read a segment's file from its start, batch by batch with CRC and order, and note the valid part.
 
-    Raises UnknownFormatError for a whole, right batch of another version: nothing is cut then [S11].
+    Raises UnknownFormatError for a complete, valid batch of another version. Then nothing is truncated [S11].
     """
     position, start, block = 0, 0, memoryview(b"")
     size = segment.file.size_bytes
@@ -265,7 +266,7 @@ def _size_at(block: memoryview, position: int) -> int:
 
 
 def _check_order(segment: Segment, batch: RecordBatch) -> None:
-    """Offsets only grow within a file and epochs never fall [D14, D15]; holes are compaction's."""
+    """Check that offsets grow within a file and that epochs never fall [D14, D15]. Compaction may leave gaps."""
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
             f"The batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "

@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 class IndexEntry(NamedTuple):
-    """A batch begins at ``position`` with ``base_offset``; no record before it has a later timestamp than the maximum."""
+    """A batch begins at ``position`` with ``base_offset``. No record before it has a timestamp above the maximum."""
 
     base_offset: int
     position: int
@@ -116,7 +116,7 @@ def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
 
 
 def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
-    """Return the entries, or None where there are none that can be trusted."""
+    """Return the entries, None if the file has no valid ones."""
     body = open_small_file(b"LFEP", data)
     return tuple(_EPOCH.iter_unpack(body)) if body is not None and len(body) % _EPOCH.size == 0 else None
 
@@ -161,15 +161,18 @@ class Checkpoints:
         self._epochs = decode_epochs(epochs) or ()
 
     def store(self, checkpoint: Checkpoint) -> None:
-        """Durable when it returns. A promised LeaderEpoch alone is no reason to write: the journal of promises has it."""
+        """Store the checkpoint durably. A promised LeaderEpoch alone is not written here, because the journal of promises has it."""
         said = self._checkpoint
         if (checkpoint.high_watermark, checkpoint.log_start_offset) != (said.high_watermark, said.log_start_offset):
             self._storage.replace(CHECKPOINT_NAME, encode_checkpoint(checkpoint))
             self._checkpoint = checkpoint
 
     def store_epochs(self, epochs: EpochCache, log_start_offset: int) -> None:
-        """(epoch, first offset), for tools: an opening scans the log. But a log without a record has nothing to scan: of that the
-        epoch of the record before its start is stored."""
+        """Store (epoch, first offset) for tools.
+
+        A start scans the log instead. A log without records has nothing to scan, so the epoch of the record before its start
+        is stored.
+        """
         entries = epochs.entries
         if not entries and epochs.before_start:
             entries = ((epochs.before_start, log_start_offset - 1),)

@@ -45,7 +45,7 @@ class LogFile(Protocol):
         """Truncate the file to ``size_bytes`` durably."""
 
     def rewrite(self, position: int) -> None:
-        """Write what lies from ``position`` on once more, in place, and make it durable: for a disk that is too full for a copy."""
+        """Write the bytes from ``position`` on again, in place and durably, if the disk is too full for a copy."""
 
     def seal(self) -> None:
         """Declare that nothing more will be appended. Later reads may map the file instead of copying."""
@@ -76,7 +76,7 @@ class Storage(Protocol):
         """
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file; durable after ``sync_folder``."""
+        """Rename a file. The new name is durable after ``sync_folder``."""
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists. The removal is durable after ``sync_folder``."""
@@ -93,13 +93,15 @@ class Storage(Protocol):
 
 
 class MemoryFile:
-    """A LogFile in a bytearray. ``synced``: how many of its bytes survive a power cut."""
+    """A LogFile in a bytearray. ``synced``: number of its bytes that survive a power cut."""
 
     def __init__(self, storage: MemoryStorage, data: bytearray | None = None) -> None:
         self.data = bytearray() if data is None else data
         self.synced = len(self.data)
         self.never_written_from: int | None = None
-        """A sync has failed: what lies from here on is in the page cache, counts as clean, and is not on the disk."""
+        """Position from which bytes are only in the page cache, because a sync has failed. They count as written. None: no
+        sync failed.
+        """
         self._storage = storage
 
     @property
@@ -167,7 +169,7 @@ class MemoryFile:
 
 
 class MemoryStorage:
-    """A Storage in dictionaries. ``capacity_bytes``: what fits; ``fault``: called before each call with its name, may raise."""
+    """A Storage in dictionaries. ``capacity_bytes``: its capacity. ``fault``: called before each call with its name, may raise."""
 
     def __init__(self, *, capacity_bytes: int = 1 << 40, fault: Callable[[str], None] | None = None) -> None:
         self.files: dict[str, MemoryFile] = {}
@@ -194,15 +196,14 @@ class MemoryStorage:
         self.fault = fault
 
     def used_bytes(self) -> int:
-        """Bytes in all files."""
+        """Return the number of bytes in all files."""
         return sum(len(f.data) for f in self.files.values())
 
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
         """Return the directory as the next process finds it.
 
-        ``power`` False: only the process ended, so all written bytes remain.
-
-        ``keep(name, synced, written)`` gives how many bytes of a file survive a power cut; default: only the synced ones.
+        ``power`` False: only the process ended, so all written bytes remain. ``keep(name, synced, written)``: returns how
+        many bytes of a file survive a power cut. Default: only the synced ones.
         """
         after = MemoryStorage(capacity_bytes=self.capacity_bytes)
         copies: dict[int, MemoryFile] = {}
@@ -250,12 +251,12 @@ class MemoryStorage:
         self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
 
     def rename(self, old: str, new: str) -> None:
-        """Rename; durable after ``sync_folder``."""
+        """Rename a file. The new name is durable after ``sync_folder``."""
         self.called("rename")
         self.files[new] = self.files.pop(old)
 
     def remove(self, name: str) -> None:
-        """Remove; durable after ``sync_folder``."""
+        """Remove a file. The removal is durable after ``sync_folder``."""
         self.called("remove")
         self.files.pop(name, None)
 

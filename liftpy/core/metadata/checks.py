@@ -17,7 +17,7 @@ from liftpy.core.metadata.replay import check_partition
 
 
 def check_image(image: ClusterImage) -> None:
-    """C1 and C3 of every partition, the counters above everything that was taken from them, the derived maps true."""
+    """Check an image: C1 and C3 of every partition, counters above every assigned value, and correct derived maps."""
     hosted: dict[str, dict[str, list[int]]] = {}
     led: dict[str, int] = {}
     uids = [stream.uid for stream in image.streams.values()]
@@ -48,7 +48,7 @@ def check_image(image: ClusterImage) -> None:
 
 
 def check_step(old: ClusterImage, new: ClusterImage) -> None:
-    """C2, C4 and C6 between two images of one history."""
+    """Check C2, C4 and C6 between two images of one history."""
     check(new.index >= old.index, "M5", "index fell")
     for field in ("next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"):
         check(getattr(new.counters, field) >= getattr(old.counters, field), "C2", field)

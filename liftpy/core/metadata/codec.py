@@ -96,7 +96,7 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
 
 
 def quota_to_pb(quota: DefaultQuota) -> pb.DefaultQuota:
-    """DefaultQuota -> its protobuf."""
+    """Convert a DefaultQuota to protobuf."""
     return pb.DefaultQuota(recordsPerS=quota.records_per_s, bytesPerS=quota.bytes_per_s, byToken=quota.by_token)
 
 
@@ -134,8 +134,10 @@ _ALTERABLE = frozenset(wire_name(field) for field in ALTERABLE)
 
 
 def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
-    """``config`` with the fields of ``wanted`` that ``changed`` names, as the protobuf has them; raise ConfigError for one that is
-    fixed, or out of its bounds."""
+    """Return ``config`` with the fields of ``wanted`` that ``changed`` names by their protobuf names.
+
+    Raise ConfigError if a field is fixed or out of its range.
+    """
     whole = config_to_pb(config)
     for name in changed:
         if name not in _ALTERABLE:
@@ -199,11 +201,11 @@ class Names:
         self._tuples: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def string(self, value: str) -> str:
-        """``value``, as the first object that was equal to it."""
+        """Return the first object that was equal to ``value``."""
         return self._strings.setdefault(value, value)
 
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
-        """Return a tuple of ``values``, shared likewise."""
+        """Return a tuple of ``values`` with shared strings."""
         if not values:
             return ()
         made = tuple(values)
@@ -262,7 +264,7 @@ def node_from_pb(message: pb.Node) -> NodeImage:
 
 
 def reason_to_pb(reason: MoveReason) -> pb.MoveReason:
-    """MoveReason -> its protobuf."""
+    """Convert a MoveReason to protobuf."""
     return _REASON[reason]
 
 
@@ -302,7 +304,7 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
 
 
 def partition_from_pb(message: pb.Partition, names: Names | None = None) -> PartitionState:
-    """Partition -> PartitionState; ``names`` shares the strings of many partitions."""
+    """Convert a protobuf partition to a PartitionState. ``names`` shares the strings of many partitions."""
     names = names or Names()
     return PartitionState(
         partition=message.partition,
@@ -391,7 +393,7 @@ def counters_from_pb(message: pb.CountersMoved) -> Counters:
 
 
 def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderReported:
-    """LeaderReport of partition ``partition`` of the stream ``uid`` -> LeaderReported."""
+    """Convert a LeaderReport of partition ``partition`` of the stream ``uid`` to a LeaderReported."""
     return pb.LeaderReported(
         uid=uid,
         partition=partition,
@@ -437,17 +439,17 @@ def operation_from_pb(message: pb.OperationDone) -> Operation:
 
 
 def rules_to_pb(rules: ClusterRules) -> pb.ClusterRules:
-    """ClusterRules -> its protobuf."""
+    """Convert ClusterRules to protobuf."""
     return pb.ClusterRules(namespace=rules.namespace, elections=rules.elections)
 
 
 def rules_from_pb(message: pb.ClusterRules) -> ClusterRules:
-    """ClusterRules of a protobuf."""
+    """Convert protobuf rules to ClusterRules."""
     return ClusterRules(message.namespace, message.elections)
 
 
 def times_to_pb(times: SessionTimes) -> pb.SessionTimes:
-    """SessionTimes -> its protobuf."""
+    """Convert SessionTimes to protobuf."""
     return pb.SessionTimes(
         sessionMs=times.session_ms, leaseMs=times.lease_ms, sessionBeforeMs=times.session_before_ms,
         leaseBeforeMs=times.lease_before_ms, change=times.change,
@@ -461,10 +463,10 @@ def times_from_pb(message: pb.SessionTimes) -> SessionTimes:
 
 
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """Return the canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
+    """Return the canonical serialized Image. ``operations`` False: without deduplication, for nodes that decide nothing.
 
-    Streams are encoded one by one and joined: a serialized message is the concatenation of its fields, and so no
-    second copy of a large image is built.
+    Streams are encoded one by one and joined, because a serialized message is the concatenation of its fields. So there is no
+    second copy of a large image.
     """
     streams = (pb.Image(streams=[stream_to_pb(image.streams[name])]) for name in sorted(image.streams))
     parts = (part.SerializeToString(deterministic=True) for part in chain((_head_to_pb(image, operations),), streams))

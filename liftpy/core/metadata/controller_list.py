@@ -29,7 +29,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import InvalidNameError
 
 MAX_CONTROLLERS = 7
-"""Each of them has to flush what the group decides, or half of them less one may be dead; more make it slower and not safer."""
+"""Maximum number of controllers. Each one must flush every decision. More controllers make the group slower and not safer."""
 _MAX_TIME_NS = 1 << 63
 
 
@@ -79,7 +79,7 @@ def first_list(members: Iterable[str]) -> ControllerList:
 
 
 def list_to_pb(held: ControllerList) -> pb.ControllerList:
-    """ControllerList -> its protobuf."""
+    """Convert a ControllerList to protobuf."""
     return pb.ControllerList(voters=held.voters, learner=held.learner, leaving=held.leaving, index=held.index)
 
 
@@ -101,7 +101,7 @@ def well_formed(held: ControllerList) -> bool:
 
 
 def list_of(entry: bytes, index: int) -> ControllerList | None:
-    """Return the list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``; None for whatever is no change."""
+    """Return the list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``. None: it is no change."""
     try:
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:
@@ -125,7 +125,7 @@ class GroupView:
     live: frozenset[str]
     """Connected members that acknowledge, itself included, and the learner."""
     caught_up: bool = False
-    """The learner has all that is committed, and everything that was lost before is behind it."""
+    """True if the learner has everything that is committed, and its lost entries are replaced."""
     blocked: str = ""
     """Reason why no change may be proposed now. '': none."""
     halted: str = ""
@@ -146,7 +146,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """No step to propose: the list is as wanted, or changes by itself."""
+    """No step to propose: the list is as requested, or changes by itself."""
 
     detail: str
 

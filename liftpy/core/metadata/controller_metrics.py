@@ -42,7 +42,7 @@ class ControllerMetrics:
         self.suspect: dict[PartitionKey, PartitionState] = {}
         """Number of partitions without leader whose last in-sync replicas may have lost records. An operator decides [C10]."""
         self._without: dict[PartitionKey, int] = {}
-        """Partition -> since when it has had no leader, monotonic ns."""
+        """Partition -> monotonic time since which it has no leader, in nanoseconds."""
         self._unclean: set[PartitionKey] = set()
         """Partitions in whose election an operator has chosen a replica that may miss records."""
         self._seen = ClusterImage()

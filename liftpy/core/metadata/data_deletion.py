@@ -24,7 +24,7 @@ class Departures:
         self._deleted_uids: set[str] = set()
 
     def seen(self, deleted: Iterable[StreamImage]) -> None:
-        """The image has shown that these streams are deleted."""
+        """Note that the image shows these streams as deleted."""
         self._deleted_uids.update(stream.uid for stream in deleted)
 
     def gone(self, key: PartitionKey, image: ClusterImage) -> bool:
@@ -32,7 +32,9 @@ class Departures:
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
-        """Return whether the image shows the partition with replicas elsewhere: then the record of that change was applied."""
+        """Return whether the image shows the partition with replicas elsewhere. Then this node has applied the record of that
+        change.
+        """
         found = image.find(key.stream, key.uid, key.partition)
         return found is not None and self._node_id not in found[1].holders
 

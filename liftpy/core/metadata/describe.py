@@ -51,7 +51,7 @@ class _Room:
 
 
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
-    """Return the page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
+    """Return the page that ``request`` asks for, from the image. The caller adds the leader and the controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
         page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
@@ -103,7 +103,7 @@ def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, ro
 
 
 def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
-    """Return the number of the first one that does not fit, 0 when all do. One always does."""
+    """Add partitions to the page. Return the number of the first one that does not fit, 0 if all do. At least one always fits."""
     for partition in stream.partitions[first:]:
         message = partition_to_pb(partition)
         if not room.takes(message) and described.partitions:
@@ -156,7 +156,7 @@ class ClusterPages:
         return self._next
 
     def add(self, page: pb.ClusterDescription) -> None:
-        """The answer to ``request``; raise ProtocolError if it has nothing new."""
+        """Add the answer to ``request``. Raise ProtocolError if it has nothing new."""
         asked, image = self._next, self.cluster.image
         assert asked is not None
         rest = list(page.image.streams)
@@ -209,7 +209,7 @@ class StreamPages:
         return pb.DescribeStream(name=self.stream.name, uid=self.stream.uid, fromPartition=self._next_partition)
 
     def add(self, response: pb.ControlResponse) -> None:
-        """The beginning, or the answer to ``request``; raise ProtocolError if it does not go on there."""
+        """Add the first page, or the answer to ``request``. Raise ProtocolError if it does not continue there."""
         part = response.stream
         if not self._next_partition:
             self.stream.CopyFrom(part)

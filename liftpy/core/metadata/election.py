@@ -97,7 +97,7 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
 def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
     """Return the partition with a planned transfer to ``node_id`` ('': the best other member), None if no node can take over.
 
-    The old leader is alive and stays in the ISR; it is the candidate again if the others fail.
+    The old leader is alive and stays in the ISR. It is a candidate again if the others fail.
     """
     others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
     if node_id and node_id not in others:
@@ -113,7 +113,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 
 def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
-    """``candidate`` promotes itself in a new LeaderEpoch."""
+    """Make ``candidate`` the candidate in a new LeaderEpoch."""
     draft.appointed(candidate)
     return replace(
         partition,
@@ -125,7 +125,10 @@ def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> 
 
 
 def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Online, led by the candidate, in one change. One that may lack data is the only member from then on [C11]."""
+    """Make the candidate the leader and the partition Online, in one change.
+
+    A candidate that may miss records becomes the only member of the ISR [C11].
+    """
     candidate = partition.candidate
     unclean = candidate in partition.incomplete
     staying = {candidate} if unclean else {candidate, *partition.isr} - {partition.deposed, *partition.incomplete}
@@ -194,9 +197,9 @@ def _needed(stream: StreamImage, partition: PartitionState) -> int:
 
 
 def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
-    """Return how many of them must be eligible.
+    """Return how many replicas must be eligible.
 
-    With ack by quorum at least one of every majority: one of two replicas, two of three or four.
+    With the commit policy quorum, it is at least one of every majority: one of two replicas, two of three or four.
     """
     return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
 
@@ -258,7 +261,7 @@ class ElectionTimers:
         self._image: ClusterImage | None = None
         self._clocks: dict[PartitionKey, _Clock] = {}
         self._queue: list[tuple[int, PartitionKey]] = []
-        """Heap of (deadline, partition); an entry whose deadline is not its clock's any more means nothing."""
+        """Heap of (deadline, partition). An entry with an outdated deadline has no meaning."""
         self._got_on_ns: dict[str, int] = {}
         """Node id -> time of its last reported position or finished promotion."""
 
@@ -405,7 +408,7 @@ MOVES_AT_ONCE = 32
 
 
 def misplaced(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
-    """(partition, its preferred leader) of every partition that another one leads and that could go back without loss."""
+    """Return (partition, preferred leader) of every partition that can return to its preferred leader without loss."""
     return [
         (stream.key(partition.partition), partition.replicas[0])
         for stream in sorted(image.streams.values(), key=lambda stream: stream.name)
@@ -420,7 +423,9 @@ def misplaced(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
 
 
 class PreferredLeaders:
-    """The metadata leader's look at it, every ``every_s`` seconds; 0: never. ``now_ns`` is monotonic."""
+    """Checks for leaderships that can return to their preferred leader, every ``every_s`` seconds (0: never). Only the
+    metadata leader runs it. ``now_ns`` is monotonic.
+    """
 
     def __init__(self, every_s: float) -> None:
         self._every_ns = round(every_s * NS_PER_S)

@@ -95,14 +95,14 @@ class Accusations:
         return asked
 
     def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """An answer, or the bus's word that there will be none."""
+        """Note an answer, or that NATS reports no responders."""
         case = self._cases.get(question.key)
         if case is not None and case.report.leaderEpoch == question.leader_epoch:
             case.heard[question.node] = testimony
             self._close_if_clear(question.key, case, late=False)
 
     def due(self, now_ns: int) -> list[pb.ReportLeader]:
-        """Reports to propose now."""
+        """Return the reports to propose now."""
         for key, case in list(self._cases.items()):
             if now_ns >= case.deadline_ns:
                 self._close_if_clear(key, case, late=True)

@@ -36,8 +36,10 @@ class LevelRange:
 
 
 UNSAID = LevelRange(1, 1)
-"""Range of a message that names none. No version that was released speaks it, so such a node is rejected. The controllers keep the
-text of the rejection, and it names the range: it stays what it is."""
+"""Range of a message that has none. No released version supports it, so such a node is rejected.
+
+Controllers store the text of the rejection, which has this range. So it must not change.
+"""
 
 
 def said(message: SaysLevels) -> LevelRange:

@@ -67,7 +67,7 @@ def refused_level(level: int, who: str, spoken: LevelRange) -> str:
 
 
 def check_level(image: ClusterImage, spoken: LevelRange) -> None:
-    """Raise IncompatibleVersionError unless this version speaks the level of an image that it has read."""
+    """Raise IncompatibleVersionError unless this version supports the level of an image that it has read."""
     refused = refused_level(image.feature_level, "this version", spoken) if image.feature_level != NO_LEVEL else ""
     if refused:
         raise IncompatibleVersionError(refused)

@@ -38,11 +38,11 @@ _MAX_STATE_SIZE_BYTES = 8192
 
 
 class FeedProducer:
-    """A controller's side. Every controller calls ``applied``; only the metadata leader publishes and answers."""
+    """The feed on a controller. Every controller calls ``applied``. Only the metadata leader publishes and answers."""
 
     def __init__(self, index: int = 0) -> None:
         self._held: deque[tuple[int, int, tuple[Record, ...]]] = deque()
-        """(index, index before it, records), contiguous up to ``index``; bounded by entries and records."""
+        """(index, previous index, records), contiguous up to ``index``. Limited by entries and records."""
         self._held_records = 0
         self._takes_bytes: int | None = None
         """Maximum size of a message, from the NATS server's max_payload. None: not known."""
@@ -65,7 +65,7 @@ class FeedProducer:
         return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
 
     def applied(self, index: int, records: tuple[Record, ...]) -> None:
-        """The entry ``index`` was applied and did ``records`` (``ClusterFsm.last_records``)."""
+        """Note that the entry ``index`` was applied and gave ``records`` (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
@@ -102,9 +102,9 @@ class FeedProducer:
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-        """Entries, a chunk, or None: then ``snapshot_is_ready`` has to be called first, and this again.
+        """Return entries, or a chunk of the image. None: call ``snapshot_is_ready`` first, then this method again.
 
-        An empty answer of index 0: nothing has been applied here, so there is no image of the cluster yet; ask again.
+        An empty answer with index 0 means that nothing is applied here yet. The follower asks again.
         """
         response = self._answer(request)
         if response is not None:
@@ -154,7 +154,9 @@ class FeedProducer:
             del self._snapshots[index]
 
     def _entries(self, after: int, limit_bytes: int | None) -> Iterator[pb.FeedEntry]:
-        """The entries after index ``after``, coalesced up to the bound of one message; in all at most ``limit_bytes``."""
+        """Yield the entries after index ``after``. They are combined up to the limit of one message, and have at most
+        ``limit_bytes`` in total.
+        """
         entry: pb.FeedEntry | None = None
         size = total = 0
         for index, previous, records in self._held:
@@ -202,8 +204,10 @@ MAX_WAITING_BYTES = 16 << 20
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
 MAX_OTHER_CHUNKS = 32
-"""Chunks of other snapshots, one after the other, for which one that has begun is not given up: any controller answers, each with the
-snapshot that it has made itself, and only one of them may have the rest of this one."""
+"""Number of consecutive chunks of other snapshots after which a started transfer is given up.
+
+Any controller answers, with the snapshot that it has made. Only one of them may have the rest of this one.
+"""
 MAX_HEADS_BELOW = 6
 """Heads of the feed below the own image, one after the other, that it is not given up for: they come every half second, and a leader
 that was replaced may have some on their way."""
@@ -225,12 +229,12 @@ class FeedSubscription:
         self._node_id = node_id
         self._spoken = spoken
         self._unreadable = 0
-        """Whole snapshots, one after the other, that are of another version. One may be forged; all of them are the cluster's."""
+        """Number of consecutive whole snapshots of another version. One may be forged, but not all of them."""
         self.image = ClusterImage()
         self.synced = False
-        """True if ``image`` is one that the cluster had; it may be behind."""
+        """True if the cluster has had ``image``. It may be behind."""
         self.known_index = 0
-        """The highest index that the feed has shown; above ``image.index`` something is missing."""
+        """The highest index that the feed has shown. If it is above ``image.index``, entries are missing."""
         self.resync_count = 0
         """Number of times that the image was discarded because an entry did not fit."""
         self._heads_below = 0
@@ -259,7 +263,7 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """A published entry, or the head of the feed."""
+        """Apply a published entry, or the head of the feed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()

@@ -44,7 +44,7 @@ class Forwarding:
         return self.decided
 
     def unanswered(self, detail: str, *, sent: bool) -> None:
-        """An attempt over the bus came to nothing. ``sent``: a leader may have got it, and may decide it yet."""
+        """Note that an attempt over NATS failed. ``sent``: a leader may have received it, and may still decide it."""
         error = pb.ControlResponse.OUTCOME_UNKNOWN if sent else pb.ControlResponse.UNAVAILABLE
         self.answered(error_response(self.request, error, detail))
 

@@ -28,7 +28,7 @@ class Operation:
 
     operation_id: bytes
     time_ns: int
-    """Image time at which it was applied; it may fall from one to the next."""
+    """Image time at which it was applied. It may be lower than that of an earlier operation."""
     response: bytes
     """The serialized ControlResponse that it got."""
     age_ns: int = 0

@@ -67,7 +67,7 @@ class SubjectIndex:
 
 
 def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
-    """Return the branch with ``name`` at the end of ``tokens``; with 0 partitions without it."""
+    """Return the branch with ``name`` at the end of ``tokens``. 0 partitions: without it."""
     if not tokens:
         others = tuple(held for held in branch.streams if held[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
@@ -78,7 +78,9 @@ def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Bra
 
 
 def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
-    """Streams at or below ``branch`` of which a subject or a partition's subject overlaps with ``tokens``, wildcards included."""
+    """Yield the streams at or below ``branch`` whose subject, or a partition's subject, overlaps with ``tokens``, including
+    wildcards.
+    """
     if not tokens:
         yield from (name for name, _ in branch.streams)
         return
@@ -96,7 +98,7 @@ def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
 
 
 def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator[str]:
-    """Streams that overlap with the partitions 1 to ``partitions`` - 1 (inclusive) of a stream on ``tokens``."""
+    """Yield the streams that overlap with the partitions 1 to ``partitions`` - 1 (inclusive) of a stream on ``tokens``."""
     if partitions < 2:
         return
     if tokens:
@@ -117,7 +119,7 @@ def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator
 
 
 def _all(branch: _Branch) -> Iterator[str]:
-    """Everything that has at least one token more than ``branch``."""
+    """Yield everything that has at least one more token than ``branch``."""
     yield from (name for name, partitions in branch.streams if partitions > 1)
     for key in sorted(branch.below):
         yield from (name for name, _ in branch.below[key].streams)
@@ -194,12 +196,12 @@ class NodeImage:
     earlier_nonces: tuple[int, ...] = ()
     """Nonces of earlier processes in its directory, oldest first, limited (``starts.py``)."""
     partition_budget: int = 0
-    """Replicas that it takes, as its process said; 0: it did not say."""
+    """Maximum number of replicas, as its process reported. 0: not reported."""
     weight_by_hand: bool = False
     """An operator has set the weight: what the node says does not count."""
     rack_by_hand: bool = False
     leaving: bool = False
-    """An operator drains it: it is given nothing, and what it holds moves away."""
+    """True while an operator drains it: it gets no replicas, and its replicas move away."""
     host: str = ""
     """Host of its process, as in ``liftpy.client.closest_replica``. '': not given."""
 
@@ -216,7 +218,7 @@ class StreamImage:
     """Partitions of the stream: ``partitions[i].partition == i``."""
     created_time_ns: int = 0
     placement: str = ""
-    """The policy that it was created with; '': the default."""
+    """The placement policy at its creation. '': the default."""
     replication_factor: int = 0
     """0: as many replicas as partition 0 has."""
     waiting: int = 0
@@ -251,7 +253,7 @@ class StreamImage:
         return partition.may_lead(self.config.commit_policy)
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
-        """Return the settings that hold in a cluster with that default; the cluster's own streams have no quota but their own."""
+        """Return the settings in a cluster with this default quota. The cluster's own streams have only their own quota."""
         return self.config.with_default(quota) if self.takes_default_quota else self.config
 
     @property
@@ -294,7 +296,7 @@ class Counters:
     next_leader_epoch: int = 1
     next_epoch: int = 1
     placement_index: int = 0
-    """Start index of the next round-robin placement; reduced only when it is used."""
+    """Start index of the next round-robin placement. It is reduced modulo only when it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +309,7 @@ class LeaderReport:
     leader_epoch: int
     """The report counts for this (leader, leader_epoch) only."""
     last_epoch: int
-    """LeaderEpoch of the last record of the witness's log; of a log that retention has emptied, of the last one it has dropped."""
+    """LeaderEpoch of the last record of the witness's log, or of the last record that retention deleted."""
     newest_offset: int
     """Inclusive, -1 when the log is empty."""
     high_watermark: int
@@ -326,7 +328,7 @@ class ClusterRules:
     namespace: str = "liftpy"
     """The cluster's own first subject token: no stream may be attached to it."""
     elections: bool = False
-    """True if a lost leader is replaced by an election; without, its partitions wait for it."""
+    """True if an election replaces a lost leader. False: partitions wait for the leader."""
 
 
 Hosted = Map[str, Map[str, tuple[int, ...]]]
@@ -365,9 +367,9 @@ class ClusterImage:
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)
-    """Node id -> number of partitions that it holds, as a replica or as a learner; nodes without any are absent."""
+    """Node id -> number of partitions that it holds, as a replica or as a learner. Nodes without any are absent."""
     leader_counts: Map[str, int] = field(default_factory=Map)
-    """Node id -> number of partitions that it leads; nodes that lead none are absent."""
+    """Node id -> number of partitions that it leads. Nodes without any are absent."""
     answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
     """The subjects of the streams that answer publishers."""
     waiting: frozenset[str] = frozenset()
@@ -405,7 +407,7 @@ class ClusterImage:
                 yield stream, stream.partitions[number]
 
     def live_nodes(self) -> list[str]:
-        """Ids of the nodes that are not fenced, in ascending order."""
+        """Return the ids of the nodes that are not fenced, in ascending order."""
         return sorted(node_id for node_id, node in self.nodes.items() if not node.fenced)
 
     def is_live(self, node_id: str) -> bool:

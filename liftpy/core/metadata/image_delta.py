@@ -66,7 +66,9 @@ class ImageDiff:
     nodes: tuple[NodeChange, ...] = ()
     created: tuple[StreamImage, ...] = ()
     deleted: tuple[StreamImage, ...] = ()
-    """Streams that are gone; one made again under its name is in both, the deleted one first in time [R9, M11]."""
+    """Deleted streams. A stream that was created again under its name is in both lists. The deleted one is the earlier one
+    [R9, M11].
+    """
     partitions: tuple[PartitionChange, ...] = ()
     """Changed partitions: those of deleted streams first."""
     lease_changed: bool = False
@@ -154,7 +156,9 @@ def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
 
 
 def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None:
-    """Return the records that make ``new`` of ``old``, in an order in which they can be replayed; None: none do."""
+    """Return the records that turn the image ``old`` into ``new``, in an order in which they can be replayed. None: there are
+    none.
+    """
     if new.index < old.index:
         return None
     try:

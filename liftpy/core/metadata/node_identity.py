@@ -32,9 +32,11 @@ class DirectoryIdentity:
     nonce: int = 0
     """Nonce of the last start. 0: none."""
     registered: int = 0
-    """Nonce of the last one that knew itself registered; kept among ``earlier`` however many follow that don't get so far."""
+    """Nonce of the last process that knew that it was registered. It stays in ``earlier``, however many later processes do
+    not register.
+    """
     earlier: tuple[int, ...] = ()
-    """Nonces of starts before the last one, oldest first; at most MAX_EARLIER_NONCES."""
+    """Nonces of starts before the last one, oldest first, at most MAX_EARLIER_NONCES."""
 
     def next(self, nonce: int) -> DirectoryIdentity:
         """Return the identity for the next process, which has drawn ``nonce``."""
@@ -133,7 +135,7 @@ class Predecessor:
         self._silences = silences
         self._silent = 0
         self.is_present = False
-        """True if it has answered and was not proved gone since."""
+        """True if it has answered and was not proved gone since then."""
 
     def heard(self, sign: Sign, now_ns: int) -> Verdict:
         """Note the result of one question. Return the verdict."""

@@ -98,7 +98,7 @@ class RecordBuilder:
         return self._epoch - count
 
     def needs_entry(self) -> None:
-        """The request belongs into the log although it changes nothing: its entry is an event."""
+        """Note that the request needs an entry in the log although it changes nothing, because its entry is an event."""
 
     def takes_long(self) -> None:
         """Call it before a decision that needs many steps."""
@@ -127,7 +127,7 @@ class RecordBuilder:
         self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
 
     def change(self, stream: StreamImage, partition: PartitionState) -> PartitionState:
-        """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch; return it as recorded."""
+        """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch. Return the recorded state."""
         old = stream.partitions[partition.partition]
         begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
         changed = replace(

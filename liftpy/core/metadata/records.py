@@ -82,7 +82,7 @@ class PartitionStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OperationDone:
-    """An operation and its answer, for deduplication; not fed to nodes that decide nothing."""
+    """An operation and its answer, for deduplication. Nodes that decide nothing do not get it."""
 
     operation: Operation
 

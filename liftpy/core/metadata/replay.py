@@ -33,7 +33,7 @@ from liftpy.core.metadata.records import (
 
 
 def replay(image: ClusterImage, record: Record) -> ClusterImage:
-    """``image`` after ``record``; raise InvariantError where the record can't follow that image."""
+    """Return ``image`` after ``record``. Raise InvariantError if the record cannot follow this image."""
     match record:
         case StreamCreated(stream):
             check(stream.name not in image.streams, "R9", "stream", stream.name, "exists")
@@ -86,7 +86,7 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
 
 
 def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
-    """``image`` after all of ``records``, in order."""
+    """Return ``image`` after all of ``records``, in order."""
     return finished(replaying_all(image, records))
 
 

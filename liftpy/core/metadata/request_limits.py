@@ -20,7 +20,7 @@ MAX_TEXT_BYTES = 1024
 """Maximum size of one name, subject or setting in UTF-8, in bytes. Most have a lower limit."""
 MAX_LIST_LENGTH = 256
 _LONG_LISTS = {"manual": 10_000}
-"""Maps of partitions, made by hand; MAX_REQUEST_BYTES bounds them."""
+"""Requests with an assignment of partitions by hand. MAX_REQUEST_BYTES limits them."""
 _FOR_PEOPLE = "reason"
 
 
@@ -73,11 +73,11 @@ def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:
 
 
 MAX_REQUESTS = 200
-"""Requests in a batch that is accepted; never changed, because an entry of the log must be decided as it was."""
+"""Maximum number of requests in an accepted batch. It never changes, because an entry of the log must be decided as it was before."""
 SENT_TOGETHER = 80
 """Number of requests in a batch as built. It takes about 10 ms of every controller, and four times that on a busy machine.
 
 Meanwhile a member neither sends nor receives.
 """
 MAX_BATCH_BYTES = 48 * 1024
-"""Bytes of one batch's requests; an entry of the log is held to 64 KiB."""
+"""Maximum size of one batch's requests, in bytes. An entry of the log has at most 64 KiB."""

@@ -16,11 +16,13 @@ from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.image import ClusterImage
 
 LEAP = 1 << 20
-"""More than any group decides between two flushes of all its members; of entries, terms and everything that is never used twice."""
+"""Increase of entries, terms and everything that is never used twice. No group decides more between two flushes of all its
+members.
+"""
 
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
-    """``image``, as the surviving log gives it, for the controllers ``voters``; its index leaps too."""
+    """Return ``image`` of the surviving log for the controllers ``voters``. Its index also increases by a large step."""
     index, empty = image.index + LEAP, ClusterImage()
     was = image.counters
     epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP

@@ -68,7 +68,7 @@ class _NodeSession:
     fenced: bool
     """True if the image shows the node fenced."""
     began_ns: int
-    """When it registered, or this metadata leader began."""
+    """Time at which the node registered, or this metadata leader began."""
     deadline_ns: int
     """Silence until then ends the session."""
     lasts_ns: int
@@ -86,7 +86,7 @@ class _NodeSession:
     absent: bool = False
     """True if NATS reported no responders for it, and no heartbeat has arrived since."""
     wanted_ns: int = _NEVER
-    """When another process asked for its place last."""
+    """Last time at which another process requested this node id."""
 
 
 class NodeSessions:
@@ -99,7 +99,7 @@ class NodeSessions:
         self._times: SessionTimes | None = None
         """Session times of the image. None: those of the settings."""
         self._times_ns = 0
-        """When this metadata leader began to go by them."""
+        """Time since which this metadata leader uses these times."""
         self._settling_ns = _NEVER
         """Time of the last proposal to settle the session times."""
         self._go_by(None, 0)
@@ -108,9 +108,9 @@ class NodeSessions:
         self._leading = False
         self._earliest_ns = 0
         self._began_ns = 0
-        """When this node became the metadata leader."""
+        """Time at which this node became the metadata leader."""
         self._anybody_heard = False
-        """True if it has answered a heartbeat since."""
+        """True if a heartbeat was answered since then."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
         """Begin as the metadata leader: all sessions start now."""
@@ -151,7 +151,7 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
-        """A heartbeat came; ``confirmed_ns``: when a majority last confirmed this node as the metadata leader."""
+        """Answer a heartbeat. ``confirmed_ns``: time at which a majority last confirmed this node as the metadata leader."""
         if not self._leading:
             return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
         if now_ns - confirmed_ns > self._confirmed_within_ns:
@@ -196,7 +196,7 @@ class NodeSessions:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
     def _first_heard(self, now_ns: int) -> None:
-        """The sessions of all others begin, as late as this first one comes."""
+        """Begin the sessions of all other nodes at the time of the first heartbeat."""
         self._anybody_heard = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
         if took_ns > self._longest_session_ns:
@@ -297,7 +297,7 @@ class NodeSessions:
 
 
 MAX_WAITING = 64
-"""Answered heartbeats that wait for the image; of more, the oldest are worth nothing any more."""
+"""Maximum number of answered heartbeats that wait for the image. Beyond it, the oldest ones are dropped."""
 
 
 class Registered(Enum):
@@ -328,7 +328,7 @@ class Granted(NamedTuple):
     """A granted lease."""
 
     sent_ns: int
-    """When the heartbeat was sent, monotonic: from there it runs."""
+    """Monotonic time at which the heartbeat was sent. The lease begins then."""
     lease_ns: int
     """Lease in the answer, in nanoseconds. 0: that of the node's settings."""
 

@@ -11,19 +11,15 @@ Constraint: only a
 majority knows which image is right. Without one, nothing more may be decided.
 
 Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), at the same places
-everywhere. It sends
-the newest one to its leader with its acks. The leader compares them, and its heartbeats name a place where a majority
-of the voters
-agrees. A member with another digest there has diverged: it stops, quarantines its directory and loads a snapshot. A
-leader that differs
-from the majority does so, too. If voters differ and no majority agrees, proposals stop until one does. Each digest
-covers everything
-before it, so the newest place with a majority decides.
+everywhere. It sends the newest one to its leader with its acks. The leader compares them, and its heartbeats name a
+place where a majority of the voters agrees. A member with another digest there has diverged: it stops, quarantines its
+directory and loads a snapshot. A leader that differs from the majority does so, too. If voters differ and no majority
+agrees, proposals stop until one does. Each digest covers everything before it, so the newest place with a majority
+decides.
 
 Worked example: EVERY is 1024, and n1 leads n2 and n3. At 2048 n1 has d, and n2 reports d: agreed. n3 reports e. It
-learns of (2048, d),
-stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be no majority of three:
-proposals stop.
+learns of (2048, d), stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be
+no majority of three: proposals stop.
 """
 
 from __future__ import annotations
@@ -43,7 +39,9 @@ Checkpoint = tuple[int, bytes]
 
 
 def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
-    """The digest after the entry that made ``after`` of the image before, whose digest it still holds; b'' while the group is new."""
+    """Return the digest after the entry that led to the image ``after``. This object still has the digest before it. b'': the
+    group is new.
+    """
     if after.feature_level == NO_LEVEL:
         return b""
     chain = hashlib.blake2b(after.digest, digest_size=DIGEST_SIZE)
@@ -82,7 +80,7 @@ class AppliedDigests:
         """Members that differ, and the place."""
 
     def applied(self, before: int, index: int, digest: bytes) -> None:
-        """An entry was applied, ``before`` was the one before it. While the group is new there is no digest."""
+        """Note that an entry was applied after ``before``. While the group is new, there is no digest."""
         if digest and before // self._every != index // self._every:
             self._keep(self._node_id, index, digest)
             self.newest = (index, digest)

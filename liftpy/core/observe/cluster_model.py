@@ -32,7 +32,7 @@ class NodeRow:
     ack_p99_s: float | None = None
     loop_p99_s: float | None = None
     history: tuple[float | None, ...] = ()
-    """Records a second that came in, oldest first; None: a gap."""
+    """Received records per second, oldest first. None: a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

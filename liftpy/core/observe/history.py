@@ -1,8 +1,8 @@
 """Keeps the last minutes of a node as series of numbers: ten minutes at 1 s, four hours at 10 s, in about 200 KB. Pure.
 
 A second without data is NaN in every series. It stays a gap, and is neither joined nor counted as 0. Seconds are those
-of the
-wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts again.
+of the wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts
+again.
 
 Each series says how ten seconds become one value. Rates and counts of partitions: the mean. Times: the maximum.
 Percentiles:
@@ -116,9 +116,9 @@ class History:
     def __init__(self) -> None:
         self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
         self._newest = dict.fromkeys(LENGTHS, 0)
-        """Step -> the last second, or the first of the last ten, that there is a place for; 0: none."""
+        """Step -> last second, or first second of the last ten, that has a place. 0: none."""
         self._oldest = dict.fromkeys(LENGTHS, 0)
-        """Step -> the first one that was ever put; 0: none."""
+        """Step -> its first value. 0: none."""
 
     @property
     def newest(self) -> int:
@@ -270,7 +270,7 @@ def question(step: int, after: int, node: str = "") -> dict[str, Any]:
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """Return the answer to ``{"step": 1, "after": second}``; None: that is no question."""
+    """Return the answer to ``{"step": 1, "after": second}``. None: the question is invalid."""
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)

@@ -1,8 +1,7 @@
 """Merges the metrics of several nodes into one text for Prometheus. Each sample has a label ``node``. Pure.
 
 Each metric is described once. Lines of a node that do not have the exposition format are left out, so no node can
-change the
-samples of another one.
+change the samples of another one.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
 def together(texts: Mapping[str, str]) -> str:
-    """Node -> its text; becomes one, by metric, of each the nodes by name."""
+    """Merge the metrics of all nodes into one text, by metric, and for each metric by node name. ``texts``: node -> its text."""
     told: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for node, text in sorted(texts.items()):
@@ -38,6 +37,6 @@ def together(texts: Mapping[str, str]) -> str:
 
 
 def _metric(name: str, known: Mapping[str, object]) -> str:
-    """Return the one that a sample belongs to."""
+    """Return the metric that a sample belongs to."""
     bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
     return name if name in known or bare not in known else bare

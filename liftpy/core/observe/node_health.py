@@ -1,11 +1,11 @@
 """Health checks of a node: *live* (keep running), *ready* (serves) and *synced* (has caught up). Pure.
 
-*Live*: this process does its work. Nothing outside of it is in there (NATS, other nodes, space, its role), so that who restarts what
-is not live never restarts a node for the state of others. *Ready*: it takes part in the cluster, and has opened what it holds.
-*Synced*: each replica that it holds has been in the ISR at least once since it started, which a rolling restart waits for; it stays
-so, since a replica that lags later is no reason to take an application out of service.
+*Live*: this process works. Nothing outside of the process counts (NATS, other nodes, disk space, its role), so that a supervisor never
+restarts a node because of others. *Ready*: the node takes part in the cluster, and has opened its replicas. *Synced*: each replica of
+the node was in the ISR at least once since the start. A rolling restart waits for this. It stays true, because a replica that lags
+later is no reason to stop an application.
 
-Each check has a name, and says in words why it fails.
+Each check has a name, and a text that says why it fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Signs:
     """State of a node at one moment, as input of the checks."""
 
     failure: str = ""
-    """Why the process stops, unexpectedly; '': it does not."""
+    """Reason why the process stops unexpectedly. '': it does not stop."""
     longest_flush_s: float = 0.0
     """Time that the oldest running flush has taken so far, in seconds."""
     hung_flush_s: float = 30.0
@@ -46,7 +46,7 @@ class Signs:
     session_s: float = 0.0
     """Time without heartbeats after which a node is fenced, in seconds."""
     opening: int = 0
-    """Replicas here that are being opened, or are to be."""
+    """Number of replicas on this node that are opening, or wait to be opened."""
     opened: bool = False
     """True if all partitions of the image at the start are open, or reported as failed."""
     stopped_for_space: int = 0
@@ -85,7 +85,9 @@ class Synced:
         self._were: set[PartitionKey] = set()
 
     def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
-        """``replicas``: those here, learners left out, and whether each is in sync; ``opened``: these are all."""
+        """Check the replicas. ``replicas``: (partition, is in sync) without learners. ``opened``: these are all replicas of
+        the node.
+        """
         if self.done:
             return Check("synced")
         missing, count = [], 0

@@ -65,13 +65,13 @@ class NodeSummary:
     """First ``MOST_ENDED`` ended services with their reasons, in at most ``MOST_ENDED_CHARS`` characters."""
     lag_records: int = 0
     lag_s: float = 0.0
-    """The largest of those led here."""
+    """Largest lag of the partitions that this node leads, in seconds."""
     disk_free: float = 1.0
     """Part of the disk, 0 to 1."""
     queued: float = 0.0
     """Part of what the node may hold of publishes, 0 to 1."""
     nodes: Mapping[str, str] = field(default_factory=dict)
-    """Controllers: node -> live, fenced or drained; the first ``MOST_NODES`` by name."""
+    """Controllers: node -> live, fenced or drained. The first ``MOST_NODES`` by name."""
     index: int = 0
     """Controllers: up to where of the metadata group's log the following is known."""
     streams: int = 0
@@ -84,9 +84,9 @@ class NodeSummary:
     elections: int = 0
     """Number of elections since this controller started."""
     term: int = 0
-    """The metadata leader: of its leadership."""
+    """Term of the metadata leader's leadership."""
     members: Mapping[str, int] = field(default_factory=dict)
-    """The metadata leader: controller -> entries that it is behind; -1: it is not connected."""
+    """On the metadata leader: controller -> number of entries that it is behind. -1: it is not connected."""
 
     def encode(self) -> bytes:
         """Return the JSON without default values."""
@@ -99,7 +99,7 @@ _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
 
 
 _TEXTS = {"ended_services": (MOST_ENDED, MOST_ENDED_CHARS), "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS)}
-"""Field -> how many texts it has at most, and characters of each."""
+"""Field -> (maximum number of texts, maximum characters of each)."""
 
 
 def _default(name: str) -> Any:

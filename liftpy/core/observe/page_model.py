@@ -169,7 +169,7 @@ _UNITS = ("", " k", " M", " G", " T")
 
 
 def figure(kind: str, value: Any) -> str:
-    """``value`` as one of ``KINDS``: a text; a count; a rate; bytes; seconds; a part of one; seconds of uptime."""
+    """Return ``value`` as a text of one of ``KINDS``: text, count, rate, bytes, seconds, percentage or uptime."""
     if value is None or value == "" or isinstance(value, Mapping):
         return NOTHING
     if kind == "text" or isinstance(value, (str, bool)):

@@ -3,18 +3,14 @@
 Events have the form of ``ClusterEvent.as_object``.
 
 The module also groups events that an operator sees as one: after the loss of a node, a thousand partitions get another
-leader
-and a shorter ISR.
+leader and a shorter ISR.
 
 Algorithm: events that say the same of different partitions form one group, if each is at most ``TOGETHER_NS`` after the
-one
-before. The group is shown at its newest event, whatever happened in between. Important events (an unclean election, a
-request)
-are never grouped. A page that shows groups also offers the single events.
+one before. The group is shown at its newest event, whatever happened in between. Important events (an unclean election,
+a request) are never grouped. A page that shows groups also offers the single events.
 
 Worked example: n3 led 334 of 1,000 partitions and is fenced. 334 elections and 1,000 ISR changes in four entries of the
-log
-become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
+log become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
 """
 
 from __future__ import annotations
@@ -55,7 +51,7 @@ def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
 
 
 def marks_of(event: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(node, mark) of an event, one for each row that it belongs to; the node '' is the cluster's own row."""
+    """Return (node, mark) of an event, one for each row that it belongs to. The node '' is the row of the cluster."""
     kind = str(event.get("kind", ""))
     mark = _OF.get(kind, "other")
     was, now = str(event.get("was", "")), str(event.get("now", ""))
@@ -75,8 +71,10 @@ def _version(process: str) -> str:
 
 
 def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str, str, int]]:
-    """(wall clock in s, node, mark, how many): what fell into the same ``step`` s of a row is one, of the most severe mark; the newest
-    ``MOST_MARKS``."""
+    """Return (wall clock in s, node, mark, count) of the newest ``MOST_MARKS``.
+
+    Marks of one row within ``step`` seconds are combined into one, with the most severe mark.
+    """
     found: dict[tuple[int, str], tuple[int, int]] = {}
     for event in events:
         at = int(event.get("time_ns", 0)) // 1_000_000_000 // step * step
@@ -94,7 +92,7 @@ _Event = dict[str, Any]
 
 
 def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
-    """``events`` as ``ClusterEvent.as_object`` made them, newest first; so are the groups, and what is in each."""
+    """Group ``events``, which ``ClusterEvent.as_object`` made. Events, groups, and the events in a group are ordered newest first."""
     groups: list[list[_Event]] = []
     newest: dict[tuple[str, ...], list[_Event]] = {}
     for event in events:
@@ -110,7 +108,7 @@ def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
 
 
 def group_in_words(group: list[_Event]) -> str:
-    """Several events of one group, in one line, without their kind."""
+    """Return one line of text for several events of one group, without their kind."""
     streams = {str(event["stream"]) for event in group}
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
     kind = group[0]["kind"]

@@ -117,7 +117,7 @@ Attributes = dict[str, str | int]
 
 @dataclass(slots=True)
 class Span:
-    """Times in ns of the wall clock. ``error``: why it failed; '': it did not."""
+    """One span. Times are in ns of the wall clock. ``error``: reason of a failure. '': it did not fail."""
 
     name: str
     start_ns: int
@@ -127,7 +127,9 @@ class Span:
 
 
 class SpanTree(NamedTuple):
-    """``parent``: of the root, in another process; None: the root begins a trace. ``links``: of the root."""
+    """A tree of spans. ``parent``: parent of the root, in another process. None: the root begins a trace. ``links``: links of
+    the root.
+    """
 
     root: Span
     children: tuple[Span, ...] = ()
@@ -145,7 +147,7 @@ SPANS_PER_S = 100.0
 
 
 class SpanBudget:
-    """``per_s``: tokens a second, and as many at most; a span costs one."""
+    """Budget of spans. ``per_s``: tokens per second, and the maximum number of tokens. A span costs one token."""
 
     def __init__(self, per_s: float = SPANS_PER_S) -> None:
         self._per_s = per_s

@@ -1,16 +1,12 @@
 """Traces batches through a leader: appended, flushed, fetched by followers, committed, acked. Pure.
 
 A batch is traced if the sender of one of its messages records it, and the node's budget allows. Its spans are exported
-together
-when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the acks if a
-follower lags,
-and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a time. The log never
-waits for a
-trace.
+together when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the acks if
+a follower lags, and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a time.
+The log never waits for a trace.
 
 To find the traced messages of a batch, one search looks for the header name in all headers. It usually finds nothing,
-and then no
-record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
+and then no record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
 
 A command with steps, such as a backup or a restore, is one span with a child span for each step.
 """
@@ -51,7 +47,7 @@ _PARSED_A_LINK = 4
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
-    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``MOST_LINKS``, in their order, each once."""
+    """Return the sampled contexts of the first messages of ``batch`` that have one, each once, in order, at most ``MOST_LINKS``."""
     parsed = parse_batch(batch, verify=False)  # it was sealed a moment ago
     if Columns.HEADERS not in Columns(parsed.header.column_bits):
         return ()
@@ -114,7 +110,7 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
 def _places(
     column: BytesColumn,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """(starts, sizes), int64 each."""
+    """Return (starts, sizes) as int64 arrays."""
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
@@ -171,7 +167,7 @@ class NodeTraces:
 
 @dataclass(slots=True, kw_only=True)
 class _OnItsWay:
-    """Steps in ns, monotonic; 0: not yet."""
+    """Times of the steps of one batch in ns, monotonic. 0: not yet."""
 
     last_offset: int
     leader_epoch: int
@@ -273,7 +269,7 @@ class PartitionTraces:
         node.open[self] = None
 
     def flushed(self, end_offset: int) -> None:
-        """Everything below ``end_offset`` is on the disk."""
+        """Note that everything below ``end_offset`` is on disk."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset >= end_offset:
@@ -302,7 +298,9 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def acked(self, policy: AckPolicy, through_offset: int) -> None:
-        """Publishers that wait for ``policy`` have their answers, up to ``through_offset``, inclusive. The last answers count."""
+        """Note that publishers that wait for ``policy`` have their answers, up to ``through_offset`` (inclusive). The last
+        answers count.
+        """
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > through_offset:
@@ -312,7 +310,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def ended(self, why: str = ENDED) -> None:
-        """End all traces: the leadership is over, or ``why`` they are not followed any more."""
+        """End all traces at the end of the leadership, or because of ``why``."""
         self._let_go(self._open, why)
 
     def look(self, now_ns: int) -> None:

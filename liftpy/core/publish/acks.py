@@ -63,7 +63,7 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.RECORDS_LOST: (400, 10071, "acknowledged records of the producer are lost"),
     RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
 }
-"""Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
+"""Reason -> (code, err_code, description) for a JetStream client. The err_codes are those of nats-server."""
 
 MOST_UNTOLD = 1000
 """Maximum number of batches whose publishers wait for a negative ack. That is a few seconds of batches."""
@@ -97,7 +97,9 @@ class Envelope:
 
 @dataclass(slots=True)
 class Publishers:
-    """The publishers of one batch, in record order. ``replies``: inbox or b"" for none; ``envelopes`` None: all are plain."""
+    """The publishers of one batch, in record order. ``replies``: inbox, or b"" for none. ``envelopes`` None: all messages are
+    plain.
+    """
 
     policy: AckPolicy
     replies: Sequence[bytes]
@@ -105,7 +107,7 @@ class Publishers:
     policies: Sequence[AckPolicy] | None = None
     """Ack policy of each record, if they differ from ``policy`` (of the stream)."""
     batch_records: int = 0
-    """All records came in one message, from one publisher, who gets one answer; 0: each in its own."""
+    """Number of records if all came in one message from one publisher, which gets one answer. 0: each came in its own message."""
 
     @property
     def record_count(self) -> int:
@@ -161,7 +163,7 @@ class PendingAcks:
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
-        """Heaps: who has sent again what is in the log, at any offset."""
+        """Heaps of publishers that repeated a message which is in the log, at any offset."""
         self._untold: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
         """Whom a leader without a lease could not tell no."""
         self._number = count()

@@ -41,7 +41,7 @@ _BATCH_BYTES = 296
 
 
 class Stored(NamedTuple):
-    """Place of a message id. ``last_offset`` is the last offset of its batch: both are committed together [D23]."""
+    """Place of a message id. ``last_offset``: last offset of its batch. Both are committed together [D23]."""
 
     offset: int
     last_offset: int
@@ -113,7 +113,7 @@ class RecentIds:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """The next batch of the log."""
+        """Add the next batch of the log."""
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
@@ -194,7 +194,7 @@ class RecentIds:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return the window; log time; the last id; then of each batch, and of each id, a column."""
+        """Return the window, the log time, the last id, then one column per field of the batches and of the ids."""
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
         kept = tuple(self._kept)
         return lambda: [head, *_encoded(kept)]
@@ -246,7 +246,7 @@ class RecentIds:
         return not self.is_blind(0)
 
     def hold_in_hand(self, ids: Iterable[bytes]) -> None:
-        """A leader has taken them."""
+        """Note that a leader has accepted these ids."""
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
     def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
@@ -298,7 +298,7 @@ def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
 
 
 def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
-    """(last offset, log time, ids, offsets) of each batch. Raises CorruptionError for what ``_encoded`` never gives."""
+    """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError for bytes that ``_encoded`` never writes."""
     try:
         row_count, id_count = _COUNTS.unpack_from(data)
         at, columns = _COUNTS.size, []
@@ -333,7 +333,10 @@ def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
 
 
 def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
-    """Index of a record -> its message id, of those that have one, ascending; of several the first. ``names``: all names of headers."""
+    """Return index of a record -> its message id, ascending, for records that have one. The first of several ids counts.
+
+    ``names``: all names of headers.
+    """
     if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
     found: dict[int, bytes] = {}

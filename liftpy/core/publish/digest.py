@@ -86,5 +86,5 @@ def _lengths(ends: NDArray[np.uint32], start: int, end: int) -> NDArray[np.uint3
 
 
 def _bounds(ends: NDArray[np.uint32], start: int, end: int) -> tuple[int, int]:
-    """(first, last): where the entries ``start`` to ``end`` begin, and end (exclusive)."""
+    """Return (first, last): where the entries ``start`` to ``end`` begin, and where they end (exclusive)."""
     return int(ends[start - 1]) if start else 0, int(ends[end - 1]) if end else 0

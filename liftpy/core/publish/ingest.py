@@ -86,7 +86,7 @@ _TOO_OFTEN = Rejection(
 
 
 class _Before:
-    """Subjects of the messages before, in the same batch: what they leave as the last offset of a subject or of a filter."""
+    """Subjects of the earlier messages in the same batch, for the last offset of a subject or of a filter."""
 
     def __init__(self, derived: LogState) -> None:
         self._derived = derived
@@ -133,8 +133,8 @@ def unmet_conditions(
 ) -> dict[int, Rejection]:
     """Return record index -> rejection, for messages whose condition on the log does not hold. Empty: all hold.
 
-    A message is judged as if those before it, except the ones that are found here, were stored from ``end_offset`` on. Not ``of_ids``:
-    what is expected of the last message id is not looked at.
+    A message is checked as if the earlier ones, except those found here, were stored from ``end_offset`` on. ``of_ids``
+    False: conditions on the last message id are not checked.
     """
     unmet: dict[int, Rejection] = {}
     before = _Before(derived)
@@ -195,7 +195,7 @@ _UNDECIDED = Rejection(
     RejectReason.NOT_LEADER, "The leader changed before the publish was stored. It is not stored: send it again."
 )
 INGEST_OVERFLOW = "ingest_overflow"
-"""Why publishes were dropped that no partition ever saw."""
+"""Reason of publishes that were dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 _NOBODY = Numbering(0, 0, 0, None)
@@ -243,7 +243,7 @@ class Ingest:
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._ids_in_hand: dict[bytes, tuple[PendingBatch, int]] = {}
-        """Message id -> where it is, and the record's index there."""
+        """Message id -> its pending batch, and the index of the record there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
             ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
@@ -268,7 +268,7 @@ class Ingest:
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
-        """The stream's settings and the number of its partitions, at first and whenever they change."""
+        """Apply the stream's settings and number of partitions, at the start and after each change."""
         self.reader.quota = quota_for(stream, partitions, self.reader.quota)
         self.reader.max_message_bytes = stream.max_message_bytes
         self.reader.wants_offsets = stream.optimistic_concurrency
@@ -729,10 +729,12 @@ class Ingest:
             return None
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return False.
+        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return
+        False.
 
-        What a message may expect depends on those before it, which may be rejected for other reasons. Messages whose condition does not
-        hold are therefore judged when everything before them is: a run of them at once, since nothing is stored between them.
+        The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message
+        whose condition does not hold is checked after everything before it. Consecutive ones are checked together, because
+        nothing is stored between them.
         """
         end_offset = self._log_end_offset()
         unmet = unmet_conditions(columns, self._derived, end_offset)
@@ -813,7 +815,7 @@ class Ingest:
             self._acks.reject(publishers, unfit)
 
     def seal(self, effect: AppendBatch) -> bytes:
-        """Return the record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
+        """Return the record batch of the publishes under ``effect.token``. ``appended`` or ``reject`` must follow."""
         in_hand = self._tokens[effect.token]
         by = in_hand.numbering or _NOBODY
         return seal(
@@ -827,7 +829,7 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        """The batch was appended: its publishers now wait for acks."""
+        """Note that the batch was appended. Its publishers now wait for acks."""
         in_hand = self._taken_out(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count

@@ -46,7 +46,7 @@ class Rejection(NamedTuple):
     reason: RejectReason
     detail: str
     jetstream: tuple[int, int] | None = None
-    """(code, err_code) for a JetStream client; None: those of the reason."""
+    """(code, err_code) for a JetStream client. None: those of the reason."""
 
 
 def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
@@ -71,7 +71,7 @@ _FIRST = {
     _INCR: _unsupported(10168, "message counters is disabled"),
     _TTL: _unsupported(10166, "per-message TTL is disabled"),
 }
-"""Before the expected sequence; the stream's name stands before ``Nats-TTL``."""
+"""Checks before the expected sequence. The check of the stream's name comes before ``Nats-TTL``."""
 _THEN = {
     _STREAM_SOURCE: _unsupported(10227, "message stream source header is not allowed"),
     OF_SUBJECT_NAMED: _NO_SEQUENCE,
@@ -85,14 +85,16 @@ _MAX_DIGITS = 19
 
 
 class Expected(NamedTuple):
-    """Conditions of a publish besides the last sequence."""
+    """Conditions of a publish, without the last sequence."""
 
     sequence: int | None
-    """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""
+    """Expected last sequence of a subject. 0: it must have none. -1 (which no sequence is): the header is no number. None: no
+    condition.
+    """
     subject: str
     """Subject or filter of the condition. '': the subject of the message."""
     last_id: bytes
-    """The message id of the last record; b"": nothing is expected."""
+    """Expected message id of the last record. b"": no condition."""
 
 
 def asks(block: bytes) -> bool:
@@ -158,12 +160,12 @@ def number_of(text: bytes) -> int:
 
 
 def wrong_sequence(last: int) -> Rejection:
-    """The ``last`` sequence, of the stream or a subject, is another one than was expected."""
+    """Return the rejection for a ``last`` sequence, of the stream or a subject, that differs from the expected one."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
 
 
 def wrong_last_id(last: bytes) -> Rejection:
-    """The last record has another message id."""
+    """Return the rejection for a last record with another message id."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
 
 
@@ -173,7 +175,7 @@ def asked_for(name: str) -> bool:
 
 
 def first_refused(names: Iterable[str]) -> str:
-    """The first of ``names`` that stands for a condition or a promise that a record within a published batch can't have; '': none."""
+    """Return the first of ``names`` that is a condition or a promise which a record in a published batch cannot have. '': none."""
     return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
 
 

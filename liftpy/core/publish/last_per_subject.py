@@ -50,7 +50,7 @@ WAIT_BYTES = 1 << 20
 WAIT_PUBLISHES = 1000
 """Publishes that wait for the index of one partition, at most."""
 _WAIT_OVERHEAD_BYTES = 400
-"""Memory of a waiting publish besides its parts."""
+"""Memory of a waiting publish in addition to its parts, in bytes."""
 
 
 class _Waiting(NamedTuple):
@@ -164,12 +164,12 @@ class LastOfSubjects:
         self._kept: dict[str, int] = {}  # of what is committed, and what was read backwards
         self._over: dict[str, int] = {}  # of the tail
         self._names: list[str] | None = None
-        """Known subjects in order, ``MANY`` at most; None: no filter was looked up since subjects were removed."""
+        """Known subjects in order, at most ``MANY``. None: no filter was looked up since subjects were removed."""
         self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()  # (last offset, subject -> offset, bytes)
         self._high_watermark = -1
         self._began_at = offset
         self.low = offset
-        """Inclusive: everything from there on is known; None: nothing is."""
+        """Inclusive: everything from there on is known. None: nothing is."""
         self.share.hold(0)
 
     @property
@@ -223,7 +223,7 @@ class LastOfSubjects:
         self._high_watermark = high_watermark
 
     def take(self, batch: NewBatch) -> None:
-        """The next batch of the log."""
+        """Add the next batch of the log."""
         if not self.wanted:
             if not batch.asks:
                 return
@@ -335,7 +335,7 @@ class LastOfSubjects:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that ``subject_filter`` stands for, as ``find``."""
+        """Return the offset of the last record of all subjects that match ``subject_filter``, as ``find``."""
         if not self._knows_all:
             return None
         matches, over, kept = matcher(subject_filter), self._over, self._kept
@@ -346,14 +346,14 @@ class LastOfSubjects:
         return offset if offset >= self._log_start_offset() else -1
 
     def count_checks(self, subject_filter: str) -> int:
-        """Return the work of ``find_matching``, in subjects to compare: those that begin as the filter does."""
+        """Return the work of ``find_matching``: the number of subjects to compare, which begin as the filter does."""
         if not self._knows_all:
             return 0
         first, end = self._range(subject_filter)
         return 1 + end - first + len(subject_filter) // _CHECK_BYTES
 
     def _range(self, subject_filter: str) -> tuple[int, int]:
-        """Range in ``_names`` of the subjects with the literal tokens before the filter's first wildcard: (first, end)."""
+        """Return (first, end) of the subjects in ``_names`` with the literal tokens before the filter's first wildcard."""
         if self._names is None:
             self._names = sorted(self._kept.keys() | self._over.keys())
         begin = literal_prefix(subject_filter.split("."))

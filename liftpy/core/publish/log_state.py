@@ -54,7 +54,7 @@ class LogState:
         self._literal = not has_wildcards(subject)
         self._now_ns = now_ns
         self.on_lacking: Callable[[], None] = lambda: None
-        """Told when ``read_beside`` is to be called, until it says that nothing is lacking."""
+        """Called when ``read_beside`` must be called, until it reports that nothing is missing."""
         self._is_behind = False  # what was fetched is not taken before a replay has reached it
         self.first_look_bytes = REPLAY_BYTES
         """Number of bytes of the log to read at once for the first condition on a subject. 0: none."""
@@ -64,7 +64,7 @@ class LogState:
             self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
         self.index_wait = IndexWait(now_ns, node)
-        """Publishes that wait until ``subjects`` knows what they expect."""
+        """Publishes that wait until ``subjects`` knows the subject of their condition."""
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
         """Total size of all batches of the log that were taken, replayed ones included, in bytes."""
@@ -109,14 +109,16 @@ class LogState:
         *,
         asks: bool = False,
     ) -> None:
-        """A batch of this leader's own is in the log. ``ids``: by offset. ``stored``: the batch. ``numbering``, ``asks``: as in
-        NewBatch."""
+        """Add a batch that this leader has appended.
+
+        ``ids``: message ids by offset. ``stored``: the batch. ``numbering``, ``asks``: as in NewBatch.
+        """
         last_offset = base_offset + record_count - 1
         self.taken_bytes += len(stored)
         self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
-        """Fetched batches were appended. If earlier batches are not read yet, these follow them."""
+        """Add fetched batches that were appended. If earlier batches are not read yet, these follow them."""
         if self.producers.can_be_whole and not self._log.log_start_offset:
             self._begin(None)  # there is room again for what was let go: the log has it
         for batch in batches:
@@ -136,7 +138,7 @@ class LogState:
             self._take_over(batch)
 
     def _take_over(self, batch: NewBatch) -> None:
-        """``batch`` has brought the log to the end of the awaited state, which says more than the log: use the state."""
+        """Use the awaited state: ``batch`` has brought the log to its end. This state covers more than the log."""
         state, self.awaited = self.awaited, None
         assert state is not None
         end_offset, fits = batch.last_offset + 1, self._log.epochs.epoch_at(state.end_offset - 1) == state.leader_epoch
@@ -162,20 +164,20 @@ class LogState:
             self.on_lacking()
 
     def committed(self, high_watermark: int) -> None:
-        """The high watermark has increased."""
+        """Note the increased high watermark."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             for part in self.parts:
                 part.committed(high_watermark)
 
     def started_afresh(self) -> None:
-        """The log was emptied and begins elsewhere: forget everything. The leader knows the state of earlier records."""
+        """Forget everything, because the log was emptied and begins elsewhere. The leader knows the state of earlier records."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)
 
     def cut(self) -> None:
-        """The log was truncated. Below the committed offset nothing is known any more."""
+        """Note that the log was truncated. Below the committed offset nothing is known any more."""
         log = self._log
         end_offset = log.log_end_offset
         if end_offset < self.covered:

@@ -52,9 +52,9 @@ class NewBatch(NamedTuple):
     """Offset -> message id, ascending, of the records that have one."""
     numbering: Numbering | None = None
     stored: RecordBatch | bytes = b""
-    """The batch itself, for what is seldom needed of it; valid during the call."""
+    """The batch itself, for rarely needed data. It is valid during the call."""
     asks: bool = False
-    """One of its records was published under an expected last sequence of a subject."""
+    """True if one of its records was published with an expected last sequence of a subject."""
 
 
 class Part(Protocol):
@@ -116,7 +116,7 @@ def sliced(values: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def packed(values: Iterable[int], kind: Any) -> list[bytes]:
-    """Numbers as a column of ``kind``, a numpy type, in pieces."""
+    """Return numbers as a column of the numpy type ``kind``, in pieces."""
     return [np.array(some, kind).tobytes() for some in sliced(values)]
 
 
@@ -132,7 +132,7 @@ def numbers(column: np.ndarray) -> Iterator[int]:
 
 
 def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
-    """The texts that stand in ``data`` from ``at`` on, one behind the other, of ``sizes`` bytes each."""
+    """Yield the consecutive texts in ``data`` from ``at``, with ``sizes`` bytes each."""
     for first in range(0, len(sizes), SLICE):
         ends = at + np.cumsum(sizes[first : first + SLICE], dtype=np.int64)
         for start, end in pairwise((at, *ends.tolist())):
@@ -187,7 +187,9 @@ class NodeDerived:
     by_kind: Counter[str] = field(default_factory=Counter)
     """Part's name -> bytes of memory, of all partitions."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Part's name -> publishes, and questions of producers, that were refused for want of room or of knowledge; ever."""
+    """Name of a part -> number of publishes and producer questions that were rejected for lack of room or knowledge, since
+    the start.
+    """
     filters: FilterBudget = field(default_factory=FilterBudget)
 
 
@@ -220,7 +222,7 @@ class Share:
         self.hold(size_bytes)
 
     def beside(self) -> Share:
-        """Return another share of the same kind without a limit of its own."""
+        """Return another share of the same kind that has no limit."""
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:

@@ -84,9 +84,9 @@ class Unanswered:
     def __init__(self) -> None:
         self.is_late = False
         self._oldest_ns = 0
-        """When the oldest was taken, as last seen; 0: it was not older than ``late_ns``."""
+        """Last seen arrival time of the oldest publish. 0: it was not older than ``late_ns``."""
         self._moved_ns = 0
-        """When it was another one for the first time since then; 0: not yet."""
+        """First time since then at which another publish was the oldest. 0: not yet."""
 
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
         """Check the oldest unanswered publish.
@@ -144,7 +144,7 @@ class HeldByNode:
 
 
 def limit_of(setting_bytes: int, memory_bytes: int) -> int:
-    """Return the limit: what is set, or the default's share of ``memory_bytes``, which the process may have."""
+    """Return the limit: the setting, or by default a share of ``memory_bytes``, the memory limit of the process."""
     return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
 
 

@@ -162,7 +162,7 @@ def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
-    """Value, key and headers of one record, at most, of those from index ``first`` on."""
+    """Return an upper bound for value, key and headers of one record, among those from index ``first``."""
     sizes = _sizes(columns.values)
     if columns.keys is not None:
         sizes = sizes + _sizes(columns.keys)
@@ -187,7 +187,9 @@ def _check_sizes(headers: HeadersColumn) -> None:
 
 
 def _distinct_names(headers: HeadersColumn) -> set[bytes]:
-    """Mostly all records have the same names in the same order: those are compared as one piece of memory."""
+    """Return the distinct header names. Records mostly have equal names in equal order, so these are compared as one piece of
+    memory.
+    """
     names, count = headers.names, len(headers.ends)
     width = int(headers.ends[0])
     if width and len(names.ends) == width * count:
@@ -222,9 +224,9 @@ _NO_TOMBSTONE = Rejection(
 
 @dataclass(slots=True, kw_only=True)
 class MessageColumns:
-    """Messages as columns, all of the same length; None: the column is absent. A value of None is a tombstone.
+    """Messages as columns of equal length. None: the column is absent. A value of None is a tombstone.
 
-    ``expected``: record index -> offset wanted, -1 (which no record ever gets) where what is wanted is no offset [A7].
+    ``expected``: record index -> expected offset. -1 (which no record ever gets) if the expected value is no offset [A7].
     """
 
     values: list[bytes | None]
@@ -239,13 +241,13 @@ class MessageColumns:
     ids: dict[int, bytes] = field(default_factory=dict)
     """Record index -> message id, ascending."""
     batch: Published | None = None
-    """The one message is a whole batch; the other columns are not filled in."""
+    """Set if the one message is a whole batch. Then the other columns are empty."""
     claim: Claim | None = None
     """Producer and sequence numbers that the producer has set."""
     asked: Question | None = None
-    """The one message asks how a process may go on; there is nothing to store."""
+    """Set if the one message asks how a process may continue. Then nothing is stored."""
     apart: list[int] = field(default_factory=list)
-    """Indices of whole batches among several messages. Each is to be read alone; no other column is filled in."""
+    """Indices of whole batches among several messages. Each is read alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> why the message can't be stored as it is, ascending. Its other columns are not complete."""
     unfit_then: dict[int, Rejection] = field(default_factory=dict)
@@ -256,8 +258,7 @@ class MessageDecoder:
     """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
 
     An envelope addressed to another stream, uid or partition is rejected [A9]. A stream that never acks keeps it,
-    because its
-    subject may overlap the subjects of other streams.
+    because its subject may overlap the subjects of other streams.
     """
 
     def __init__(
@@ -289,11 +290,11 @@ class MessageDecoder:
         ]
         """Common forms of envelopes. The one seen last comes first."""
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
-        """Shared wishes of publishers with equal wishes, within one ``read``."""
+        """Shared options of publishers with equal options, within one ``read``."""
         self.poison_envelopes = 0
-        """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
+        """Number of payloads with the envelope's magic number that are no envelopes. They are stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing
-        """Called for each ``read``, and for what is refused unread: what its partition counts may be more."""
+        """Called for each ``read``, and for publishes that are rejected unread, because the partition's counters may have changed."""
 
     @property
     def answers(self) -> bool:

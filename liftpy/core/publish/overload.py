@@ -27,7 +27,7 @@ from liftpy.core.wire.batch import Body, encode_body
 from liftpy.core.wire.envelope import MAGIC
 
 IDS_LOST = "message_ids_lost"
-"""Why publishes were dropped whose message id may be one of those that this node had no room for before it led."""
+"""Reason of dropped publishes whose message id may be one that this node had no room for before it became leader."""
 _NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
 
 
@@ -61,7 +61,7 @@ class Overload:
         wall_ns: Callable[[], int],
     ) -> None:
         self.unanswered_since_ns: Callable[[], int] = lambda: 0
-        """When the oldest publish was taken that has no answer yet, 0: none waits."""
+        """Arrival time of the oldest publish without an answer. 0: none waits."""
         self._unanswered = Unanswered()
         self._may = may
         self._reader = reader
@@ -162,7 +162,7 @@ class IngestCounters:
     certain.
     """
     throttled: Counter[str] = field(default_factory=Counter)
-    """Scope of a quota (``stream``, ``token``) -> publishes that it did not let in; they are among those refused and dropped."""
+    """Scope of a quota (``stream``, ``token``) -> number of publishes that it rejected. They also count as rejected or dropped."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> number of dropped publishes without a reply subject."""
     on_drop: Callable[[str, int], None] = lambda reason, count: None
@@ -199,7 +199,7 @@ class PendingBatch:
     ids: dict[int, bytes]
     """Record index -> message id."""
     asks: bool
-    """One of them expects something of its subject."""
+    """True if a publish has a condition on its subject."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
     """Record index and publisher of messages that were sent again before the batch was stored."""
     numbering: Numbering | None = None

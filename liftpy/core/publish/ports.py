@@ -57,7 +57,7 @@ class IngestShell(AckShell, Protocol):
 
     @property
     def max_payload(self) -> int:
-        """Bytes of one message at most, as of now."""
+        """Maximum size of a message at this time, in bytes."""
 
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
@@ -65,8 +65,7 @@ class IngestShell(AckShell, Protocol):
         """Subscribe to the subject of the partition.
 
         ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)``: called with the number of
-        dropped
-        messages.
+        dropped messages.
         """
 
     def when_heard(self, heard: Callable[[], None]) -> None:

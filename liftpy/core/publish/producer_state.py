@@ -55,7 +55,7 @@ _NOTE_SIZE = struct.Struct("<H")
 STATE_BYTES = 2_000
 """About what a producer takes in memory, with its last batches, a long name and a position: 1,672 were measured, rounded up."""
 TAIL_BYTES = 1_150
-"""About what a batch above HW takes besides, the state before it: 763 were measured without name and position."""
+"""Approximate memory of a batch above HW, including the state before it. 763 bytes were measured without name and position."""
 
 
 def distance(sequence: int, other: int) -> int:
@@ -96,7 +96,7 @@ class ProducerState(NamedTuple):
     time_ns: int
     """Log time of its last batch."""
     name: str = ""
-    """'': none of its batches that were taken says it."""
+    """Name of the producer. '': no stored batch has it."""
     position: SourcePosition | None = None
     """Source position of its last batch. None: the producer has no source."""
     partitioning: Partitioning | None = None
@@ -125,7 +125,7 @@ class Finding(Enum):
     """Verdict about a batch of a producer."""
 
     APPEND = "append"
-    """All of it, or what comes after its first ``known`` records."""
+    """Append all of it, or the part after its first ``known`` records."""
     DUPLICATE = "duplicate"
     FENCED = "fenced"
     OUT_OF_ORDER = "out of order"
@@ -135,7 +135,7 @@ class Finding(Enum):
     CONFLICT = "conflict"
     """Another name, or another source, has the number."""
     PLAN_CHANGED = "plan changed"
-    """Records of its round are there that were shared out among producers by another plan."""
+    """Records of its round were shared out among producers by another plan."""
     FULL = "full"
     """There is no memory for more producers."""
 
@@ -197,12 +197,12 @@ class Producers:
         """Start without any known producer, from ``offset`` on."""
         self._states: dict[int, ProducerState] = {}  # who was heard last stands last
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
-        """(run, generation) of rounds -> plan -> how many producers' last batches are of it."""
+        """(run, generation) of rounds -> plan -> number of producers whose last batch has this plan."""
         self._tail: deque[_Numbered] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
-        """Log time of the last batch of those that went before their time; -1: none did."""
+        """Log time of the last batch of producers that were dropped before their expiry. -1: none was."""
         self._lost_count = 0
         self._count()
 
@@ -533,7 +533,7 @@ def _offset_of(state: ProducerState, sequence: int) -> int:
 
 
 _GIVEN_BYTES = 900
-"""About what who was given an epoch takes in memory: 420 without a name, of up to 255 bytes; an estimate."""
+"""Approximate memory of a producer with a granted epoch: 420 bytes without a name, which has up to 255 bytes."""
 _REFUSALS = {
     Finding.FENCED: Rejection(
         RejectReason.PRODUCER_FENCED, "A newer process uses this producer id. Stop this process, or use another producer id."
@@ -607,7 +607,7 @@ class Question(NamedTuple):
     name: str = ""
     position: SourcePosition | None = None
     acked: tuple[int, int] | None = None
-    """(offset, LeaderEpoch) of the last acknowledgment that the process has; None: it has none."""
+    """(offset, LeaderEpoch) of the last ack that the process has received. None: none."""
 
 
 class ProducerDesk:

@@ -122,7 +122,7 @@ class Quota:
         return list(numbers), np.fromiter(map(of_subject.__getitem__, subjects), np.intp, len(subjects))
 
     def _bucket(self, token: str, now_ns: int) -> _Bucket:
-        """Filled up to now."""
+        """Return the bucket of ``token``, filled up to now."""
         bucket = self._buckets.pop(token, None)
         if bucket is None:
             bucket = _Bucket(list(self._most), now_ns)

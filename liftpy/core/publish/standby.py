@@ -73,7 +73,7 @@ class StandbyBuffer:
     """Messages that are being sorted. They do not count for the limits, so later messages have room."""
     size_bytes: int = 0
     pushed_out: int = 0
-    """Messages that made room for later ones, while the log went on; ever."""
+    """Number of messages that were dropped for later ones while the log grew, since the start."""
 
     def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
         """Add messages. ``grown_ns``: last time that the log grew. Return False if there is no room."""
@@ -141,9 +141,9 @@ class StandbyBuffer:
 
 
 Key = tuple[object, ...]
-"""All that a record, or a whole batch, is recognised by."""
+"""Everything by which a record, or a whole batch, is recognized."""
 _Place = tuple[int, Stored]
-"""(monotonic ns when the log showed it, where it stands)."""
+"""(monotonic ns when the log showed it, its offset)."""
 
 
 def record_keys(
@@ -190,7 +190,7 @@ class InLog:
         """Number of messages that are recognized only by their count."""
 
     def add(self, batch: RecordBatch) -> None:
-        """The next batch of the log."""
+        """Add the next batch of the log."""
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
@@ -255,9 +255,9 @@ class StandbyCounters:
     recognised: int = 0
     """Number of messages found in the log."""
     answered: int = 0
-    """Number of those whose publisher was waiting for an ack, or may have been."""
+    """Number of messages whose publisher waited for an ack, or may have."""
     ambiguous: int = 0
-    """Number of those that differ from equal messages only by their count."""
+    """Number of messages that differ from equal ones only by their count."""
     passed_over: int = 0
     undecided: int = 0
     """Number of messages that were answered with NOT_LEADER. The former leader may have judged their condition, or
@@ -407,7 +407,7 @@ class StandbyReplay:
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
     def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
-        """Sort ``blocks`` into ``taken``; each step is one of a bounded number of messages, or bytes of the log."""
+        """Sort ``blocks`` into ``taken``. Each step works on a limited number of messages, or bytes of the log."""
         steps: list[_Step] = []
         for block in blocks:
             for start in range(0, len(block.messages), self.rules.step_messages):
@@ -538,7 +538,7 @@ class Standby:
     _altered_ns: int | None = None
     """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
     _doubt_ns: int = field(init=False)
-    """The longest lease that anybody may hold, as of the last ``review``."""
+    """The longest lease that any node may hold, at the last ``review``."""
     _waits: int = 0
     """Counter of ``take_over`` calls. A wait of an earlier one is ignored."""
     _reading: list[RawMessage] = field(default_factory=list)
@@ -644,12 +644,12 @@ class Standby:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """The high watermark has increased. It does not tell which publishers the previous leader has answered."""
+        """Note the increased high watermark. It does not tell which publishers the previous leader has answered."""
         if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        """The log was truncated or emptied. Records from there on will arrive again."""
+        """Note that the log was truncated or emptied. Records from there will arrive again."""
         self._ends.cut(self.log.log_end_offset)
 
     # ---- when it leads ---------------------------------------------------------------------------------------------------------

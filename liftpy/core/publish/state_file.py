@@ -10,8 +10,13 @@ Producers and message ids outlive their records [A16]. So records are deleted on
 durable (``state_writer.py``). A copy whose log begins above 0 first receives the state of its leader
 (``state_transfer.py``).
 
-    magic "LFDS", version, then: u16 size and the partition's name; i64 end_offset; u64 LeaderEpoch; u32 parts; of each u16 size and its
-    name, u32 version, u64 size and its bytes; CRC-32C. Little endian. Unknown parts are skipped.
+Format, little endian::
+
+    magic "LFDS", version, u16 size and the partition's name, i64 end_offset, u64 LeaderEpoch, u32 number of parts
+    each part: u16 size and its name, u32 version, u64 size and its bytes
+    CRC-32C
+
+Unknown parts are skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ class State(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """A state as of now, to be written in any thread by ``write``. ``parts``: name -> (version, what gives its bytes)."""
+    """The current state, which any thread writes with ``write``. ``parts``: name -> (version, function that returns its bytes)."""
 
     of: str
     end_offset: int
@@ -57,13 +62,13 @@ class Unwritten(NamedTuple):
     parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
 
     def write(self, storage: Storage) -> int:
-        """Store it durably, read it back, and remove the others [S16].
+        """Store the state durably, read it back, and remove the other files [S16].
 
         Returns:
-            Size of the file in bytes; 0: it is too large, and not stored.
+            Size of the file in bytes. 0: it is too large and was not stored.
 
         Raises:
-            StorageError: The disk failed, or the file can't be read back. The other files are as they were.
+            StorageError: The disk failed, or the file can't be read back. The other files are unchanged.
         """
         parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
         pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
@@ -117,7 +122,7 @@ def _text(text: str) -> bytes:
 
 
 def decode_state(data: bytes | None) -> State | None:
-    """Return the reverse; None for what is missing, torn or damaged. Raises UnknownFormatError for another version [S11]."""
+    """Return the decoded state, None if it is missing, incomplete or damaged. Raises UnknownFormatError for another version [S11]."""
     body = open_small_file(_MAGIC, data)
     if body is None:
         return None

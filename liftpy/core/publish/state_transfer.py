@@ -31,7 +31,7 @@ PIECE_BYTES = 512 * 1024
 HOLD_NS = 30 * NS_PER_S
 """Time for which a replica keeps a state in memory after the last request for a part of it, in nanoseconds."""
 FRESH_NS = 2 * NS_PER_S
-"""A state that was encoded less than this ago is given to others who begin to ask, so that two of them do not disturb each other."""
+"""Maximum age of an encoded state that is sent to further replicas. So two replicas that ask at once do not disturb each other."""
 
 
 class StateQuestion(NamedTuple):
@@ -124,7 +124,7 @@ class StateTaker:
         self._log = log
         self._of = of
         self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
-        """True if a state is to be there before the next fetch."""
+        """True if the state must be complete before the next fetch."""
         self._leader_epoch = 0
         self._silent = 0
         """Questions without an answer, in a row."""
@@ -137,7 +137,7 @@ class StateTaker:
         """Times that it went on without one, ever: its leader does not know the question."""
 
     def started_afresh(self) -> None:
-        """The log was emptied and begins elsewhere."""
+        """Note that the log was emptied and begins elsewhere."""
         self.is_wanted = self._log.log_start_offset > 0
         self._begin()
 
@@ -158,7 +158,7 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """True if there were no responders. That says nothing about the version of the leader."""
+        """Note that there were no responders. That says nothing about the version of the leader."""
         self._silent = 0
 
     def fetched(self) -> bool:

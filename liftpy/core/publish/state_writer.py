@@ -24,14 +24,15 @@ LEAST_BYTES = 256 * 1024
 
 
 class Pace(NamedTuple):
-    """A file is written when the log has grown by ``much_bytes`` (or much more than the last file has), or by ``least_bytes`` (or as
-    much as the last file has) within ``every_ns``: writing costs a share of what is written anyway."""
+    """When to write a file: the log has grown by ``much_bytes`` (or by much more than the last file's size), or by
+    ``least_bytes`` (or by the last file's size) within ``every_ns``. So files cost only a share of the other writes.
+    """
 
     every_ns: int
     much_bytes: int
     least_bytes: int = LEAST_BYTES
     last_files: int = 8
-    """Growth relative to the last file that is large. 0: the size of that file does not matter."""
+    """Growth, relative to the last file, that counts as large. 0: the size of that file does not matter."""
 
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
         """Return whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""

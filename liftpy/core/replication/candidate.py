@@ -52,7 +52,7 @@ class CandidateRole(ReplicaRole):
             self._replay_when_durable(now_ns, out)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """The log may be durable now."""
+        """Continue if the log is durable now."""
         self._replay_when_durable(now_ns, out)
 
     def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
@@ -64,7 +64,7 @@ class CandidateRole(ReplicaRole):
         self._report(now_ns, out)
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Derived state grows towards the log end."""
+        """Continue if the derived state has reached the log end."""
         if self.phase is not Leading.REPLAY:
             return
         self._replayed_end_offset = end_offset

@@ -39,7 +39,7 @@ class CatchupThrottle:
     copied_bytes: int = 0
     """Number of bytes sent to learners, as stored."""
     backlog_bytes: int = 0
-    """Number of those bytes that counted for the rate."""
+    """Number of these bytes that counted for the rate."""
     waited_ns: int = 0
     """Total time by which fetches were delayed, in nanoseconds."""
     yielded_ns: int = 0
@@ -63,14 +63,14 @@ class CatchupThrottle:
         return min(fetch_bytes, self.piece_bytes) if self.piece_bytes else fetch_bytes
 
     def turn(self, now_ns: int) -> tuple[int, int]:
-        """(when the caller may fetch a piece, monotonic; the time that this turn is taken to need, for ``flushed``)."""
+        """Return (monotonic time at which the caller may fetch a piece, expected duration of this turn for ``flushed``)."""
         begins_ns = max(self._free_ns, now_ns)
         self._free_ns = begins_ns + self._turn_ns
         self.waited_ns += begins_ns - now_ns
         return begins_ns, self._turn_ns
 
     def copied(self, size_bytes: int, backlog_bytes: int) -> None:
-        """A learner was sent ``size_bytes``, ``backlog_bytes`` of which count."""
+        """Note that a learner got ``size_bytes``, of which ``backlog_bytes`` count for the rate."""
         self.copied_bytes += size_bytes
         self.backlog_bytes += backlog_bytes
 

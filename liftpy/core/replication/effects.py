@@ -46,7 +46,7 @@ class AppendBatch:
     token: int
     """Token of the PublishesReceived."""
     base_offset: int
-    """Inclusive: of its first record; the log end of now."""
+    """Inclusive: offset of its first record, the current log end."""
     leader_epoch: int
     """LeaderEpoch in which this replica leads. It is stamped on the batch."""
     timestamp_ns: int
@@ -97,7 +97,7 @@ class DropPublishes:
     token: int
     """Token of the PublishesReceived."""
     reason: RejectReason | None = None
-    """Why they are lost, for the counters; None: this replica does not lead."""
+    """Reason for the counters. None: this replica does not lead."""
 
 
 @value
@@ -105,7 +105,7 @@ class SendAcks:
     """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
 
     policy: AckPolicy
-    """LEADER or ALL: who is answered now."""
+    """LEADER or ALL: the publishers that get answers now."""
     through_offset: int
     """Inclusive: flushed here, and with ALL committed. A batch that reaches beyond it waits as a whole [D23]."""
     leader_epoch: int
@@ -127,7 +127,7 @@ class AppendFetched:
     token: int
     """Token of the FetchAnswered."""
     last_offset: int
-    """Inclusive: of the last batch; what lies behind it under ``token`` is not appended."""
+    """Inclusive: last offset of the last batch. Messages after it under ``token`` are not appended."""
     leader_high_watermark: int
     """Inclusive: the leader's compaction has not looked past it."""
     leader_epoch: int
@@ -136,7 +136,7 @@ class AppendFetched:
 
 @value
 class DropFetched:
-    """Follower: the answer under ``token`` is not used (stale, gap); free it."""
+    """Follower: free the answer under ``token`` without using it, because it is outdated or has a gap."""
 
     token: int
     """Token of the FetchAnswered."""
@@ -149,14 +149,16 @@ class CutLog:
     """Truncate the log. Feed LogCut when that is durable."""
 
     end_offset: int
-    """Exclusive: the log end after it, or less where that is inside a batch."""
+    """Exclusive: the log end after the truncation. It is lower if ``end_offset`` is inside a batch."""
 
 
 @value
 class StartLogAfresh:
-    """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
-    common with the leader's, was compacted by records that are to be cut, or lacks delete markers that the leader has dropped [D30].
-    Answer LogCut when that is on the disk."""
+    """Discard the local log and begin an empty one.
+
+    The log ends before the leader's log start [D26], has nothing in common with the leader's, was compacted by records that
+    will be truncated, or lacks delete markers that the leader has dropped [D30]. Answer LogCut when the new log is on disk.
+    """
 
     start_offset: int
     """Inclusive: log start and log end of the new one."""
@@ -169,7 +171,7 @@ class RaiseHighWatermark:
     """Records are committed: serve them, wake readers, checkpoint by the interval."""
 
     high_watermark: int
-    """Inclusive: the newest committed record; flushed here, never below an earlier one."""
+    """Inclusive: the newest committed record. It is flushed here, and never below an earlier value."""
 
 
 @value
@@ -177,29 +179,29 @@ class RecheckLog:
     """Leader: a follower reported damage. Read that batch from the disk again, with limits (``Log.complaint``)."""
 
     offset: int
-    """Inclusive: where what it got is not what was written."""
+    """Inclusive: offset at which it received wrong bytes."""
     replica: str
     """Replica that reported the damage."""
 
 
 @value
 class SendFetch:
-    """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
+    """Follower: send a ReplicationRequest to the leader on ``.replicate``. The core watches the deadline of the answer."""
 
     request_id: int
-    """Names the answer; grows."""
+    """Id of the request, repeated in its answer. It grows."""
     leader: str
     """Node id of the leader or candidate, for people: the subject leads to it."""
     offset: int
     """Inclusive: the newest record that is flushed here. Acknowledges all up to it, and asks for what follows."""
     offset_epoch: int
-    """LeaderEpoch of the record at ``offset``; 0: the log is empty."""
+    """LeaderEpoch of the record at ``offset``. 0: the log is empty."""
     leader_epoch: int
     """LeaderEpoch that is followed."""
     max_bytes: int
-    """Bound of the answer, in bytes; one batch may come in pieces where it is larger."""
+    """Maximum size of the answer, in bytes. A larger batch comes in pieces."""
     bad_offset: int | None = None
-    """Inclusive: what the leader served last is not what was written at this offset; the request says so."""
+    """Inclusive: offset at which the leader's last answer had wrong bytes. The request reports it."""
     flush_ns: int = 0
     """Duration of the last flush, in ns. 0: not known."""
     copy_epoch: int = 0
@@ -210,11 +212,14 @@ class SendFetch:
 
 @value
 class WaitQuietly:
-    """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
-    (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
+    """Follower: send no fetch while ``leader`` confirms, with others, that the fetch with an empty answer still waits
+    (``quiescence.py``).
+
+    The answer is QuietEnded, unless StopWaiting comes first.
+    """
 
     request_id: int
-    """Id of that fetch."""
+    """Id of the fetch."""
     leader: str
     """Leader whose node is asked."""
     leader_epoch: int
@@ -239,11 +244,11 @@ class SendEpochQuery:
     """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
     request_id: int
-    """Names the answer; grows."""
+    """Id of the request, repeated in its answer. It grows."""
     leader: str
     """Leader to ask, as in SendFetch."""
     asked_epoch: int
-    """Whose end on the leader's log is asked for."""
+    """LeaderEpoch whose end in the leader's log is requested."""
     current_epoch: int
     """LeaderEpoch that is followed: only its leader answers."""
 
@@ -257,7 +262,7 @@ class SendFetchResponse:
     from_offset: int
     """Inclusive: the first requested record."""
     max_bytes: int
-    """Bound of the batches in bytes; one batch at least."""
+    """Maximum size of the batches in bytes, but at least one batch."""
     leader_epoch: int
     """LeaderEpoch of the answer."""
 
@@ -310,13 +315,13 @@ class SendFetchRefusal:
     token: int
     """Token of the FetchReceived or EpochQueryReceived."""
     reason: RefusalReason
-    """Why it is not served."""
+    """Reason for the rejection."""
     leader_epoch: int
     """LeaderEpoch in which this replica acts, in any role."""
     log_start_offset: int
-    """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START or DELETES_GONE begins its log there."""
+    """Inclusive: start of this log. A follower that is rejected with BEFORE_LOG_START or DELETES_GONE begins its log there."""
     deletes_end: int = 0
-    """Exclusive: ``Horizon.deletes_end`` of this log; the follower takes it over."""
+    """Exclusive: ``Horizon.deletes_end`` of this log. The follower stores it."""
 
 
 @value
@@ -326,9 +331,9 @@ class SendEpochAnswer:
     token: int
     """Token of the EpochQueryReceived."""
     leader_epoch: int
-    """The largest epoch at or below the asked one on this log; 0: there is none."""
+    """The largest epoch in this log at or below the requested one. 0: there is none."""
     last_offset: int
-    """Inclusive: the last record of that epoch; -1: there is none."""
+    """Inclusive: the last record of that epoch. -1: there is none."""
     current_epoch: int
     """LeaderEpoch in which this replica leads."""
     log_start_offset: int
@@ -353,7 +358,7 @@ class ProbeReplica:
 
 @value
 class SendNotice:
-    """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for observers."""
+    """Leader: send one LeaderNotice to each of ``replicas``. It wakes them. The offsets are for observers."""
 
     replicas: tuple[str, ...]
     """Ids of the nodes that get the notice."""
@@ -374,7 +379,7 @@ class ProposeIsr:
     """Leader: request the ISR ``isr`` by compare-and-set on (leader, leader_epoch, epoch). Feed IsrChangeAnswered."""
 
     isr: frozenset[str]
-    """All members that it shall have, the leader among them."""
+    """All members of the requested ISR, including the leader."""
     leader_epoch: int
     """LeaderEpoch in which this replica leads."""
     epoch: int
@@ -382,9 +387,9 @@ class ProposeIsr:
     incarnations: tuple[tuple[str, int], ...]
     """(member, incarnation that has caught up), for every member [C6]."""
     lost: frozenset[str] = frozenset()
-    """Replicas that asked for what they had acknowledged: they are complete no more, in the ISR or out of it."""
+    """Replicas that requested records which they had acknowledged. They are no longer complete, in the ISR or outside of it."""
     slow: tuple[tuple[str, int], ...] = ()
-    """(member, what its last flush took, in ns) of those that leave because their disks are far slower than the others'."""
+    """(member, duration of its last flush, in ns) of members that leave because their disks are far slower than the others'."""
     evicted: str = ""
     """Node that leaves the replica set with this change, not only the ISR. ``isr`` is without it. '': no node."""
 
@@ -398,13 +403,13 @@ class ReportLeader:
     leader_epoch: int
     """LeaderEpoch of the reported leadership."""
     last_epoch: int
-    """LeaderEpoch of the newest record here, or of the newest one that retention has dropped; 0: there has been none."""
+    """LeaderEpoch of the newest record here, or of the newest one that retention has deleted. 0: there was none."""
     newest_offset: int
     """Inclusive: the newest record that is flushed here."""
     high_watermark: int
     """Inclusive: as known here."""
     leader_lacks: bool = False
-    """The leader lacks what is known here to be committed."""
+    """True if the leader lacks a record that this node knows to be committed."""
 
 
 @value
@@ -478,10 +483,10 @@ class ReportPromotion:
 
 @value
 class ReplayLog:
-    """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
+    """Rebuild the derived state from its checkpoint to the log end, including uncommitted records. Answer with ReplayFinished."""
 
     end_offset: int
-    """Exclusive: the log end of now; nothing is appended before ReplayFinished."""
+    """Exclusive: the current log end. Nothing is appended before ReplayFinished."""
 
 
 @value
@@ -506,7 +511,7 @@ class SetDeadline:
     kind: Deadline
     """Kind of the deadline."""
     at_ns: int | None
-    """Monotonic ns; None: cancel it."""
+    """Monotonic time in ns. None: cancel the deadline."""
 
 
 @value
@@ -516,7 +521,7 @@ class RoleChanged:
     role: RoleName
     """The new role."""
     phase: str
-    """The phase in it (LEADER_READY, FOLLOWER_FETCH...); of a failed one, why."""
+    """Phase in the role (LEADER_READY, FOLLOWER_FETCH...). For a failed role: the reason."""
     leader_epoch: int
     """LeaderEpoch in which the role acts."""
 
@@ -625,5 +630,5 @@ _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
 
 
 def acts_of(handler: EffectHandler) -> Acts:
-    """Effect -> the handler's method."""
+    """Return the handler's method for each effect."""
     return {effect: getattr(handler, name) for effect, name in _NAMES.items()}

@@ -28,18 +28,18 @@ def value(cls: type[T]) -> type[T]:
 
 @value
 class LogOpened:
-    """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
+    """The log is open and recovered, and completely on disk. It is the first event of a replica, before any PartitionChanged."""
 
     log_start_offset: int
     """Inclusive: of the oldest record. Always the first offset of a batch, here and in every other event."""
     log_end_offset: int
     """Exclusive: everything below is on the disk."""
     high_watermark: int
-    """Inclusive, -1: none. Of the checkpoint; the core keeps it inside the log."""
+    """Inclusive, -1: none. From the checkpoint. The core limits it to the log."""
     epochs: tuple[tuple[int, int], ...]
     """(LeaderEpoch, offset of its first record, inclusive), ascending: a scan of the log [D13]."""
     persisted_epoch: int = 0
-    """The LeaderEpoch that PersistLeaderEpoch stored last; states of an older one are ignored. 0: none."""
+    """The LeaderEpoch that PersistLeaderEpoch stored last. States of an older one are ignored. 0: none."""
     epoch_before_start: int = 0
     """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
 
@@ -51,9 +51,9 @@ class LogCompacted:
     end_offset: int
     """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
     leader_epoch: int
-    """No record below ``end_offset`` was written in a later LeaderEpoch."""
+    """Highest LeaderEpoch of the records below ``end_offset``, or a higher one."""
     deletes_end: int = 0
-    """Exclusive: below it delete markers may be gone from this log; 0: none is [D30]."""
+    """Exclusive: below it, delete markers may be missing in this log. 0: none is missing [D30]."""
 
 
 @value
@@ -63,17 +63,19 @@ class PartitionChanged:
     held: HeldPartition
     """State of the partition. A state with a lower Epoch than the last one is ignored [C2]."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of every node that is registered and not fenced, this one included: a replica leads only
-    where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
+    """Node id -> incarnation of every node that is registered and not fenced, including this one.
+
+    A replica leads only if this has its own incarnation. So a state from before its registration makes no leader [C7].
+    """
 
 
 @value
 class MetadataHeard:
-    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
+    """The metadata leader answered a heartbeat that was SENT at ``sent_ns``. The lease begins then [D22].
 
-    To be fed only when the local image is at or past the index that the answer names, and every PartitionChanged of it has
-    been fed: a node that comes back after a pause would otherwise hold a lease on leaderships that it has lost. Also fed
-    to a replica that is new, with the last such heartbeat of the node.
+    Feed it only when the local image has reached the index in the answer and all its PartitionChanged events were fed.
+    Otherwise a node that continues after a pause would have a lease on leaderships that it has lost. A new replica gets it
+    with the node's last such heartbeat.
     """
 
     sent_ns: int
@@ -124,32 +126,33 @@ class FetchReceived:
     token: int
     """Token of the request. SendFetchResponse or SendFetchRefusal answers it in this step, or KeepFetch keeps it."""
     replica: str
-    """Node id of who asks."""
+    """Node id of the sender."""
     offset: int
     """Inclusive: the newest record that it has flushed; log start - 1: none."""
     leader_epoch: int
     """LeaderEpoch that it follows."""
     offset_epoch: int
-    """LeaderEpoch of its record at ``offset``; 0: its log is empty."""
+    """LeaderEpoch of its record at ``offset``. 0: its log is empty."""
     incarnation: int
     """Incarnation of the sender's process. 0: a peer of the published protocol. It may read and does not count."""
     request_id: int
-    """Grows with each of its requests: one below the last that counted was overtaken."""
+    """Grows with each of its requests. A request below the last valid one was overtaken."""
     max_bytes: int
-    """Bound of the answer in bytes; 0: as the leader likes."""
+    """Maximum size of the answer in bytes. 0: the leader decides."""
     stream_uid: str
     """Uid of the requested stream. '': a peer of the published protocol."""
     awaits_more: bool = False
     """True if the sender accepts a second answer with later records, instead of a wake-up."""
     bad_offset: int | None = None
-    """Inclusive: what it was served there is not what was written, a wrong CRC, or no batch where one must be [S14]."""
+    """Inclusive: offset at which it received other bytes than were written, a wrong CRC, or no batch [S14]. None: none."""
     flush_ns: int = 0
     """Duration of the flush that made ``offset`` durable, in ns. 0: not given."""
     copy_epoch: int = 0
     """Number of a learner's copy. 0: the sender is a replica."""
     deletes_end: int | None = None
-    """Exclusive: what it holds was fetched in this LeaderEpoch, after delete markers below it were gone; 0: not all of it was. None: an
-    older node, which does not say."""
+    """Exclusive: everything it has was fetched in this LeaderEpoch after the delete markers below were gone. 0: not
+    everything. None: an older node that does not report it.
+    """
 
 
 @value
@@ -159,9 +162,9 @@ class EpochQueryReceived:
     token: int
     """Token of the request. SendEpochAnswer or SendFetchRefusal answers it in this step."""
     replica: str
-    """Node id of who asks."""
+    """Node id of the sender."""
     asked_epoch: int
-    """Whose end is asked for."""
+    """LeaderEpoch whose end is requested."""
     current_epoch: int
     """LeaderEpoch that it follows."""
     stream_uid: str
@@ -173,16 +176,18 @@ class BatchSpan:
     """Offsets, epoch and size of one received record batch whose CRC was checked."""
 
     base_offset: int
-    """Inclusive: of its first record, there or compacted away."""
+    """Inclusive: offset of its first record, which compaction may have removed."""
     last_offset: int
-    """Inclusive: of its last one, not below ``base_offset``."""
+    """Inclusive: offset of its last record, not below ``base_offset``."""
     leader_epoch: int
     """LeaderEpoch in which the batch was written."""
 
 
 @value
 class FetchAnswered:
-    """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
+    """A ReplicationResponse. Without spans, the follower is caught up, and ``token`` has no bytes. Bytes that cannot be
+    parsed are a RequestFailed.
+    """
 
     token: int
     """Token of the received bytes, until AppendFetched or DropFetched."""
@@ -191,7 +196,7 @@ class FetchAnswered:
     leader_epoch: int
     """LeaderEpoch of the sender. If this replica follows another one, the answer is dropped."""
     high_watermark: int
-    """Inclusive: the leader's, when it answered. Acted on only up to what is flushed here."""
+    """Inclusive: the leader's HW when it answered. Only the part that is flushed here is used."""
     spans: tuple[BatchSpan, ...]
     """Batches in the order of the bytes kept under ``token``."""
     size_bytes: int = 0
@@ -207,7 +212,7 @@ class FetchPieceArrived:
     leader_epoch: int
     """LeaderEpoch of the sender."""
     has_room: bool = True
-    """False: it was not kept, others are being put together; asked again after a back-off."""
+    """False: the piece was not kept, because other batches are incomplete. It is requested again after a pause."""
 
 
 class RefusalReason(Enum):
@@ -249,7 +254,7 @@ class RequestFailed:
     reason: str
     """Reason, as text for logs."""
     bad_offset: int | None = None
-    """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
+    """Inclusive: the answer has wrong bytes at this offset. -1: from its first batch on."""
 
 
 @value
@@ -261,18 +266,19 @@ class EpochQueryAnswered:
     leader_epoch: int
     """LeaderEpoch found in the leader's log. 0: the log does not have such an epoch."""
     last_offset: int
-    """Inclusive: its last record; -1 when there is none."""
+    """Inclusive: its last record. -1 if there is none."""
     current_epoch: int
     """LeaderEpoch in which the leader leads. If this replica follows another one, it asks again."""
     log_start_offset: int
-    """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
+    """Inclusive: start of the leader's log. A log that has nothing in common with it begins again there."""
 
 
 @value
 class LogFlushed:
     """More of the log is durable, or counts as durable under the flush policy of the stream.
 
-    A flush that a cut overtook is reported with what the cut left of it: never an offset that was appended after it began.
+    If a truncation overtook a flush, only the remaining part is reported, and never an offset that was appended after the
+    flush began.
     """
 
     end_offset: int
@@ -285,11 +291,11 @@ class LogFlushed:
 class LogCut:
     """The truncation of CutLog, or the new log of StartLogAfresh, is durable.
 
-    What it left need not be flushed: LogFlushed says when it is, and has to be fed for that too.
+    The remaining records need not be flushed. LogFlushed reports when they are, and must be fed for them too.
     """
 
     end_offset: int
-    """Exclusive: the log end now; below the one asked for where that was inside a batch."""
+    """Exclusive: the log end now. It is below the requested one if that was inside a batch."""
 
 
 @value
@@ -297,7 +303,7 @@ class LogStartMoved:
     """Retention moved the log start. Earlier records are not served any more."""
 
     log_start_offset: int
-    """Inclusive; never falls, never above HW + 1 [D26]."""
+    """Inclusive. It never falls, and is never above HW + 1 [D26]."""
 
 
 @value
@@ -333,7 +339,7 @@ class NoticeReceived:
     epoch_start_offset: int
     """Inclusive: of the first record of ``leader_epoch``."""
     high_watermark: int
-    """Inclusive: the leader's; above the own one it is a reason to fetch."""
+    """Inclusive: the leader's HW. If it is above the own one, the follower fetches."""
     log_start_offset: int
     """Inclusive: of the leader's log."""
 
@@ -408,7 +414,7 @@ class DeadlineReached:
 
 @value
 class ReplayProgressed:
-    """Derived state covers more of the log, not yet all of it: the candidate is alive."""
+    """The derived state covers more of the log, but not all of it. It shows that the candidate is alive."""
 
     end_offset: int
     """Exclusive: covered below it."""
@@ -435,7 +441,7 @@ class DuplicateReceived:
     """Leader: publishers repeated records that are in the log. They are answered together with those of the record [A3]."""
 
     last_offset: int
-    """Inclusive: of the batch that holds the record; of several the lowest."""
+    """Inclusive: last offset of the batch that holds the record. The lowest one of several batches."""
 
 
 @value

@@ -37,7 +37,7 @@ class Waiter:
     replica: str
     end_offset: int
     max_bytes: int
-    """Bound of its second answer; 0: it wants to be woken instead."""
+    """Maximum size of its second answer. 0: send a wake-up instead."""
 
 
 class Waiters:
@@ -78,7 +78,7 @@ class FetchHandler:
         self._log = shared.log
         self._leader_epoch = leader_epoch
         self.followers: dict[str, FollowerProgress] = {}
-        """Every other replica, and the learner; positions of this LeaderEpoch only [D6]."""
+        """Every other replica, and the learner, with positions of this LeaderEpoch only [D6]."""
         self.waiters = Waiters()
         self.partition_changed(now_ns)
 
@@ -96,7 +96,7 @@ class FetchHandler:
             progress.membership_is(replica in state.isr)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
-        """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""
+        """Count the fetch. Return the reason if it gets no data. The caller updates HW, then calls ``answer``."""
         self.asked(event.replica, event.leader_epoch, now_ns)
         reason = self._refusal(event)
         if reason is not None:
@@ -256,7 +256,9 @@ class FetchHandler:
                 out.append(NotifyReplica(replica=waiter.replica))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer the largest epoch <= the asked one and its last offset; only in the epoch that the asker follows [D11]."""
+        """Answer with the largest epoch <= the requested one and its last offset, but only in the epoch that the follower
+        follows [D11].
+        """
         log = self._log
         self.asked(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
@@ -284,7 +286,7 @@ class FetchHandler:
         )
 
     def positions(self) -> dict[str, int | None]:
-        """Newest flushed offset by replica (inclusive; None: unknown in this epoch), this node's own included."""
+        """Return the newest flushed offset (inclusive) of each replica, including this node. None: unknown in this epoch."""
         positions = {replica: progress.position for replica, progress in self.followers.items()}
         positions[self._shared.node_id] = self._log.flushed_newest_offset
         return positions

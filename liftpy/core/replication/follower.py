@@ -5,39 +5,39 @@ r"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protoc
         v
     FETCHING -> FLUSHING -> FETCHING ...       while there is more
         |  \-> IDLE -> FETCHING               caught up: until the idle wait ends or the leader wakes it
-        |  \-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm that it has not
+        |  \-> QUIET -> IDLE                  caught up for long: until the leader has more, or does not confirm the fetch
         |  \-> PACED -> FETCHING              a learner that is behind: when its node may copy more
-        \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
+        \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle wait
     FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
-    FETCHING -> CUTTING                        the leader's log starts behind this log's end [D26], or the leader dropped delete
-                                               markers that this log lacks [D30]: start afresh
+    FETCHING -> CUTTING                        the leader's log starts after this log's end [D26], or the leader dropped delete
+                                               markers that this log lacks [D30]: start an empty log
 
-``phases.FOLLOWS_ON`` is the same as a table, and every step is held against it.
+``phases.FOLLOWS_ON`` has these transitions as a table. Every step is checked against it.
 
-A fetch acknowledges what is flushed, and asks for what follows; so the next one leaves when the flush of the last answer is
-done, and one request is outstanding at a time. Its id is the only one whose answer is used [D16]. While IDLE or QUIET that is the id of
-the fetch that was answered with nothing: the leader answers it again, with nothing but HW when that has risen, and once with more.
+A fetch acknowledges the flushed records and requests the next ones. So the next fetch is sent when the flush of the last answer is
+done, and one request is in flight at a time. Only the answer with its id is used [D16]. While IDLE or QUIET, this is the id of
+the fetch that got an empty answer. The leader answers it again: without records when HW has risen, and once with records.
 
-Reconcile: where a follower cuts its log so that it is a prefix of its leader's [D9, D11, D12].
+Reconcile: the follower truncates its log to a prefix of its leader's log [D9, D11, D12].
 
-Goal: cut to the largest common prefix, without ever asking what HW is: HW lags one round trip, so a cut at it can drop what was
-committed (KIP-101).
-Algorithm: ask the leader for the follower's last epoch. It answers the largest epoch <= the asked one on its log, and that
-epoch's end. Both logs hold the same records of an epoch up to the smaller end, since one leader wrote them in order; so cut
-to min(that end, own end of that epoch). If the follower's last epoch then is the answered one, the logs agree; else ask again,
-with an older epoch (one answer is not enough after several fast elections, KIP-279). Each round ends with a smaller epoch.
+Goal: truncate to the largest common prefix, without using HW. HW lags one round trip, so a truncation to it can drop committed records
+(KIP-101).
 
-Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). Asked for 3, it answers (2, end 12). Own
-end of "the largest epoch <= 2", which is 1, is 10: cut to 10. Own last epoch is 1, not 2: ask for 1; answer (1, end 8): cut
-to 8. Now both have epoch 1 up to 8: agreed.
+Algorithm: ask the leader for the follower's last epoch. It answers the largest epoch <= that epoch in its log, and that epoch's end. Up
+to the smaller end, both logs have equal records of an epoch, because one leader wrote them in order. So truncate to min(that end, own
+end of that epoch). If the follower's last epoch is then the answered one, the logs agree. Otherwise ask again with an older epoch. One
+answer is not enough after several fast elections (KIP-279). Each round ends with a smaller epoch.
 
-A log that has been compacted is only worth what stands up to its horizon with it: where it must be cut below that, and where it ends
-below that (damage, or a fetch that was broken off) and the leader does not hold the records up to there, it starts afresh [D5].
+Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). For epoch 3 the leader answers (2, end 12). The
+own end of the largest epoch <= 2, which is 1, is 10: truncate to 10. The own last epoch is 1, not 2: ask for 1. The answer is (1, end
+8): truncate to 8. Now both logs have epoch 1 up to 8: they agree.
 
-FetchAssembly: what a follower holds of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16].
+A compacted log is valid only with its records up to the horizon. It starts empty in two cases: it must be truncated below the horizon,
+or it ends below the horizon (damage, or an interrupted fetch) and the leader does not have the records up to there [D5].
 
-The core asks again and again at the same offset and knows nothing of bytes; this says how many it holds already, and when they
-are a batch. Both shells use it. A late or repeated piece of an earlier request is not taken.
+FetchAssembly: the received part of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16]. The core repeats
+the request at one offset and does not count bytes. FetchAssembly says how many bytes there are, and when the batch is complete. Both
+shells use it. It ignores a late or repeated piece of an earlier request.
 """
 
 from __future__ import annotations
@@ -159,8 +159,11 @@ class FollowerRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Reconcile; an empty log agrees with every other. A candidate first has to store its epoch and listens only then: in an
-        election of thousands that is later than the first requests would be there, and all of them would be in vain."""
+        """Compare the log with the leader's. An empty log always matches.
+
+        A candidate first stores its epoch, and subscribes only then. In an election of thousands of partitions, earlier
+        requests would arrive before that and be lost.
+        """
         super().enter(now_ns, out)
         self.shared.backoff.succeeded()
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
@@ -173,7 +176,7 @@ class FollowerRole(ReplicaRole):
             self._begin(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """The candidate leads: now it listens."""
+        """Subscribe if the candidate leads now."""
         leads = self.shared.state.status is PartitionStatus.ONLINE
         if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
@@ -530,11 +533,10 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Reconcile if the logs diverge, start afresh if behind the log start, else back off.
+        """Compare the logs again if they diverge, start an empty log if behind the log start, else back off.
 
-        A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The
-        right answer
-        may still come, so the replica keeps waiting [D16].
+        A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The right
+        answer may still come, so the replica keeps waiting [D16].
         """
         if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
             return
@@ -554,7 +556,7 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Return whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        """Return whether the log must be discarded: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
@@ -593,7 +595,7 @@ class FollowerRole(ReplicaRole):
         return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """A request timed out, a wait ended, or the leader is to be looked at."""
+        """Handle a timeout of a request, the end of a wait, or a due check of the leader."""
         if kind is Deadline.REQUEST:
             self._failed(now_ns, out)
         elif kind is Deadline.LEADER:
@@ -639,7 +641,7 @@ class FetchAssembly:
     def __init__(self) -> None:
         self._assembly = Assembly()
         self._place = (0, -1)
-        """(LeaderEpoch, offset) of the fetches that asked for what is held."""
+        """(LeaderEpoch, offset) of the fetches for the held pieces."""
         self._request_id = 0
         """Id of the newest fetch."""
 

@@ -64,7 +64,7 @@ class InflightLimits:
         self._uncommitted: deque[tuple[int, int]] = deque()
         """(last offset, inclusive; bytes) of each batch above HW that this leader has appended."""
         self._held: deque[tuple[PublishesReceived, int]] = deque()
-        """And since when, monotonic."""
+        """Held publishes, each with the monotonic time since which it is held."""
         self.uncommitted_bytes = 0
         self.held_bytes = 0
         self._full = False
@@ -84,13 +84,13 @@ class InflightLimits:
         )
 
     def appended(self, last_offset: int, size_bytes: int) -> None:
-        """A batch was appended."""
+        """Note that a batch was appended."""
         self._uncommitted.append((last_offset, size_bytes))
         self.uncommitted_bytes += size_bytes
         self._node.unreplicated_bytes += size_bytes
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen to ``high_watermark``, inclusive."""
+        """Note that HW has risen to ``high_watermark`` (inclusive)."""
         while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
             _, size_bytes = self._uncommitted.popleft()
             self.uncommitted_bytes -= size_bytes
@@ -227,7 +227,7 @@ _BLIND_NS = _NS_PER_S // 4
 BLIND_RATE_BYTES = 64 * _MIB
 _MOST_BLIND_RATE_BYTES = 1024 * _MIB
 _LEAST_RATE_BYTES = 16 * _MIB
-"""64 MiB are through in 6 s, with the patience; a nats-server's ``write_deadline`` is 10 s."""
+"""Minimum rate. With the patience, 64 MiB pass in 6 s. A nats-server's ``write_deadline`` is 10 s."""
 _WINDOW_NS = 4 * _NS_PER_S
 _SHED_PATIENCE_NS = _NS_PER_S
 
@@ -278,7 +278,7 @@ class Overflow:
         return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
 
     def roomy(self) -> None:
-        """The buffer is less than half full: everything is read."""
+        """Note that the buffer is less than half full, so everything is read."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
     def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:

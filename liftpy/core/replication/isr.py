@@ -58,7 +58,7 @@ class IsrChange:
         yield from self.sets
 
     def proposed(self, isr: frozenset[str], replicas: frozenset[str] | None = None) -> None:
-        """An attempt leaves; ``replicas``: the set that it leads to, None: the same."""
+        """Note a new attempt. ``replicas``: the replica set after the change, None: unchanged."""
         self.possible |= isr
         if replicas is not None:
             self.sets |= {replicas}
@@ -78,7 +78,7 @@ class IsrChange:
         self.retry_at_ns = retry_at_ns
 
     def settled(self) -> None:
-        """The image shows a higher Epoch: every attempt on the old one has won or lost, and the image says which."""
+        """Note that the image shows a higher Epoch. So every attempt on the old Epoch has ended, and the image has the result."""
         self.possible, self.sets = frozenset(), frozenset()
         self.in_flight = self.unsettled = False
 
@@ -150,7 +150,7 @@ def wanted_isr(
     min_isr: int = 1,
     slow_disks: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
-    """The ISR as it should be now; the leader is always in it [C3]. ``by_quorum``: never less than a majority of the replicas."""
+    """Return the ISR as it should be now. The leader is always in it [C3]. ``by_quorum``: at least a majority of the replicas."""
     least_count = replica_count // 2 + 1 if by_quorum else 1
     wanted, slow = {leader}, []
     for replica, progress in followers.items():
@@ -336,7 +336,7 @@ class SlowFlushes:
         return max(self._least_ns, round(self._factor * min(known)))
 
     def usual_ns(self, replica: str) -> int | None:
-        """Median of its last flushes; None: there were too few."""
+        """Return the median of the replica's last flush times. None: there were too few."""
         record = self._records.get(replica)
         return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
 
@@ -424,15 +424,15 @@ class FollowerProgress:
     """The leader's knowledge of one follower in this LeaderEpoch."""
 
     caught_up_ns: int
-    """When the follower last was at the leader's log end; at first: when the leader began."""
+    """Time at which the follower was last at the leader's log end. At first: when the leader began."""
     copy_epoch: int = 0
     """Number of the copy, from the metadata: the copy that a learner makes now, or the copy by which a replica joined."""
     incarnation: int = 0
-    """Whose position this is; 0: none yet."""
+    """Incarnation that this position belongs to. 0: none yet."""
     live: bool = False
-    """True if its node's session stands."""
+    """True if the session of its node is live."""
     position: int | None = None
-    """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
+    """Inclusive: newest offset that it has flushed, by its last fetch. None: unknown in this epoch."""
     was_caught_up: bool = False
     """True if it has been at the log end in this epoch, with this incarnation, and since it last left the ISR."""
     in_isr: bool = False
@@ -447,25 +447,25 @@ class FollowerProgress:
     probed: bool = False
     """The bus was asked since its last fetch."""
     progressed_ns: int = 0
-    """When its position last rose; at first: never."""
+    """Time at which its position last rose. At first: never."""
     mark_end_offset: int = -1
-    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet; -1: none."""
+    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet. -1: none."""
     mark_ns: int = 0
     log_end_offset_at_last_fetch: int = 0
     """Exclusive: the leader's log end when it last fetched."""
     last_request_id: int = 0
-    """The newest request that counted; one below it was overtaken on its way."""
+    """Newest valid request id. A request below it was overtaken."""
     last_request_ns: int = 0
-    """When it came. Its wait may have been confirmed since: then ``last_fetch_ns`` is later."""
+    """Arrival time of its last request. A later confirmation of its wait sets only ``last_fetch_ns``."""
     doubted_ns: int | None = None
-    """When the first request came that was not believed, since the last one that was; None: none."""
+    """Arrival time of the first rejected request after the last valid one. None: there is none."""
     told_high_watermark: int = -2
-    """HW of the last answer or notice that was sent to it; -2: nothing was."""
+    """HW of the last answer or notice that was sent to it. -2: none was."""
     owed_ns: int = 0
     """Time since which its fetch waits for the first answer, or does not know the current HW. 0: neither."""
 
     def live_is(self, incarnation: int, now_ns: int) -> None:
-        """The cluster counts this process of the follower's as live; 0: none."""
+        """Note the incarnation of the follower's process that the cluster counts as live. 0: none."""
         if incarnation and not (self.live and incarnation == self.incarnation):
             self.last_asked_ns = now_ns
         self.live = incarnation > 0
@@ -522,10 +522,10 @@ class FollowerProgress:
         return now_ns - self.doubted_ns > DOUBT_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
-        """A valid fetch acknowledges everything up to ``offset`` (inclusive).
+        """Note a valid fetch. It acknowledges everything up to ``offset`` (inclusive).
 
-        Caught up means: at the log end now, or at what was the log end at some time before, as of that time: so it is known how far
-        it is behind a busy leader, in time [L8].
+        A follower is caught up if it is at the log end now. It also counts as caught up for an earlier time at which the log
+        ended at its offset. So its lag behind a busy leader is known in seconds [L8].
         """
         if offset + 1 >= leader_end_offset:
             self.caught_up_ns, self.was_caught_up = now_ns, True

@@ -67,7 +67,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
-    """Return the replica that may go now, the leader itself perhaps; '': none. ``isr``: as it is to be."""
+    """Return the replica that may leave now, which may be the leader itself. '': none. ``isr``: the ISR after the change."""
     leaving = state.leaving
     if not leaving or state.joining in isr:  # one change of the replica set at a time
         return ""
@@ -97,7 +97,7 @@ def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
 
 SAID_BY_EVERY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
 _AGAIN_NS = 250_000_000
-"""After the metadata group did not do what it was asked for."""
+"""Time to wait after the metadata group did not do what was requested."""
 
 
 class Pausing:
@@ -142,7 +142,7 @@ Records that arrive in this time carry the HW. So a busy partition sends no noti
 one.
 """
 _ISR_RETRY_NS = 250_000_000
-"""After the metadata group refused or did not answer."""
+"""Time to wait after the metadata group rejected a request or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
 """Between two attempts to hand the leadership over."""
@@ -156,14 +156,14 @@ _RELEASE_BYTES = 1024 * 1024
 
 
 class LeaderRole(ReplicaRole):
-    """The leader. ``desk``: a candidate's, whose followers have acknowledged in this epoch already; None: a new one."""
+    """The leader. ``desk``: handler of the candidate, whose followers have acknowledged in this epoch. None: create one."""
 
     name = RoleName.LEADER
 
     def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
         super().__init__(shared, Leading.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
-        """Offset that the first record of this LeaderEpoch gets; fixed before anything is appended."""
+        """Offset of the first record of this LeaderEpoch. It is fixed before anything is appended."""
         self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
@@ -220,7 +220,7 @@ class LeaderRole(ReplicaRole):
         out.append(DropPendingAcks())
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Derived state covers the log: open."""
+        """Open the partition if the derived state covers the log."""
         if finished and self.phase is Leading.REPLAY:
             self.to_phase(Leading.INIT, out)
             self._open_when_free(now_ns, out)
@@ -283,7 +283,7 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Return a rejection if the publisher may be told, otherwise a drop. Read-only and paused partitions always reject."""
+        """Return a rejection if the publisher may get one, otherwise a drop. Read-only and paused partitions always reject."""
         may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
@@ -329,7 +329,9 @@ class LeaderRole(ReplicaRole):
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return the same for a reason of this leader only. With standby followers the next leader may store the publish."""
+        """Return a rejection for a reason of this leader only, if allowed. With standby followers, the next leader may store
+        the publish.
+        """
         return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
@@ -535,7 +537,7 @@ class LeaderRole(ReplicaRole):
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
-        """Return the replica set that a change leads to; None: the same."""
+        """Return the replica set after the change. None: unchanged."""
         state = self.shared.state
         joins = state.joining in wanted
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
@@ -555,7 +557,9 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """Accepted: the image will show it, and until then old and new count. Refused: see IsrChange."""
+        """Handle the answer of the metadata group. While the image does not show an accepted change, old and new members
+        count. A rejection is handled by IsrChange.
+        """
         change = self.isr_change
         if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
             return
@@ -569,7 +573,7 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Lag, lease, notices, or no answer of the metadata group."""
+        """Handle a due check of lag, lease or notices, or a missing answer of the metadata group."""
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
         elif kind is Deadline.LEASE:

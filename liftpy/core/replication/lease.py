@@ -33,8 +33,10 @@ class Lease:
         self._until_ns: int | None = None  # exclusive; None: never granted
 
     def heard(self, sent_ns: int, lease_ns: int = 0) -> None:
-        """A heartbeat sent at ``sent_ns`` was answered, with a lease of ``lease_ns``; 0: of this node's own length. Answers may arrive
-        in any order."""
+        """Extend the lease after the answer to a heartbeat that was sent at ``sent_ns``. Answers may arrive in any order.
+
+        ``lease_ns``: length of the lease. 0: length from this node's settings.
+        """
         until_ns = sent_ns + (lease_ns or self._length_ns)
         if self._until_ns is None or until_ns > self._until_ns:
             self._until_ns = until_ns
@@ -64,7 +66,7 @@ class Succession:
         """Node -> (incarnation, until when it may speak)."""
 
     def partition_changed(self, state: PartitionState, live: Mapping[str, int], now_ns: int, longest_lease_ns: int = 0) -> None:
-        """The metadata shows the partition in ``state``; ``live``: node -> incarnation; the lease as in HeldPartition."""
+        """Note the partition's new ``state``. ``live``: node -> incarnation. ``longest_lease_ns``: as in HeldPartition."""
         online = state.status is PartitionStatus.ONLINE
         ended = state.leaderships - online
         if ended > self._ended:
@@ -117,7 +119,7 @@ class DataPath:
         self._is_up = True
 
     def link_changed(self, link: str, is_up: bool, now_ns: int) -> bool | None:
-        """A connection was lost, or is back."""
+        """Note that a connection was lost or is back."""
         if is_up:
             self._down_ns.pop(link, None)
         else:

@@ -20,7 +20,7 @@ class LogOffsets:
     """Bounds and epochs of one log."""
 
     log_start_offset: int = 0
-    """Inclusive: offset of the oldest record; equal to ``log_end_offset`` when the log is empty [D26]."""
+    """Inclusive: offset of the oldest record. Equal to ``log_end_offset`` when the log is empty [D26]."""
     log_end_offset: int = 0
     """Exclusive: the offset that the next record gets."""
     flushed_end_offset: int = 0
@@ -60,11 +60,11 @@ class LogOffsets:
         self.epochs = EpochCache(epochs, epoch_before_start)
 
     def compacted(self, horizon: Horizon) -> None:
-        """Compaction, here or on the leader that was fetched from, has looked up to ``horizon``."""
+        """Note that compaction has reached ``horizon``, here or on the leader that was fetched from."""
         self.horizon = horizon
 
     def append(self, record_count: int, leader_epoch: int) -> int:
-        """A batch of the leader's own is appended; return its base offset."""
+        """Append a batch of this leader. Return its base offset."""
         base_offset = self.log_end_offset
         self.epochs.assign(leader_epoch, base_offset)
         self.log_end_offset += record_count
@@ -78,7 +78,7 @@ class LogOffsets:
             self.log_end_offset = span.last_offset + 1
 
     def flushed(self, end_offset: int) -> None:
-        """A flush is done. It may report late, never backwards and never past the log's end."""
+        """Note a completed flush. It may report late, but never backwards and never past the log end."""
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
     def was_cut(self, end_offset: int) -> None:
@@ -106,14 +106,14 @@ class LogOffsets:
         self.epochs, self.horizon = EpochCache(), NEVER._replace(deletes_end=deletes_end)
 
     def start_moved(self, log_start_offset: int) -> None:
-        """Retention moved the start; it only grows and never passes HW + 1 [D26]."""
+        """Note the new log start after retention. It only grows and never passes HW + 1 [D26]."""
         check(log_start_offset >= self.log_start_offset, "D26", "log start falls to", log_start_offset)
         check(log_start_offset <= self.high_watermark + 1, "D26", log_start_offset, "above HW", self.high_watermark)
         self.log_start_offset = log_start_offset
         self.epochs.drop_prefix(log_start_offset, self.log_end_offset)
 
     def raise_high_watermark(self, offset: int) -> bool:
-        """Raise HW to ``offset`` if that is higher; whether it moved. It never falls here [D8]."""
+        """Raise HW to ``offset`` if that is higher. Return whether it rose. It never falls here [D8]."""
         if offset <= self.high_watermark:
             return False
         check(offset <= self.newest_offset, "D7", "HW", offset, "above newest", self.newest_offset)

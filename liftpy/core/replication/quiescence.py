@@ -22,11 +22,11 @@ from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 
 MAX_PER_QUESTION = 512
-"""Fetches; some 40 KB with names of usual length, and a few milliseconds of the leader's loop."""
+"""Maximum number of fetches in a question. It has about 40 KB with usual names, and takes a few ms of the leader's loop."""
 MISSES = 2
 """Turns in a row without all answers after which a leader's node is silent."""
 ASK_AGAIN_NS = 60 * NS_PER_S
-"""After a silent one."""
+"""Time without questions after a node did not answer."""
 QUIET_WAIT = 0.6
 """Share of the lag time within which a quiet partition is confirmed, alone or with others."""
 
@@ -62,10 +62,10 @@ class _Link:
     """Fetches that wait at one leader node."""
 
     heard_ns: int
-    """When the last questions were sent that were all answered; at first: when there was something to ask."""
+    """Sending time of the last questions that were all answered. At first: when there was something to ask."""
     fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
     pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
-    """``fetches`` in parts of a question each, by whose turn it is; missing: they have changed."""
+    """``fetches`` in parts of one question each, by turn. A missing entry must be computed again."""
     open: dict[int, WaitQuestion] = field(default_factory=dict)
     """Requests of the last turn without an answer."""
     asked_ns: int = 0
@@ -86,7 +86,7 @@ class QuietFetches:
         self._links: dict[str, _Link] = {}
         self._leader_of: dict[PartitionKey, str] = {}
         self._not_before_ns: dict[str, int] = {}
-        """Leaders' nodes that were silent -> until when they are not asked; one entry for each node of the cluster at most."""
+        """Silent nodes of leaders -> time until which they get no question, at most one entry per node of the cluster."""
         self._next_number = 1
         self._turned_ns = 0
 
@@ -156,7 +156,7 @@ class QuietFetches:
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
     def answered(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
-        """The fetches at the indexes ``over`` wait no more, the others do; None: nothing follows from it."""
+        """Handle an answer: the fetches at the indexes ``over`` no longer wait, the others do. None: nothing changes."""
         link = self._links.get(question.leader)
         if link is None or link.open.pop(question.number, None) is None:
             return None

@@ -39,7 +39,7 @@ MAX_WAITING = 4096
 MAX_WAITING_BYTES = 32 << 20
 """Maximum memory of waiting readers of a node, with their reply subjects and Python objects, in bytes."""
 MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
-"""A ReadRequest names a stream and a uid; one of our own has 150, and what its filter has."""
+"""Maximum size of a ReadRequest with a stream, a uid and a filter. One of liftpy's clients has 150 bytes and its filter."""
 WAITING_COST_BYTES = 1500
 """Measured memory of a waiting reader in addition to the bytes of its request and reply subject."""
 TOO_LARGE = f"{REFUSED}read request, too large"
@@ -52,9 +52,9 @@ _E = pb.ReadResponse
 
 Chunks = Sequence[bytes | memoryview]
 Asker = TypeVar("Asker")
+"""Address of a reader: a reply subject, or its stand-in in a simulation."""
 GiveState = Callable[[int, int, int], tuple[int, int, int, bytes] | None]
-"""(end offset, position, most bytes) that are asked for -> (end offset, total bytes, position, data) of the piece; None: later."""
-"""The way back to a reader: a reply subject, or what stands for one in a simulation."""
+"""Function (end offset, position, maximum bytes) -> (end offset, total bytes, position, data) of the piece. None: later."""
 _Told = TypeVar("_Told", contravariant=True)
 
 
@@ -109,7 +109,7 @@ class ReadSource(Protocol):
         """Return whether its HW may be returned as the latest one [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record lies on this log [R6]."""
+        """Return whether a reader's last record is in this log [R6]."""
 
 
 class ReplicaSource:
@@ -172,7 +172,7 @@ class ReadShell(Protocol[_Told]):
 
     @property
     def max_payload(self) -> int:
-        """Bytes of one message at most, as of now."""
+        """Maximum size of a message at this time, in bytes."""
 
     @property
     def has_room(self) -> bool:
@@ -196,7 +196,7 @@ class _WaitingReader(Generic[Asker]):
     asker: Asker
     request: pb.ReadRequest
     offset: int
-    """First offset that is wanted; answered when the end passes it."""
+    """First requested offset. The read is answered when the end passes it."""
     cancel: Callable[[], None]
     cost_bytes: int
 
@@ -234,7 +234,7 @@ class Reads(Generic[Asker]):
         self._files = files
         self._times = (instruments or Instruments()).reads
         self.record_count = 0
-        """Records that were sent to readers, again and again where they were."""
+        """Number of records sent to readers, including repeated ones."""
         self.size_bytes = 0
         """Size of the batches that were read, in bytes."""
         self._budget = budget or ReadBudget()
@@ -442,7 +442,7 @@ class Reads(Generic[Asker]):
             head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
-        """Return LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
+        """Return the LeaderEpoch of the record before ``offset``, which is not below the log start. 0: not known."""
         log = self._source.log
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 

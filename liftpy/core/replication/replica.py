@@ -123,7 +123,7 @@ class FailedRole(ReplicaRole):
 
 
 class StoppedRole(ReplicaRole):
-    """The node stops; whatever still arrives is not acted on."""
+    """The node stops. The replica ignores everything that still arrives."""
 
     name = RoleName.STOPPED
 
@@ -134,9 +134,9 @@ class FollowerSnapshot:
 
     replica: str
     position: int | None
-    """Inclusive: newest offset that it has flushed in this LeaderEpoch; None: unknown."""
+    """Inclusive: newest offset that it has flushed in this LeaderEpoch. None: unknown."""
     lag_records: int | None
-    """Records of the leader's flushed log that it does not have; None: unknown."""
+    """Number of records of the leader's flushed log that it lacks. None: unknown."""
     in_isr: bool
     caught_up_age_s: float
     """Seconds since it was last at the log end."""
@@ -170,9 +170,9 @@ class ReplicaSnapshot:
     followers: tuple[FollowerSnapshot, ...]
     """Empty unless it leads."""
     target: tuple[str, ...] = ()
-    """The replicas that are wanted; (): as they are."""
+    """Requested replicas. Empty: the current ones."""
     joining: str = ""
-    """The learner; '': there is none."""
+    """The learner. '': there is none."""
     copy_lag_records: int | None = None
     """Records that a learner lacks of the leader's committed ones. None: not a learner, or not known yet."""
     has_slow_disk: bool = False
@@ -182,8 +182,9 @@ class ReplicaSnapshot:
 
 
 class Replica:
-    """A pure state machine. ``seed``: of the jitter of its waits; give each replica another one. ``intake``: the node's sums, the same
-    for all of its replicas."""
+    """A replica as a pure state machine. ``seed``: for the jitter of its waits, different for each replica. ``intake``: sums
+    of the node, shared by all its replicas.
+    """
 
     def __init__(
         self,
@@ -218,17 +219,17 @@ class Replica:
 
     @property
     def phase(self) -> str:
-        """The phase in the role, as in RoleChanged; a follower's is finer."""
+        """Phase in the role, as in RoleChanged. That of a follower is more detailed."""
         return self._role.shown_phase
 
     @property
     def state(self) -> PartitionState:
-        """The partition as of the last PartitionChanged."""
+        """State of the partition at the last PartitionChanged."""
         return self._shared.state
 
     @property
     def min_isr(self) -> int:
-        """The effective one, as of the last PartitionChanged."""
+        """Effective min ISR at the last PartitionChanged."""
         return self._shared.held.min_isr
 
     @property
@@ -257,7 +258,7 @@ class Replica:
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
-        """Return the incarnation of a node that is registered and not fenced, as of the last PartitionChanged; 0: there is none."""
+        """Return the incarnation of a node that is registered and not fenced, at the last PartitionChanged. 0: there is none."""
         return self._shared.live.get(node_id, 0)
 
     def may_refuse_publishers(self, now_ns: int) -> bool:
@@ -266,7 +267,7 @@ class Replica:
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return the same for a reason of this node only.
+        """Return whether this replica may reject a publish for a reason of this node only.
 
         With standby followers the next leader may store a rejected publish.
         """
@@ -324,7 +325,7 @@ class Replica:
         return who_has_heard(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
+        """Return whether a reader's last record, (offset, LeaderEpoch), is in this log [R6]."""
         is_latest = self.may_answer_latest(now_ns)
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
@@ -398,7 +399,7 @@ class Replica:
 
     # ---- the one way in --------------------------------------------------------------------------------------------
     def step(self, event: ev.Event, now_ns: int) -> list[Effect]:
-        """Take one event at ``now_ns`` (monotonic); return what to do, in order. See ``effects`` for the contract."""
+        """Process one event at ``now_ns`` (monotonic). Return the effects in order. ``effects`` has the contract."""
         out: list[Effect] = []
         role = self._role
         match event:

@@ -101,7 +101,7 @@ _MASK = (1 << 64) - 1
 
 
 def splitmix64(state: int) -> tuple[int, int]:
-    """(next state, a well mixed 64-bit number) of Steele, Lea and Flood's generator."""
+    """Return (next state, mixed 64-bit number) of the generator SplitMix64 by Steele, Lea and Flood."""
     state = (state + 0x9E3779B97F4A7C15) & _MASK
     mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -131,7 +131,7 @@ class Backoff:
         return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
 
     def succeeded(self) -> None:
-        """The next failure is the first again."""
+        """Note a success. The next failure counts as the first one."""
         self._failures = 0
 
 
@@ -162,7 +162,7 @@ class ReplicaContext:
     log: LogOffsets = field(default_factory=LogOffsets)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of the registered nodes that are not fenced, as of the last PartitionChanged."""
+    """Node id -> incarnation of the registered nodes that are not fenced, at the last PartitionChanged."""
     intake: NodeIntake = field(default_factory=NodeIntake)
     """Sums over all partitions of the node."""
     copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
@@ -170,18 +170,21 @@ class ReplicaContext:
     flush_ns: int = 0
     """Duration of the last flush of the log, in ns. 0: not known."""
     data_path_down_ns: int | None = None
-    """Monotonic: since when the data path is down; None: it is up."""
+    """Monotonic time since which the data path is down. None: it is up."""
     held: HeldPartition = NOTHING_HELD
-    """The partition as of the last PartitionChanged; epoch 0: none yet."""
+    """The partition at the last PartitionChanged. Epoch 0: none yet."""
     next_request_id: int = 1
-    """Grows over roles, and over replica objects of one process, so that a leader can tell an overtaken request; and at least with the
-    clock, so that it can tell one that this process has not sent."""
+    """Id of the next request.
+
+    It grows over roles and over replica objects of one process, so that a leader can detect an overtaken request. It also
+    grows with the clock, so that the leader can detect a request that this process has not sent.
+    """
     request_id_base: int = 0
-    """Ids are this much above the clock; the same for all replica objects of a process, and nothing that can be guessed."""
+    """Amount by which request ids are above the clock. It is equal for all replica objects of a process, and cannot be guessed."""
 
     @property
     def state(self) -> PartitionState:
-        """The partition as of the last PartitionChanged."""
+        """State of the partition at the last PartitionChanged."""
         return self.held.state
 
     @property
@@ -196,7 +199,7 @@ class ReplicaContext:
 
 
 class ReplicaRole:
-    """A replica that does not act, and the base of those that do. ``phase`` is shown in status and logs."""
+    """A replica that does not act, and the base class of the acting ones. ``phase`` is shown in status and logs."""
 
     name: RoleName
 
@@ -205,7 +208,7 @@ class ReplicaRole:
         self.log = shared.log
         self.phase: Phase = phase
         self.leader_epoch = shared.state.leader_epoch
-        """The LeaderEpoch in which this role acts; another one needs another role object."""
+        """LeaderEpoch in which this role acts. Another epoch needs another role object."""
 
     @property
     def shown_phase(self) -> str:
@@ -228,10 +231,10 @@ class ReplicaRole:
         self.shared.deadlines.cancel_all(out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """The metadata changed, but not this role."""
+        """Handle a change of the metadata that does not change this role."""
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """The lease was extended."""
+        """Note that the lease was extended."""
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle a deadline of this role. ``late_ns``: its delay."""
@@ -244,14 +247,14 @@ class ReplicaRole:
         """Handle a completed truncation."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """The proposed LeaderEpoch is on disk."""
+        """Note that the proposed LeaderEpoch is on disk."""
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Derived state covers the log up to ``end_offset``."""
+        """Note that the derived state covers the log up to ``end_offset``."""
 
     # ---- requests of others ----------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Messages on the data subject."""
+        """Handle messages on the data subject."""
         out.append(DropPublishes(token=event.token))
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
@@ -279,7 +282,7 @@ class ReplicaRole:
 
     # ---- answers and notices ---------------------------------------------------------------------------------------
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """An answer to a fetch."""
+        """Handle an answer to a fetch."""
         if event.spans:
             out.append(DropFetched(token=event.token, why="not following"))
 
@@ -293,7 +296,7 @@ class ReplicaRole:
         """Handle a fetch or an epoch query without an answer."""
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """An answer to an epoch query."""
+        """Handle an answer to an epoch query."""
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """Handle a restored connection. Requests and answers may be lost."""
@@ -317,7 +320,7 @@ class ReplicaRole:
         """Handle the end of a quiet wait."""
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """The metadata group answered."""
+        """Handle the answer of the metadata group."""
 
 
 def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:

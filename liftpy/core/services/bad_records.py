@@ -1,33 +1,25 @@
 """Records that a service cannot apply, and the decision to skip one. Pure.
 
 Goal: a record on which the service's code raises an error stops neither the outputs nor the nodes forever, and all
-nodes treat it
-in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short or the code may
-differ, and
-other nodes may have applied it.
+nodes treat it in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short
+or the code may differ, and other nodes may have applied it.
 
 Algorithm: A RECORD OF THE LOG DECIDES WHAT IS SKIPPED. This decision names the unit that failed: ``on_record`` at an
-offset, or one
-timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which it was made (0:
-by an
-operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits nothing, and ``Feeder``
-rebuilds the
-state up to the unit. Then the service reads on, without applying records, and looks for a decision. If it finds one, it
-skips the
-unit. If it finds none:
+offset, or one timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which
+it was made (0: by an operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits
+nothing, and ``Feeder`` rebuilds the state up to the unit. Then the service reads on, without applying records, and
+looks for a decision. If it finds one, it skips the unit. If it finds none:
 
     on_error   beside the leader                         beside another replica
     stop       the service ends                          the service ends
     skip       tries once more, then decides             tries again with growing waits, until there is a decision
 
 A service that has applied the unit and finds a decision about it goes back to a snapshot below it. No service is LEADER
-in an epoch
-before all records of earlier epochs are in the state, so no output of the unit was sent by then.
+in an epoch before all records of earlier epochs are in the state, so no output of the unit was sent by then.
 
 Worked example: no node can apply record 17. The service beside the leader of epoch 5 tries it twice, writes it to the
-dead-letter
-stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18. Replays do
-the same.
+dead-letter stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18.
+Replays do the same.
 """
 
 from __future__ import annotations
@@ -53,7 +45,7 @@ from liftpy.errors import LiftError
 MAX_ERROR_BYTES = 500
 MAX_SKIPS = 256
 FIRST_WAIT_S = 1.0
-"""Wait before a unit that failed twice is tried again beside a follower, in seconds. It doubles each time."""
+"""Wait in a follower's host before a unit that failed twice is tried again, in seconds. It doubles each time."""
 LONGEST_WAIT_S = 60.0
 DECIDED_WAIT_S = 10.0
 """Time to look for a decision that was appended, before it is made again, in seconds."""
@@ -180,7 +172,7 @@ class Failing:
     scanned: int = 0
     again_s: float = 0.0
     decided_s: float | None = None
-    """When a decision was appended here, monotonic."""
+    """Monotonic time at which a decision was appended here. None: none was."""
     scan_end: int | None = None
     """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
     wait for the next scan. None: no scan is under way."""
@@ -201,7 +193,7 @@ class Failing:
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """Return the next step. ``leads``: True if this service runs beside the partition's leader."""
+        """Return the next step. ``leads``: True if this service runs in the host of the partition's leader."""
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:

@@ -156,7 +156,9 @@ def result_headers(service: str, number: int) -> Pairs:
 
 
 def effect_of(record: Record, service: str) -> int | None:
-    """Number of the effect of ``service`` that ``record`` ends; -1: it is another service's, or can't be read; None: no result."""
+    """Return the number of the effect of ``service`` that ``record`` ends. -1: it is another service's, or cannot be read.
+    None: it ends none.
+    """
     for name, value in record.headers:
         if name == SERVICE_EFFECT:
             whose, _, number = value.decode(errors="replace").rpartition("/")

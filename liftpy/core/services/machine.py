@@ -95,7 +95,7 @@ class ServiceMachine:
         self.last_epoch = 0
         """LeaderEpoch of the last record applied, 0: none."""
         self.now_ns = 0
-        """Log time: the greatest stamp seen; never falls."""
+        """Log time: the highest timestamp so far. It never falls."""
         self._stamp_ns = 0
         """Timestamp of the last applied record, in nanoseconds."""
         self.role = Role.FOLLOWER
@@ -109,7 +109,7 @@ class ServiceMachine:
         """The last multiple of ``snapshot_interval_records`` that was passed."""
         self._timers = LogTimers()
         self._source: _Source | None = None
-        """Set while the state may change; None: emit and timers are refused."""
+        """Set while the state may change. None: emit and timers are rejected."""
         self._skips = Skips()
         self.version = service.version
         """Version of the code."""
@@ -176,11 +176,11 @@ class ServiceMachine:
 
     # ---- records ---------------------------------------------------------------------------------------------------------
     def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
-        """Apply records in order, those below ``position`` skipped, none at or past ``stop_position`` (exclusive, None: no end).
+        """Apply records in order. Skip those below ``position``, and stop before ``stop_position`` (exclusive, None: no end).
 
-        Ends early while ``waits_for_outputs``.
-        Raises BadRecordError when the service's code raises, DecisionMissedError when a record says that what is in the state was to be
-        passed over; then the machine must not be used any more.
+        It ends early while ``waits_for_outputs``. Raises BadRecordError when the service's code raises. Raises
+        DecisionMissedError when a record says that an applied record was to be skipped. Then the machine must not be used any
+        more.
         """
         done = Applied()
         stop = _NO_STOP if stop_position is None else stop_position
@@ -367,7 +367,7 @@ class ServiceMachine:
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
     def _snapshot_through(self, position: int, done: Applied) -> int:
-        """Take the snapshot of the last boundary at or below ``position``, if it was not; return the next boundary."""
+        """Take the snapshot of the last boundary at or below ``position``, if it is missing. Return the next boundary."""
         boundary = position // self._snapshot_every * self._snapshot_every
         if boundary > self._snapshot_position:
             self._snapshot_position = boundary
@@ -382,9 +382,10 @@ class ServiceMachine:
         return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
 
     def snapshot(self, position: int | None = None) -> Snapshot:
-        """The state as it is now, as of ``position`` (None: the machine's own; between the two there are no records).
+        """Return a snapshot of the current state as of ``position``. None: the machine's position. Between the two there are
+        no records.
 
-        Its bytes may be still to be made, in any thread (``Snapshot.whole``).
+        Its bytes may be made later, in any thread (``Snapshot.whole``).
         """
         if self.failed:
             raise ServiceFailedError(
@@ -426,8 +427,10 @@ class ServiceMachine:
         return type(self._service).on_query is not Service.on_query
 
     def query(self, body: bytes) -> bytes:
-        """The service's answer about its state at ``position``. Raises ServiceFailedError for what it raises, and where the state is
-        half of one (``failed``)."""
+        """Return the service's answer about its state at ``position``.
+
+        Raises ServiceFailedError if the service raises, or if its state is incomplete (``failed``).
+        """
         if self.failed:
             raise ServiceFailedError(
                 f"{self.identity} failed at offset {self.position}. Its state is invalid, so it answers no queries. "
@@ -618,7 +621,7 @@ class LogTimers:
     def __init__(self) -> None:
         self._at_ns: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        """(time, name); entries that ``_at_ns`` does not confirm are of timers that were moved or cancelled."""
+        """(time, name). An entry that ``_at_ns`` does not confirm belongs to a moved or cancelled timer."""
 
     def __len__(self) -> int:
         return len(self._at_ns)
@@ -637,7 +640,7 @@ class LogTimers:
             self._heap = sorted((at, name) for name, at in self._at_ns.items())
 
     def cancel(self, name: str) -> None:
-        """Forget it; not set is fine."""
+        """Cancel the timer. Do nothing if it is not set."""
         self._at_ns.pop(name, None)
 
     @property

@@ -36,10 +36,10 @@ from liftpy.errors import ConfigError, LiftError
 MAX_OUTPUT_BYTES = 256 * 1024
 DIGEST_SIZE_BYTES = 16
 MAX_SAMPLES = 256
-"""Digests kept of outputs that were written and are not produced here yet; more than these are thinned out."""
+"""Maximum number of digests of outputs that were written and are not produced here yet. Beyond it, they are thinned out."""
 _OVERHEAD_BYTES = 128
 EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
-"""Output 0 of earlier versions bears it: an envelope could not say that it expects offset 0."""
+"""Header of output 0 in earlier versions, because an envelope could not say that it expects offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
 
@@ -96,23 +96,23 @@ class Outbox:
 
     def __init__(self, source: str, *, service: str = "", max_records: int = 65_536, max_bytes: int = 32 * 1024 * 1024) -> None:
         self.source = source
-        """Stream uid and partition, as they stand in the id of every output."""
+        """Stream uid and partition, as in the id of every output."""
         self.service = service
-        """The service's name, '' for one that has none: an output stream belongs to one service."""
+        """Name of the service. '': it has none. An output stream belongs to one service."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._kept: deque[Output] = deque()
         self._kept_bytes = 0
         self.output_count = 0
-        """Outputs that the state has produced so far; the number of the next one."""
+        """Number of outputs that the state has produced so far, and the number of the next one."""
         self.digest = b""
         """Digest of all outputs below ``output_count``. b"" if there are none."""
         self.emitted_end = 0
-        """Outputs below it are committed in the output stream; may be above ``output_count`` where this node lags."""
+        """Outputs below it are committed in the output stream. It may be above ``output_count`` if this node lags."""
         self.known = False
         """True if ``emitted_end`` comes from the output stream, and the state was not disproven there."""
         self.compared_end = 0
-        """Outputs below it are the ones that were written, all of them."""
+        """All outputs below this number are equal to the written ones."""
         self._began_at = 0
         """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
         self._began_digest = b""
@@ -185,7 +185,7 @@ class Outbox:
             self.diverged = self.diverged or _differs(number)
 
     def trim(self) -> None:
-        """FOLLOWER: drop the oldest down to the bounds."""
+        """Drop the oldest outputs until the limits are met. Only a FOLLOWER does this."""
         while len(self._kept) > 1 and (len(self._kept) > self._max_records or self._kept_bytes > self._max_bytes):
             self._drop_first()
 
@@ -204,7 +204,7 @@ class Outbox:
         return [self._kept[index] for index in range(skipped, end)]
 
     def written(self, end: int) -> None:
-        """Outputs below ``end`` (exclusive) are committed in the output stream."""
+        """Note that outputs below ``end`` (exclusive) are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
         while self._kept and self._kept[0].number < self.emitted_end:
             self._drop_first()
@@ -241,7 +241,9 @@ class Outbox:
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """``record`` is at ``proof_at``. Raises OutputMismatchError when the state began with other outputs than those written."""
+        """Check ``record``, which is at ``proof_at``. Raises OutputMismatchError if the state began with other outputs than
+        the written ones.
+        """
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise OutputMismatchError(
@@ -253,11 +255,13 @@ class Outbox:
             self.compared_end = max(self.compared_end, self._began_at)
 
     def learned(self, record: Record) -> None:
-        """A committed record of the output stream, the next after ``emitted_end``: check it, and count it as written.
+        """Check a committed record of the output stream, the next one after ``emitted_end``, and count it as written.
 
-        Outputs between the two were written, and purged since. Nobody can write them again: an append at their offsets is refused.
+        Outputs between the two were written and have been purged. They cannot be written again, because an append at their
+        offsets is rejected.
 
-        Raises OutputConflictError when it is no output of this service, DivergedError when it is not the one of this node.
+        Raises OutputConflictError if the record is no output of this service, DivergedError if it differs from this node's
+        output.
         """
         number = max(self.emitted_end, record.offset)
         theirs = self._digest_in(record, number)

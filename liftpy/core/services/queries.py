@@ -26,7 +26,10 @@ ERROR_HEADER = "Lift-Error"
 
 
 class QueryFailedError(LiftError):
-    """``on_query`` raised, or the service takes no queries. Blame: the query or the service; the state is as it was."""
+    """The query failed: ``on_query`` raised an error, or the service takes no queries.
+
+    The cause is the query or the service. The state did not change.
+    """
 
     code = "QUERY_FAILED"
     partitions = 0
@@ -77,7 +80,7 @@ class QueryDesk:
         return [query for query in self._waiting if query.position is None]
 
     def placed(self, queries: list[Query], position: int) -> None:
-        """The leader's answer for ``queries``: every record below ``position`` is committed."""
+        """Note the leader's answer for ``queries``: every record below ``position`` is committed."""
         for query in queries:
             query.position = position
 

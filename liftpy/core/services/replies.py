@@ -1,28 +1,22 @@
 """Replies of a service to the sender of a command, and the answers to repeated commands. Pure.
 
 Goal: the sender of a command gets the result from the service itself, when the result cannot change anymore. A command
-that is sent
-again without an answer has no second effect and gets the same answer. Constraint: the node that answers may fail
-before, between and
-after. No node knows which answers have arrived.
+that is sent again without an answer has no second effect and gets the same answer. Constraint: the node that answers
+may fail before, between and after. No node knows which answers have arrived.
 
 Algorithm: a reply is a function of the log, as outputs are, but it is not kept forever. The service on every node
-computes it and
-keeps the newest ones (``ReplyDesk``). Only the LEADER sends it, when the record is committed and all outputs up to its
-own are
-written. A new LEADER sends all replies that it has kept. A second answer goes to an inbox without a subscriber. For
-older replies, the
-repeated command with its message id (``Nats-Msg-Id``) is looked up in ``AnswerTable``: a bounded table (message id ->
-answer) that is
-part of the state and of every snapshot. ``on_record`` does not get that command.
+computes it and keeps the newest ones (``ReplyDesk``). Only the LEADER sends it, when the record is committed and all
+outputs up to its own are written. A new LEADER sends all replies that it has kept. A second answer goes to an inbox
+without a subscriber. For older replies, the repeated command with its message id (``Nats-Msg-Id``) is looked up in
+``AnswerTable``: a bounded table (message id -> answer) that is part of the state and of every snapshot. ``on_record``
+does not get that command.
 
 The table has only commands with a reply, and forgets the oldest beyond its limits. A command that is repeated later
-than that is
-applied again.
+than that is applied again.
 
 Worked example: record 17 is the command c1. The LEADER fails before it answers. The client sends c1 again as record 30.
-The new
-LEADER has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one effect.
+The new LEADER has answered 17 from its desk when it was promoted, and answers 30 from the table: the same bytes, one
+effect.
 """
 
 from __future__ import annotations
@@ -73,7 +67,7 @@ class Reply:
 
 
 class ReplyDesk:
-    """Replies that did not leave yet, or not from here: the newest, within bounds."""
+    """Replies that were not sent yet, or that another node may have sent. The newest ones, within limits."""
 
     def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:
         self._max_replies = max_replies
@@ -94,7 +88,7 @@ class ReplyDesk:
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Keep a reply if it has a receiver. Beyond the limits the oldest are dropped."""
+        """Keep a reply if it has a receiver. Beyond the limits, the oldest ones are dropped."""
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)
@@ -158,7 +152,7 @@ class AnswerTable:
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
-        """The command's first answer."""
+        """Store the first answer to a command."""
         self._by_id[answer.message_id] = answer
         self._size_bytes += answer.size_bytes
         while len(self._by_id) > self._max_answers or self._size_bytes > self._max_bytes:

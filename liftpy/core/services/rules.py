@@ -1,14 +1,14 @@
 """Checks the class of a service before its first record: async callbacks, outputs without a stream, wrong parameters. Pure.
 
-A rule that is broken later is found by one node, at one record, perhaps months after the start. So whatever can be seen in the class
-is refused when it is loaded, with what to do.
+Without this check, one node would find a broken rule at one record, perhaps months after the start. So everything that can be seen in
+the class is rejected when it is loaded, with an instruction.
 
-Whether a service emits: ``emits`` of the class says it; where it says nothing (None), a class whose own code names ``emit`` does. That
-is a guess from names, and errs towards asking: who calls another object's ``emit`` says ``emits = False``. What it misses (``emit``
-found by ``getattr``, or called by a function outside the class) fails at the first output, as before.
+Whether a service emits: ``emits`` of the class says it. If it is None, a class whose own code names ``emit`` does. This is a guess from
+names, and may be wrong: a class that calls another object's ``emit`` must set ``emits = False``. A call that the guess misses (``emit``
+found by ``getattr``, or called by a function outside the class) fails at the first output.
 
-Parameters: what ``__init__`` takes, the same on all nodes, for the service's whole life. They are part of what the state is made from,
-so their digest stands in every snapshot (``Section.PARAMETERS``), and nodes compare it as the digest of a snapshot at position 0.
+Parameters: the arguments of ``__init__``, equal on all nodes, for the service's whole life. The state depends on them. So their digest
+is in every snapshot (``Section.PARAMETERS``), and nodes compare it as the digest of a snapshot at position 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CALLBACKS = (
     "on_version",
     "take_snapshot",
 )
-"""All are called, none is awaited. (``on_effect`` may be.)"""
+"""Callbacks. None of them is awaited, except ``on_effect`` if it is a coroutine."""
 DIGEST_SIZE_BYTES = 16
 NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
 """Parameter digest of services without parameters."""
@@ -143,7 +143,7 @@ def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes
 
 
 def parameter_in(service: type[Service], text: str) -> tuple[str, Any]:
-    """Name and value that ``NAME=VALUE`` gives: JSON where the value can be read as such, and where ``__init__`` wants no str."""
+    """Return name and value of ``NAME=VALUE``. The value is read as JSON if possible, and if ``__init__`` does not expect a str."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ConfigError(f"Invalid --set {text[:80]!r}. Use NAME=VALUE.")

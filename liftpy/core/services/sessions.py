@@ -1,14 +1,11 @@
 """Services that are registered beside one replica: their roles, and which of them a promotion waits for. Pure.
 
 Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up
-to the offset
-that was committed when it began. A promotion waits for the services beside the candidate. Constraint: a service that
-hangs must not
-keep the partition without a leader.
+to the offset that was committed when it began. A promotion waits for the services beside the candidate. Constraint: a
+service that hangs must not keep the partition without a leader.
 
 The replica repeats an order (JoinLog) as the answer to every heartbeat until another order replaces it. So a lost frame
-costs one
-heartbeat. The orders:
+costs one heartbeat. The orders:
 
     this replica               its order
     follows                    FOLLOWER, fed up to HW
@@ -18,25 +15,19 @@ heartbeat. The orders:
                                LEADER may be among them [poison])
 
 ``stop`` is never past HW. Records above HW may be truncated, and a service cannot undo a record. A service that hangs
-makes one
-promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
-``patience_ns``. Then
-the log is served without it. The next promotions do not wait for either service until it has caught up once. No
-promotion waits for a
-service that is blocked at a record that it cannot apply.
+makes one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at
+most ``patience_ns``. Then the log is served without it. The next promotions do not wait for either service until it has
+caught up once. No promotion waits for a service that is blocked at a record that it cannot apply.
 
 Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services
-that have
-caught up with the log since they registered. After a failed promotion, no later one fails because of services: it waits
-for half of
-``patience_ns``, then the log is served without the late ones. This holds on a node until a promotion there had all its
-services in
-time, and on every node while the partition's election has skipped a candidate.
+that have caught up with the log since they registered. After a failed promotion, no later one fails because of
+services: it waits for half of ``patience_ns``, then the log is served without the late ones. This holds on a node until
+a promotion there had all its services in time, and on every node while the partition's election has skipped a
+candidate.
 
 An instance stays registered while it sends heartbeats, even if another process claims to be this service. A hello
-proves nothing. When
-it has been silent for half a session, the next claimant replaces it. The old instance does not end then, but asks in
-turn.
+proves nothing. When it has been silent for half a session, the next claimant replaces it. The old instance does not end
+then, but asks in turn.
 
 A compacted stream takes no services, because a replay on one node would miss records that another node has applied.
 """
@@ -69,8 +60,9 @@ _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """The replica as of now. ``high_watermark`` inclusive, ``log_end_offset`` exclusive; ``leads``: and may say so, and all records of
-    earlier epochs are committed."""
+    """Current state of the replica. ``high_watermark``: inclusive. ``log_end_offset``: exclusive. ``leads``: True if it leads
+    with a lease and all records of earlier epochs are committed.
+    """
 
     leads: bool
     candidate: bool
@@ -81,7 +73,7 @@ class ReplicaView:
     epoch_start_offset: int = 0
     """First offset of the epoch in which the replica leads."""
     turn: int = 0
-    """Place of this node among the replicas that don't lead, from 1 on; 0: it leads."""
+    """Place of this node among the replicas that do not lead, from 1. 0: it leads."""
     is_retry: bool = False
     """The election has passed over another candidate."""
 
@@ -96,7 +88,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The services that a promotion waits for have all replayed up to ``position`` (exclusive); ``finished``: far enough."""
+    """The services that a promotion waits for have replayed up to ``position`` (exclusive). ``finished``: that is far enough."""
 
     position: int
     finished: bool
@@ -123,7 +115,7 @@ class _Order:
     stop_position: int
     leader_epoch: int
     kind: str
-    """Kind of the order: follow, replay (promotion), catch-up (beside a leader) or lead."""
+    """Kind of the order: follow, replay (promotion), catch-up (in the leader's host) or lead."""
     ack_id: int
     acknowledged: bool = False
 
@@ -140,7 +132,7 @@ class _ServiceSession:
     problem: str = ""
     order: _Order | None = None
     replayed_epoch: int = 0
-    """LeaderEpoch in which it has replayed up to the stop that it was given."""
+    """LeaderEpoch in which it has replayed up to its stop."""
     has_caught_up: bool = False
     """True if a service of this name has caught up since it first registered. A promotion waits for it."""
     excused: bool = False
@@ -156,7 +148,7 @@ class _ServiceSession:
     version: int = 0
     active_version: int = 0
     lowest_version: int = 0
-    """Lowest version that the code beside all replicas supports. 0: not known for all."""
+    """Lowest version that the code in the hosts of all replicas supports. 0: not known for all."""
     fetching: bool = False
     """True while it searches for a snapshot of another node's service."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
@@ -165,13 +157,14 @@ class _ServiceSession:
     given_bytes: int = 0
     figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
-    """Description of how its state differs from the services beside other nodes."""
+    """Description of how its state differs from the services of other nodes."""
 
 
 @dataclass(slots=True)
 class _Gone:
-    """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's.
-    ``ending``: stopped, failed, diverged or silent."""
+    """A service that has ended. ``failed_at``: record at which it failed, -1: none. ``snapshot_position``: position of its
+    newest snapshot. ``ending``: stopped, failed, diverged or silent.
+    """
 
     failed_at: int
     snapshot_position: int
@@ -195,7 +188,7 @@ class _Gate:
     stop_position: int
     names: frozenset[str]
     ends_ns: int
-    """When those that go on, but slowly, are excused."""
+    """Time after which the promotion no longer waits for slow services."""
     began: dict[str, int]
     """Position of each when it began."""
     may_fail: bool
@@ -205,7 +198,7 @@ class _Gate:
 
 
 class ServiceSessions:
-    """All services beside one replica.
+    """All services of one replica.
 
     ``now_ns``: monotonic time. ``first_ack_id``: a number above the ids of earlier processes of the node.
     """
@@ -245,7 +238,7 @@ class ServiceSessions:
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """A registration or a heartbeat; ``inbox`` has been checked."""
+        """Handle a registration or a heartbeat. ``inbox`` is already checked."""
         refusal = self._why_not(hello, now_ns)
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
@@ -274,7 +267,7 @@ class ServiceSessions:
         return [self._join_log(session, view), *self._gate_moved()]
 
     def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
-        """A service has connected, or has reached its stop."""
+        """Note that a service has connected, or has reached its stop."""
         session = self._sessions.get(ack.service)
         order = session.order if session is not None else None
         if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
@@ -359,12 +352,14 @@ class ServiceSessions:
         return session.instance, session.failing, session.life, session.version, session.digests
 
     def held_from(self) -> int | None:
-        """The log is needed from here on (inclusive), for a replay of the slowest service, also of one that is gone; None: of none."""
+        """Return the offset from which the log is needed (inclusive) to replay the slowest service, including one that has
+        ended. None: no service.
+        """
         here = [session.snapshot_position for session in self._sessions.values()]
         return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
-        """A snapshot of its state shall be taken."""
+        """Request a snapshot of the service's state."""
         session = self._sessions.get(service)
         if session is None or session.order is None:
             return []
@@ -386,7 +381,7 @@ class ServiceSessions:
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
-        """Record that the code beside all replicas supports ``version``. 0: unknown."""
+        """Record that the code in the hosts of all replicas supports ``version``. 0: unknown."""
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
@@ -427,7 +422,8 @@ class ServiceSessions:
     def lose_patience(self, now_ns: int) -> list[Effect]:
         """Continue the promotion without slow services.
 
-        One that hangs (nothing applied since) or is gone fails it, once: on another node it may be well.
+        A service that hangs (nothing applied since) or has ended fails the promotion once, because it may work on another
+        node.
         """
         gate = self._gate
         if gate is None or now_ns < gate.ends_ns:
@@ -447,7 +443,7 @@ class ServiceSessions:
         return session is not None and session.replayed_epoch == gate.leader_epoch
 
     def role_changed(self, view: ReplicaView) -> list[Effect]:
-        """The replica has another role or phase."""
+        """Note that the replica has another role or phase."""
         gate = self._gate
         if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
             self._gate, self._failed_one = None, True
@@ -460,7 +456,7 @@ class ServiceSessions:
         return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
 
     def _give_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
-        """Give the session the order that it shall have now; whether it is a new one."""
+        """Give the session the order for its current state. Return whether it is a new order."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
         role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
@@ -686,7 +682,7 @@ class Wellness:
 
         ``own``: all services that were ever registered here, with their last positions.
 
-        Call it regularly, also beside a follower, so that the failed services are known when the follower is promoted.
+        Call it regularly, also on a follower, so that the failed services are known when the follower is promoted.
         """
         self._forget_old(now_ns)
         elsewhere = {name for report in self._reports.values() for name in report.services}

@@ -1,4 +1,4 @@
-"""A service's snapshot as bytes: what the framework has to know, then the application's own bytes; checksummed. Pure.
+"""A service's snapshot as bytes: the data of the framework, then the application's bytes, with checksums. Pure.
 
 Layout, little endian::
 
@@ -8,16 +8,16 @@ Layout, little endian::
     64 16s digest of the outputs so far, zeros for none
     80 u32 count of skips    84 u32 size of the skips
     88 identity (UTF-8: service/stream/uid/partition), timers (i64 time, u16 size, name each), skips (i64 offset, u16 size, name of
-       the timer each: what was passed over below the position, the newest of it), application
+       the timer each: the newest records that were skipped below the position), application
 
-Version 4 is version 3 with sections, which stand before the application's bytes; what has no sections is written as version 3::
+Version 4 is version 3 with sections before the application's bytes. A snapshot without sections is written as version 3::
 
     88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each), application
 
-A file has each kind of section at most once. The order of the kinds is the writer's and means nothing to a reader. All nodes use one
-order, because they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
+A file has each kind of section at most once. Readers accept any order of the kinds. All nodes write one order, because they compare
+the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
-All fields are functions of the log alone, so the files of all nodes are equal, byte for byte, where the application's are.
+All fields are functions of the log alone. So the files of all nodes are equal if the application's bytes are.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Snapshot:
 
 
 def decode(data: bytes, identity: Identity) -> Snapshot:
-    """Read the snapshot in ``data``, with the contents of its sections: a service can begin with what this returns.
+    """Read the snapshot in ``data``, including its sections. A service can start with the result.
 
     Raises:
         UnknownFormatError: A newer version wrote it.
@@ -365,14 +365,14 @@ class PeerSearch:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
     def failed(self, offer: Offer, why: str, *, lies: bool = False) -> None:
-        """Note a failed download. ``lies``: the content was not what was offered."""
+        """Note a failed download. ``lies``: the content differed from the offer."""
         self._failed.add(offer)
         if lies:
             self._lies.add((offer.node, offer.digest))
         self.said(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:
-        """Return what was tried, for an error text."""
+        """Return a text for errors that lists the attempts."""
         if not self._said:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)
@@ -396,7 +396,7 @@ class PeerSearch:
 
 
 MAX_POSITIONS = 16
-"""Maximum number of positions kept for each service beside each node."""
+"""Maximum number of positions kept for each service of each node."""
 MAX_NODES = 16
 BEGINNING = 0
 """The position at which the digest is of the service's parameters."""
@@ -429,8 +429,9 @@ class Agreement:
     _lives: dict[str, int] = field(default_factory=dict)
 
     def told(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
-        """``node`` has stored these: position -> digest. What it stored in another life is forgotten: it may have been of records
-        that are gone."""
+        """Note the stored snapshots of ``node``, as position -> digest. Those of an earlier life are forgotten, because their
+        records may be gone.
+        """
         if self._lives.get(node) != life:
             self._told.pop(node, None)
         if node not in self._told and len(self._told) >= MAX_NODES:
@@ -458,8 +459,8 @@ class Agreement:
         return undecided
 
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
-        """Position -> (digest, nodes that have it) of the nodes beside ``own``. Positions without a majority digest are
-        left out.
+        """Return position -> (digest, number of nodes that have it), for the nodes other than ``own``. Positions without a
+        majority are skipped.
         """
         told = [digests for node, digests in self._told.items() if node != own]
         found = {}

@@ -1,23 +1,18 @@
 """Versions of a service's code: the version by which records are applied, the same on all nodes. Pure.
 
 Goal: new code is rolled out node by node, and no two nodes ever apply a record differently. Constraint: nodes get the
-code at
-different times.
+code at different times.
 
 Algorithm: code of version N (``Service.version``) can also do what N - 1 did. A RECORD OF THE LOG DECIDES WHICH VERSION
-IS ACTIVE: the
-records after it are applied by N. A log begins with version 1, or with the version of a decision at offset 0. The
-service beside the
-leader appends "from here on: N" when the processes beside all replicas have reported that their code supports N. The
-decision counts if
-it names the version after the active one, and was appended in the LeaderEpoch in which it was made. Code that is too
-old, or too new by
-more than one version, is rejected before it applies anything. Each snapshot contains the active version.
+IS ACTIVE: the records after it are applied by N. A log begins with version 1, or with the version of a decision at
+offset 0. The service beside the leader appends "from here on: N" when the processes beside all replicas have reported
+that their code supports N. The decision counts if it names the version after the active one, and was appended in the
+LeaderEpoch in which it was made. Code that is too old, or too new by more than one version, is rejected before it
+applies anything. Each snapshot contains the active version.
 
 Worked example: all nodes run 1. n1 and n2 restart with 2 and continue by 1. When n3 has 2, the leader's service appends
-``bank/2/5`` at
-offset 40. Every node applies record 39 by 1 and record 41 by 2, also in replays. n4 starts with 1, reads 40, and is
-rejected.
+``bank/2/5`` at offset 40. Every node applies record 39 by 1 and record 41 by 2, also in replays. n4 starts with 1,
+reads 40, and is rejected.
 """
 
 from __future__ import annotations
@@ -95,7 +90,7 @@ def check_code(code: int, active: int, position: int) -> None:
 
 
 def encoded(active: int) -> bytes:
-    """Return a snapshot's section; none for the first version."""
+    """Return the section for a snapshot. The first version needs none."""
     return _ACTIVE.pack(active) if active > FIRST else b""
 
 

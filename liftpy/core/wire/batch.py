@@ -8,12 +8,10 @@ All integers are little endian. A batch is a header of 64 bytes, then the body::
     54 u16 columns                   56 u32 body size before compression     60 u32 offset delta of the last record
 
 The body has the columns in the order of ``Columns``. Each column begins at an 8-byte boundary. ``batch_columns`` lays
-them out. The body
-is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
+them out. The body is compressed as a whole. A batch is atomic: without a correct CRC it does not exist.
 
 Decompression is limited to the size in the batch's header, before any byte is decompressed. The bytes come from
-outside, and 8 KB can
-expand to gigabytes.
+outside, and 8 KB can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _WINDOW_BYTES = 1 << 27
 
 
 def compress(body: bytes, codec: Codec) -> bytes:
-    """``body`` by LZ4 or zstd."""
+    """Compress ``body`` with LZ4 or zstd."""
     if codec is Codec.LZ4:
         return bytes(lz4.block.compress(body, store_size=False))
     return zstandard.ZstdCompressor(level=3).compress(body)
@@ -100,7 +98,7 @@ MAGIC = 0x424C
 """The bytes ``LB``."""
 VERSION = 1
 SIGNATURE = b"LB\x01"
-"""Magic and version as they lie at ``SIGNATURE_POSITION`` of every batch: what a search for batches looks for."""
+"""Magic and version at ``SIGNATURE_POSITION`` of every batch. A search for batches looks for them."""
 SIGNATURE_POSITION = 4
 
 _HEADER = struct.Struct("<IHBBIIqQqQIHHII")
@@ -115,7 +113,9 @@ _MAX_I64 = (1 << 63) - 1
 
 
 class BatchHeader(NamedTuple):
-    """The 64 bytes. ``base_offset`` and ``last_offset`` are inclusive; ``next_offset`` is the offset after the batch."""
+    """The 64 bytes of a batch's header. ``base_offset`` and ``last_offset`` are inclusive. ``next_offset`` is the offset
+    after the batch.
+    """
 
     crc: int
     codec: Codec
@@ -230,7 +230,7 @@ class RecordBatch:
         self.view = view
         """The whole batch, header included."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
-        """Told of columns that can't be had: they are made long after the batch was taken."""
+        """Called for columns that cannot be decoded, which happens long after the batch was received."""
 
     @property
     def base_offset(self) -> int:
@@ -295,19 +295,19 @@ class RecordBatch:
             raise CorruptionError(f"The batch at offset {self.base_offset} ({len(stored)} bytes) is damaged: {error}") from None
 
     def offsets(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """int64[record_count]: the offset of every record."""
+        """Return the offsets of all records as int64[record_count]."""
         deltas = self.columns.deltas
         if deltas is None:
             return np.arange(self.base_offset, self.base_offset + self.record_count, dtype=np.int64)
         return self.base_offset + deltas.astype(np.int64)
 
     def timestamps_ns(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """int64[record_count]: the timestamp of every record."""
+        """Return the timestamps of all records as int64[record_count]."""
         own = self.columns.timestamps_ns
         return np.full(self.record_count, self.timestamp_ns, dtype=np.int64) if own is None else own
 
     def values(self) -> list[bytes | None]:
-        """Return the values as Python objects; for Arrow use ``liftpy.core.log.arrow``."""
+        """Return the values as Python objects. For Arrow, use ``liftpy.core.log.arrow``."""
         return self.columns.values.to_list()
 
     def keys(self) -> list[bytes | None]:
@@ -315,7 +315,7 @@ class RecordBatch:
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """Return the reply subjects that the publishers gave, None where there was none."""
+        """Return the reply subjects that the publishers gave. None: a publisher gave none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
@@ -365,9 +365,9 @@ def encode_body(
     codec: Codec = Codec.NONE,
     note: bytes = b"",
 ) -> Body:
-    """Return the body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
+    """Return the body of a batch of ``len(values)`` >= 1 records. Optional columns have as many entries.
 
-    A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
+    A column in which every entry is None is omitted. Raises ValueError for no records or columns of other lengths,
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
@@ -376,7 +376,7 @@ def encode_body(
 
 
 def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
-    """Return a body of columns that are laid out, ``pieces``, for ``count`` records; compressed. Raises BatchTooLargeError."""
+    """Return a compressed body of the columns in ``pieces``, for ``count`` records. Raises BatchTooLargeError."""
     body_size_bytes = sum(map(len, pieces))
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
@@ -470,7 +470,7 @@ def build_batch(
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
     """Return a batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    It stands where compaction dropped whole batches, so that batches follow on each other without a gap [D15].
+    It takes the place of batches that compaction dropped, so that batches follow each other without a gap [D15].
     """
     fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
     head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
@@ -482,7 +482,7 @@ def build_remains(batch: RecordBatch) -> bytes:
 
     It has the same offsets, stamps and note, so that a reader of the log knows the position of the producer [A4].
 
-    Its one record is null: a batch that has a column has a record, and every reader passes over those of control batches.
+    Its only record is null. A batch with a column must have a record, and readers skip records of control batches.
     """
     header = batch.header
     delta, note = header.last_offset_delta, batch.columns.note
@@ -581,9 +581,9 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
 
 
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
-    """Return the batch at ``position``; ``verify`` checks its CRC.
+    """Return the batch at ``position``. ``verify``: check its CRC.
 
-    Raises UnknownFormatError for another version, CorruptionError for anything else that is not a whole, right batch.
+    Raises UnknownFormatError for another version, CorruptionError for anything else that is not a complete, valid batch.
     """
     view = memoryview(buffer)
     try:
@@ -606,7 +606,7 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
 
 
 def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
-    """The batches that lie back to back in ``buffer``, to its end; raises as ``parse_batch``, with the offset as DamagedBatchError."""
+    """Return the consecutive batches in ``buffer``. Raises as ``parse_batch``. DamagedBatchError has the offset."""
     view = memoryview(buffer)
     batches: list[RecordBatch] = []
     position = 0
@@ -621,7 +621,7 @@ def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[Re
 
 
 def _refuse_if_damaged(view: memoryview, position: int) -> None:
-    """CorruptionError when a batch of a seemingly unknown version has a wrong CRC: then it is a flipped bit."""
+    """Raise CorruptionError if a batch of a seemingly unknown version has a wrong CRC, because then a bit has flipped."""
     crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
     if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
         raise CorruptionError(
@@ -638,8 +638,9 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteArray:
-    """Entries of bytes. ``offsets``: int64[count + 1]: where in ``data`` each begins, and the last one ends. ``valid``: bool[count],
-    False where an entry is null, which has no bytes then; None: none is."""
+    """Entries of bytes. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+    ``valid``: bool[count], False where an entry is null and has no bytes. None: no entry is null.
+    """
 
     offsets: NDArray[np.int64]
     data: memoryview
@@ -673,8 +674,9 @@ class ByteArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeaderArray:
-    """Headers of records. ``offsets``: int64[count + 1]: which pairs are those of each record; ``names`` and ``values``: of all pairs,
-    in order; neither has nulls."""
+    """Headers of records. ``offsets``: int64[count + 1], range of the pairs of each record. ``names`` and ``values``: of all
+    pairs, in order, without nulls.
+    """
 
     offsets: NDArray[np.int64]
     names: ByteArray
@@ -689,7 +691,7 @@ class HeaderArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordColumns:
-    """Values, and keys and headers of as many records; None: no record has any. Raises ConfigError if they are not as many."""
+    """Values, with keys and headers of as many records. None: no record has any. Raises ConfigError if the numbers differ."""
 
     values: ByteArray
     keys: ByteArray | None = None
@@ -706,7 +708,9 @@ class RecordColumns:
         return len(self.values)
 
     def sizes(self, record_bytes: int) -> NDArray[np.int64]:
-        """int64[count]: about what each record takes, with ``record_bytes`` for itself and for each of its headers."""
+        """Return the approximate size of each record as int64[count]. ``record_bytes``: overhead of a record and of each of
+        its headers.
+        """
         sizes = self.values.lengths + record_bytes
         if self.keys is not None:
             sizes = sizes + self.keys.lengths
@@ -727,7 +731,7 @@ class RecordColumns:
 
 
 def body_of(columns: ColumnSet) -> Body:
-    """Return the body of a batch of these values, keys and headers; raises BatchTooLargeError."""
+    """Return the body of a batch of these values, keys and headers. Raises BatchTooLargeError."""
     present, pieces = Columns.NONE, laid_out_bytes(columns.values)
     if columns.values.validity is not None:
         present |= Columns.VALUE_NULLS
@@ -748,8 +752,11 @@ FEW = 16
 
 
 def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[int, bytes, bytes]]:
-    """(index of the record, name, value), in their order, of a body that has headers and ``count`` records, at least one;
-    CorruptionError where they do not fit in it."""
+    """Return (index of the record, name, value) of all headers in order. The body has headers and ``count`` records, at least
+    one.
+
+    Raises CorruptionError if they do not fit.
+    """
     position = 0
     try:
         for nulls, is_there in ((Columns.VALUE_NULLS, True), (Columns.KEY_NULLS, Columns.KEYS in present)):

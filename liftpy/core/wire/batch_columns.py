@@ -33,7 +33,7 @@ Mask = NDArray[np.bool_]
 _FEW = 24
 _MAX_COLUMN_BYTES = 1 << 31
 _TEXT = ("utf-8", "surrogateescape")
-"""Subjects and header names are bytes on NATS: what is no UTF-8 comes back as it was."""
+"""Codec of subjects and header names, which are bytes on NATS. Invalid UTF-8 comes back unchanged."""
 
 
 class Columns(Flag):
@@ -55,7 +55,7 @@ class Columns(Flag):
 
 @dataclass(frozen=True, slots=True)
 class BytesColumn:
-    """A variable-length column. ``ends``: u32[count], cumulative; ``data``: the bytes; ``validity``: Arrow's bitmap or None."""
+    """A column of variable length. ``ends``: u32[count], cumulative. ``data``: the bytes. ``validity``: Arrow's bitmap or None."""
 
     ends: U32
     data: memoryview
@@ -86,7 +86,7 @@ class BytesColumn:
         return width if bool((self.ends[1:] - self.ends[:-1] == width).all()) else 0
 
     def valid(self) -> NDArray[np.bool_]:
-        """bool[count]: False where the entry is null."""
+        """Return bool[count]: False where the entry is null."""
         if self.validity is None:
             return np.ones(len(self.ends), dtype=np.bool_)
         bits = np.unpackbits(np.frombuffer(self.validity, dtype=np.uint8), bitorder="little")
@@ -105,14 +105,16 @@ class DictionaryColumn:
         return list(self.each())
 
     def each(self) -> Iterator[str]:
-        """The entry of every record, one by one."""
+        """Yield the entry of every record."""
         names = [(e or b"").decode(*_TEXT) for e in self.entries.to_list()]
         return repeat(names[0], len(self.index)) if len(names) == 1 else map(names.__getitem__, self.index.tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class HeadersColumn:
-    """``ends``: u32[count], cumulative number of pairs; ``names`` and ``values`` hold the pairs of all records in order."""
+    """Headers as columns. ``ends``: u32[count], cumulative number of pairs. ``names`` and ``values``: pairs of all records in
+    order.
+    """
 
     ends: U32
     names: BytesColumn
@@ -191,7 +193,7 @@ def _put(pieces: list[bytes], data: bytes) -> None:
 
 
 def _ends(entries: Sequence[Sized]) -> bytes:
-    """Cumulative lengths as ``u32[count]``. For a handful, numpy's fixed cost is more than the work."""
+    """Return cumulative lengths as ``u32[count]``. For a handful of entries, the fixed cost of numpy is higher than the work."""
     count = len(entries)
     if count <= _FEW:
         ends = list(accumulate(map(len, entries)))
@@ -205,7 +207,7 @@ def _ends(entries: Sequence[Sized]) -> bytes:
 
 
 def _put_bytes(pieces: list[bytes], entries: Sequence[bytes | None]) -> bool:
-    """Add a variable-length column; return whether it has nulls (then a bitmap comes first)."""
+    """Add a column of variable length. Return whether it has nulls (then a bitmap comes first)."""
     nulls = None in entries
     if nulls:
         valid = np.fromiter((e is not None for e in entries), dtype=np.bool_, count=len(entries))
@@ -255,14 +257,14 @@ def laid_out_fixed(entries: NDArray[Any], kind: str) -> list[bytes]:
 
 
 def subject_column(subject: str) -> list[bytes]:
-    """Return the pieces of a subjects column in which all records have ``subject``; it comes behind values, keys and headers."""
+    """Return the pieces of a subjects column in which all records have ``subject``. It comes after values, keys and headers."""
     pieces: list[bytes] = []
     _put_dictionary(pieces, [subject])
     return pieces
 
 
 def note_column(note: bytes) -> list[bytes]:
-    """Return the pieces of a producer's note; it comes behind all others."""
+    """Return the pieces of a producer's note. It comes after all other columns."""
     pieces: list[bytes] = []
     _put(pieces, struct.pack("<II", len(note), 0))
     _put(pieces, note)
@@ -288,7 +290,7 @@ class _Reader:
         self._position = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return the next ``size_bytes``; the position moves on to the 8-byte boundary after them."""
+        """Return the next ``size_bytes``. The position moves to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
             raise CorruptionError(

@@ -2,15 +2,14 @@
 
 The reader requests each piece. Pure, for nodes and clients.
 
-A request says how many bytes of the batch the asker holds, and the CRC-32C that the batch's header bears. The answer is a piece from
-there on, if the answering log has that very batch at the wanted offset, else one from its beginning: the asker starts over. So it
-does not matter which replica answers, in which epoch, late or twice: a piece is taken only where it continues what is held (same
-CRC, same size, next position), the rest is left out. And what is put together goes the way of every batch that comes from
-elsewhere: its CRC-32C is checked over all of it, and offset, epoch and order after that.
+A request says how many bytes of the batch the reader has, and the CRC-32C in the batch's header. If the answering log has this batch at
+the requested offset, the answer is the next piece. Otherwise it is the first piece of another batch, and the reader starts again. So it
+does not matter which replica answers, in which epoch, late or twice: the reader uses a piece only if it continues its bytes (equal CRC,
+equal size, next position). A complete batch is checked like any received batch: its CRC-32C, then offset, epoch and order.
 
-Bound: one batch per Assembly, MAX_BATCH_BYTES at most, allocated as it comes in.
+Bound: one batch per Assembly, at most MAX_BATCH_BYTES, allocated as it arrives.
 
-How large a record batch is: for who only moves pieces of one, and needs nothing of what is in it.
+The module also has the size limits of a batch, for code that only moves pieces and does not decode them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from liftpy.errors import ProtocolError
 
 HEADER_SIZE_BYTES = 64
 MAX_BATCH_BYTES = 64 * 1024 * 1024
-"""Bound of a batch and of its body before compression; anything larger is refused unread."""
+"""Maximum size of a batch, and of its body before compression. Anything larger is rejected unread."""
 
 
 PIECE_BYTES = 1024 * 1024

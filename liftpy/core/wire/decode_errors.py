@@ -1,12 +1,10 @@
 """Reasons under which rejected frames are counted, for status and metrics. Pure.
 
 A node counts events in plain counters. Status and metrics show the names that begin with ``REFUSED`` separately. So
-each rejected
-frame has exactly one reason, and a new reason needs no new metric.
+each rejected frame has exactly one reason, and a new reason needs no new metric.
 
 The module also finds messages with fields that this version does not know. protobuf keeps unknown fields unread. Code
-that decides by
-such a message, or stores its content, must not act as if these fields were missing.
+that decides by such a message, or stores its content, must not act as if these fields were missing.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class MessageType(IntEnum):
 
 
 class EnvelopeError(ProtocolError):
-    """The frame is not an envelope of the expected type; the text says why. Blame: the sender."""
+    """The frame is not an envelope of the expected type. The text says why. The sender is the cause."""
 
     code = "ENVELOPE"
 
@@ -148,9 +148,9 @@ def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> b
 
 
 def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
-    """Type and payload (a view into ``frame``) of an envelope; raise EnvelopeError for anything that is not one.
+    """Return type and payload (a view into ``frame``) of an envelope. Raise EnvelopeError for anything else.
 
-    ``expected``: the only type that is accepted, None for any.
+    ``expected``: the only accepted type. None: any.
     """
     message_type, _, payload = decode_addressed(frame, expected)
     return message_type, payload
@@ -253,7 +253,7 @@ class Ordinary:
         self._plain_after = self._between + self._after
 
     def envelope(self, value: bytes, msg_id: bytes) -> bytes:
-        """``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
+        """Return an envelope. ``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
         size = len(value)
         if msg_id:
             body = b"%b%b%b%b%b%b%b" % (
@@ -265,7 +265,7 @@ class Ordinary:
         return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
 
     def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
-        """(value, message id or b"") of an envelope of this form; None: it has another one, or its CRC is wrong."""
+        """Return (value, message id or b"") of an envelope of this form. None: it has another form, or its CRC is wrong."""
         before, after, at = self._before, self._after, CRC_HEADER_SIZE_BYTES
         if not (payload.startswith(_HEAD) and payload.startswith(before, at) and payload.endswith(after)):
             return None
@@ -299,7 +299,7 @@ def _varint(size: int) -> bytes:
 
 
 def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """Return a size, and where it ends; one that no payload has, where it is none."""
+    """Return a size and the position after it. If it is invalid, return a size that no payload has."""
     size = 0
     for place, digit in enumerate(payload[at : at + _LONGEST_VARINT]):
         size |= (digit & 127) << 7 * place
@@ -344,13 +344,15 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
 
 def answered_by(reply: bytes, record_count: int) -> list[bytes]:
-    """Return the replies of the requests that an Ack to ``reply`` answers, whose ``recordCount`` is of a run; 0: one."""
+    """Return the reply subjects of the requests that an Ack to ``reply`` answers. ``recordCount`` 0: one request."""
     inbox, number = counted(reply)
     return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
 
 
 def counted(reply: bytes) -> tuple[bytes, int]:
-    """(inbox, number) of a reply that counts; the number is -1 where it does not, or is not written as it would be here."""
+    """Return (inbox, number) of a numbered reply subject. The number is -1 if it is missing, or not written as this module
+    writes it.
+    """
     inbox, _, digits = reply.rpartition(b".")
     if not inbox or not digits.isdigit() or len(digits) > MAX_DIGITS or (digits[0] == _ZERO and len(digits) > 1):
         return b"", -1

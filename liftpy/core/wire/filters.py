@@ -55,7 +55,7 @@ class SubjectTree:
             node[_END] = {}
 
     def matches(self, subject: str) -> bool:
-        """Return whether one of the subjects stands for ``subject``, which has no wildcards."""
+        """Return whether one of the subjects matches ``subject``, which has no wildcards."""
         nodes = [self._root]
         for token in subject.split("."):
             below = []
@@ -78,9 +78,10 @@ _END = ""
 
 @dataclass(frozen=True)
 class Filter:
-    """``subjects``: with wildcards, a record fits if one does; ``keys``: the same. Of both, both must fit; none: everything fits.
+    """Filter of records. ``subjects``: with wildcards, one must match. ``keys``: one must be equal. With both, both must
+    match. Empty: everything matches.
 
-    Raises ConfigError beyond a bound, InvalidNameError for what is no subject.
+    Raises ConfigError beyond a limit, InvalidNameError for an invalid subject.
     """
 
     subjects: tuple[str, ...] = ()
@@ -110,7 +111,9 @@ class Filter:
         return SubjectTree(self.subjects)
 
     def mask(self, batch: RecordBatch) -> Mask:
-        """bool[record_count]: which records fit. Nothing of a control batch does. CorruptionError as of ``RecordBatch.columns``."""
+        """Return which records match, as bool[record_count]. Records of a control batch never match. Raises CorruptionError
+        as ``RecordBatch.columns``.
+        """
         if batch.header.control or not batch.record_count:
             return np.zeros(batch.record_count, dtype=np.bool_)
         columns = batch.columns
@@ -221,7 +224,7 @@ def _headers(column: HeadersColumn, mask: Mask) -> HeadersColumn:
 
 
 VALUES = 128
-"""Stands for the values among the bits of ``Columns``, where they need none."""
+"""Bit that stands for the values among the bits of ``Columns``."""
 LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns.REPLIES).value
 """Columns that can be left out."""
 

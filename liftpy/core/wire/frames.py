@@ -86,7 +86,7 @@ class ReplicationResponse:
 
 
 def encode(message: Message) -> bytes:
-    """Return the envelope of a protobuf frame; its message type follows from the class."""
+    """Return the envelope of a protobuf frame. The class determines its message type."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True))
 
 
@@ -112,9 +112,9 @@ def parse(payload: bytes | memoryview, expected: type[M]) -> M:
 def replication_response_header(
     leader_epoch: int, high_watermark: int, chunks: Chunks | None = None, address: bytes = b""
 ) -> bytes:
-    """Envelope and 16-byte header of a ReplicationResponse; the batches follow. Made when it is sent, not before.
+    """Return envelope and 16-byte header of a ReplicationResponse, before its batches. Call it when the response is sent.
 
-    With ``chunks``, which are what follows, the envelope has a CRC-32C, and the ``address`` of the fetch if it asked for one.
+    With ``chunks`` (the batches), the envelope has a CRC-32C, and the ``address`` of the fetch if that requested one.
     """
     return _head(MessageType.REPLICATION_RESPONSE, _RESPONSE.pack(leader_epoch, high_watermark), chunks, address)
 
@@ -126,7 +126,7 @@ def _head(message_type: MessageType, head: bytes, chunks: Chunks | None, address
 
 
 def decode_replication_response(frame: bytes | memoryview) -> ReplicationResponse:
-    """Parse a ReplicationResponse; the 16 bytes are always there. The batches are not looked into."""
+    """Parse a ReplicationResponse, whose 16 bytes are always there. The batches are not decoded."""
     _, payload = envelope.decode(frame, MessageType.REPLICATION_RESPONSE)
     return parse_replication_response(payload)
 
@@ -143,7 +143,9 @@ def parse_replication_response(payload: memoryview) -> ReplicationResponse:
 
 
 def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece, address: bytes = b"") -> bytes:
-    """Envelope and header of a ReplicationPiece, at most PIECE_OVERHEAD_BYTES, with a CRC-32C; the piece's data follows."""
+    """Return envelope and header of a ReplicationPiece, at most PIECE_OVERHEAD_BYTES, with a CRC-32C. The data of the piece
+    follows.
+    """
     head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
     return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,), address)
 
@@ -175,7 +177,7 @@ def piece_in(head: client_pb2.ReadResponse, body: memoryview) -> Piece | None:
 
 
 def read_response_header(head: client_pb2.ReadResponse, chunks: Chunks | None = None) -> bytes:
-    """Envelope, length and header of a ReadResponse; the batches follow. With ``chunks``, which are what follows, it has a CRC-32C."""
+    """Return envelope, length and header of a ReadResponse, before its batches. With ``chunks`` (the batches), it has a CRC-32C."""
     body = head.SerializeToString()
     return _head(MessageType.READ_RESPONSE, _LENGTH.pack(len(body)) + body, chunks)
 
@@ -195,7 +197,7 @@ def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPub
 
 
 def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
-    """Header and batches (back to back, a view into ``frame``) of a ReadResponse, else ProtocolError."""
+    """Return header and batches (consecutive, a view into ``frame``) of a ReadResponse. Raise ProtocolError for anything else."""
     return _headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
 
 
@@ -224,7 +226,7 @@ _LONGEST = 20
 
 
 def encode_presence(wall_ns: int) -> bytes:
-    """``yes``, a blank, and ``wall_ns`` in digits."""
+    """Return ``yes``, a blank, and ``wall_ns`` in digits."""
     return b"%s %d" % (_YES, wall_ns)
 
 

@@ -1,9 +1,9 @@
-"""Headers of a record: ordered pairs, whose names may repeat, and the names that are ours.
+"""Headers of a record: ordered pairs, whose names may repeat, and liftpy's own names.
 
-``Lift-*`` (in any case) means something to this project. A plain publisher says with it what the envelope has fields for; inside
-an envelope such a name is refused, because somewhere on its way it would be taken for what it says.
+``Lift-*`` (in any case) is reserved for liftpy. A plain publisher uses these names for values that an envelope has as fields. Inside an
+envelope such a name is rejected, because a later program could take it for the plain form.
 
-The header block of a NATS message, as nats-server passes it on.
+The module also reads the header block of a NATS message, as nats-server sends it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _as_bytes(value: object) -> bytes | bytearray | memoryview:
 
 
 Headers = list[tuple[str, bytes]]
-"""Names and values, in order; names may repeat."""
+"""Names and values, in order. Names may repeat."""
 
 _STATUS_LINE = b"NATS/1.0"
 _TEXT = ("utf-8", "surrogateescape")
@@ -106,5 +106,5 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def is_status(block: bytes, payload: bytes) -> bool:
-    """Return whether a message is the NATS server's own word (503: no responders) and not a publisher's."""
+    """Return whether the NATS server itself sent the message (503: no responders), and not a publisher."""
     return not payload and block[len(_STATUS_LINE) : len(_STATUS_LINE) + 1] == b" "

@@ -37,7 +37,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
-    """int64[len(keys)]: the same of each."""
+    """Return the partition of each key as int64[len(keys)]."""
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     hashed = np.empty(len(keys), dtype=np.uint32)
     for length in np.unique(lengths).tolist():
@@ -48,7 +48,7 @@ def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
 
 
 def hashes_of_column(keys: ByteArray) -> NDArray[np.uint32]:
-    """uint32[len(keys)]: the hash of each; a null is hashed as no bytes."""
+    """Return the hash of each key as uint32[len(keys)]. A null is hashed as no bytes."""
     starts, lengths = keys.offsets[:-1], keys.lengths
     data = np.frombuffer(keys.data, dtype=np.uint8)
     hashed = np.empty(len(keys), dtype=np.uint32)
@@ -59,12 +59,12 @@ def hashes_of_column(keys: ByteArray) -> NDArray[np.uint32]:
 
 
 def partitions_of_column(keys: ByteArray, partitions: int) -> NDArray[np.int64]:
-    """int64[len(keys)]: the partition of each; a null is hashed as no bytes."""
+    """Return the partition of each key as int64[len(keys)]. A null is hashed as no bytes."""
     return (hashes_of_column(keys) & np.uint32(_POSITIVE)).astype(np.int64) % partitions
 
 
 def _hashes(keys: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """uint32[n] of uint8[n, length]."""
+    """Return the hashes of uint8[n, length] as uint32[n]."""
     count, length = keys.shape
     m = np.uint32(_M)
     hashed = np.full(count, (_SEED ^ length) & _U32, dtype=np.uint32)

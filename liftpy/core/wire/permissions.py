@@ -6,15 +6,12 @@ subject that the code builds has a row. A test compares the rows with ``Subjects
 elsewhere.
 
 Algorithm: the permissions of a role are the rows that name it. A node has everything below the namespace in one
-pattern. The wildcards
-of NATS are complete tokens, so a pattern such as ``<ns>.*.*.read`` also matches ``<ns>.control.admin.read``. Therefore
-no node and no
-principal may have a name that the subjects of partitions end with. Controllers reject these names
-(``liftpy.core.metadata.controller.admission``).
+pattern. The wildcards of NATS are complete tokens, so a pattern such as ``<ns>.*.*.read`` also matches
+``<ns>.control.admin.read``. Therefore no node and no principal may have a name that the subjects of partitions end
+with. Controllers reject these names (``liftpy.core.metadata.controller.admission``).
 
 Worked example: a reader of ``orders`` may publish on ``liftpy.info``, ``liftpy.orders.*.read`` and
-``liftpy.orders.*.read.*``, and
-subscribe to ``_INBOX.>``.
+``liftpy.orders.*.read.*``, and subscribe to ``_INBOX.>``.
 """
 
 from __future__ import annotations
@@ -118,12 +115,13 @@ class Scope:
     inbox_prefix: str = "_INBOX"
     principal: str = ""
     services: tuple[str, ...] = ()
-    """Replicated services that a reader or an operator may query, ``*``: all; a service's own user: those that it is. Empty: none, and
-    all."""
+    """Replicated services that a reader or an operator may query. ``*``: all. For a service's own user: the services that it
+    runs. Empty: none, or all for such a user.
+    """
     replies: tuple[str, ...] = ()
-    """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers; of members, which nodes do."""
+    """Inbox prefixes, without a dot at the end, on which a service's user answers commands, or on which nodes answer members."""
     jetstream: str = ""
-    """Domain under which nodes answer JetStream's read API, of all streams; '': they do not."""
+    """Domain in which nodes answer JetStream's read API, for all streams. '': they do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ BY_KEY = {PartitioningMethod.KEY, PartitioningMethod.KEY_OR_NUMBER}
 
 
 class Partitioning(NamedTuple):
-    """Among how many partitions a producer chooses, and how; a ``method`` that is not known here stays a number."""
+    """Number of partitions among which a producer chooses, and the method. An unknown ``method`` stays a number."""
 
     partitions: int
     method: int
@@ -116,7 +116,7 @@ class ProducerNote(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Self:
-        """Return the reverse; raises CorruptionError."""
+        """Return the decoded note. Raises CorruptionError."""
         data = bytes(data)
         try:
             name_size, uid_size, has_position, method, partition, offset, generation = _FORMAT.unpack_from(data)

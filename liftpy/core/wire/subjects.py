@@ -43,7 +43,7 @@ _IN_SUBJECT = rb"[!-)+-=?-~\x80-\xff]"
 
 
 Allows = Callable[[bytes], bool]
-"""True if a reply subject may be answered: an ``InboxRule``, or what stands for one."""
+"""Function that returns whether a reply subject may be answered, such as an ``InboxRule``."""
 
 
 def check_inbox_prefixes(prefixes: Sequence[str]) -> None:
@@ -148,9 +148,9 @@ class Subjects:
 
     namespace: str = "liftpy"
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
-    """Under which applications are answered, as in ``liftpy.core.wire.subjects``. No stream may listen there."""
+    """Inbox prefixes of applications. No stream may have a subject there."""
     principal: str = ""
-    """Under which name this user asks for changes, where NATS's rights tie it to one."""
+    """Name under which this user requests changes, if the permissions of NATS prove it."""
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
@@ -158,31 +158,31 @@ class Subjects:
             check_speaker(self.principal, "principal")
 
     def replicate(self, stream: str, partition: int) -> str:
-        """Followers fetch here; the partition's leader listens."""
+        """Return the subject of the fetches of followers. The partition's leader subscribes."""
         return f"{self.namespace}.{stream}.{partition}.replicate"
 
     def offset(self, stream: str, partition: int) -> str:
-        """Followers reconcile here; the partition's leader listens."""
+        """Return the subject of the epoch queries of followers. The partition's leader subscribes."""
         return f"{self.namespace}.{stream}.{partition}.offset"
 
     def read(self, stream: str, partition: int) -> str:
-        """Reads; every ISR member listens in the queue group of the same name."""
+        """Return the subject of reads. Every ISR member subscribes in the queue group of this name."""
         return f"{self.namespace}.{stream}.{partition}.read"
 
     def read_from(self, stream: str, partition: int, node_id: str) -> str:
-        """Reads from one named node."""
+        """Return the subject of reads from one named node."""
         return f"{self.namespace}.{stream}.{partition}.read.{node_id}"
 
     def notify(self, node_id: str) -> str:
-        """Wakes the idle followers of a node; also the leaders' notices."""
+        """Return the subject of wake-ups for the idle followers of a node, and of notices from leaders."""
         return f"{self.namespace}.notify.{node_id}"
 
     def info(self) -> str:
-        """Subject of read-only metadata requests. All controllers subscribe, the metadata leader answers."""
+        """Return the subject of read-only metadata requests. All controllers subscribe, and the metadata leader answers."""
         return f"{self.namespace}.info"
 
     def control_admin(self) -> str:
-        """Subject of operator requests. All controllers subscribe, the metadata leader answers."""
+        """Return the subject of operator requests. All controllers subscribe, and the metadata leader answers."""
         return f"{self.namespace}.control.admin" + (f".{self.principal}" if self.principal else "")
 
     def control_admin_all(self) -> tuple[str, str]:
@@ -190,47 +190,49 @@ class Subjects:
         return f"{self.namespace}.control.admin", f"{self.namespace}.control.admin.*"
 
     def control_node(self, node_id: str) -> str:
-        """Subject of the requests of one node to the controllers. NATS permissions can check the node id in it."""
+        """Return the subject of the requests of one node to the controllers. NATS permissions can check the node id in it."""
         return f"{self.namespace}.control.node.{node_id}"
 
     def control_level(self, node_id: str) -> str:
-        """Operators have a node log more, or less, for a time."""
+        """Return the subject on which operators change a node's log level for a time."""
         return f"{self.namespace}.control.level.{node_id}"
 
     def control_settings(self, node_id: str) -> str:
-        """Subject on which operators tell a node to reload its settings."""
+        """Return the subject on which operators tell a node to reload its settings."""
         return f"{self.namespace}.control.settings.{node_id}"
 
     def control_events(self, node_id: str) -> str:
-        """Subject on which a controller returns events of the cluster."""
+        """Return the subject on which a controller returns events of the cluster."""
         return f"{self.namespace}.control.events.{node_id}"
 
     def events(self, kind: str) -> str:
-        """Subject on which the metadata leader publishes events of this kind."""
+        """Return the subject on which the metadata leader publishes events of this kind."""
         return f"{self.namespace}.events.{kind}"
 
     def inbox(self, node_id: str) -> str:
-        """Under which a node is answered, without the last dot: by other nodes and by controllers."""
+        """Return the prefix, without the last dot, of the subjects on which other nodes and controllers answer this node."""
         return f"{self.namespace}.inbox.{node_id}"
 
     def inboxes(self) -> str:
-        """Under which all nodes are answered; ends with a dot. Applications are never answered there."""
+        """Return the prefix, with a dot at the end, of all subjects on which nodes get answers. Applications never get
+        answers there.
+        """
         return f"{self.namespace}.inbox."
 
     def raft(self, to: str, sender: str) -> str:
-        """A frame of the metadata group; the sender is in the subject so that NATS rights can hold it."""
+        """Return the subject of a frame of the metadata group. NATS permissions can check the sender in it."""
         return f"{self.namespace}.raft.{to}.{sender}"
 
     def raft_inbox(self, node_id: str) -> str:
-        """Subject that a member of the metadata group subscribes to."""
+        """Return the subject that a member of the metadata group subscribes to."""
         return f"{self.namespace}.raft.{node_id}.*"
 
     def feed(self) -> str:
-        """Applied records, published by the metadata leader for nodes that are not controllers."""
+        """Return the subject of applied records, published by the metadata leader for nodes that are not controllers."""
         return f"{self.namespace}.feed"
 
     def feed_snapshot(self) -> str:
-        """Requests for chunks of the image."""
+        """Return the subject of requests for chunks of the image."""
         return f"{self.namespace}.feed.snapshot"
 
     def status(self, node_id: str) -> str:
@@ -238,37 +240,41 @@ class Subjects:
         return f"{self.namespace}.status.{node_id}"
 
     def groups(self) -> str:
-        """Data subject of the stream of groups: members of consumer groups and workers of queues send their commands here. Outside of
-        the namespace, since streams are; partition N listens on ``<this>.N`` (``data_subject``)."""
+        """Return the data subject of the stream of groups. Group members and queue workers send their commands there.
+
+        It is outside of the namespace, as all streams are. Partition N subscribes to ``<this>.N`` (``data_subject``).
+        """
         return f"{self.namespace}-groups"
 
     def events_stream(self) -> str:
-        """Data subject of the internal stream of events. Only the metadata leader publishes to it."""
+        """Return the data subject of the internal stream of events. Only the metadata leader publishes to it."""
         return f"{self.namespace}-events"
 
     def service(self, node_id: str) -> str:
-        """Replicated services of versions before ``service_session`` register, report and acknowledge here."""
+        """Return the subject of replicated services of versions before ``service_session``."""
         return f"{self.namespace}.service.{node_id}"
 
     def service_session(self, node_id: str, stream: str, service: str) -> str:
-        """Subject on which a replicated service beside a node registers, reports and acks. Permissions contain its stream
-        and name.
+        """Return the subject on which a replicated service in the node's host registers, reports and acks. It contains the
+        stream and the name for NATS permissions.
         """
         return f"{self.namespace}.service.{node_id}.session.{stream}.{service}"
 
     def service_query(self, service: str) -> str:
-        """Queries of the state of a service over partition 0; over partition N they go to ``<this>.N`` (``data_subject``)."""
+        """Return the subject of queries of a service's state over partition 0. For partition N it is ``<this>.N``
+        (``data_subject``).
+        """
         return f"{self.namespace}.service.{service}.query"
 
     def service_snapshot(self, service: str, node_id: str) -> str:
-        """Subject on which the service processes of one node send their snapshots to those of other nodes."""
+        """Return the subject on which the service processes of one node send their snapshots to those of other nodes."""
         return f"{self.namespace}.service.{service}.snapshot.{node_id}"
 
 
 SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 """Subject on which nats-server reports the pending data of the own account's connections."""
 JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
-"""Inbox prefix, without the dot, under which nodes that answer JetStream's read API are answered what they read."""
+"""Inbox prefix, without the dot, for reads of the nodes that answer JetStream's read API."""
 GROUPS_INBOX = "_INBOX_liftpy-groups"
 """Inbox prefix, without the dot, under which the coordinators of groups in the nodes are answered."""
 GROUPS_STREAM = "_groups"
@@ -278,7 +284,7 @@ GROUPS_SERVICE = "groups"
 EVENTS_STREAM = "_liftpy-events"
 """The internal stream of what happened in the cluster, and who asked for what."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
-"""Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
+"""Tokens that follow the namespace in the protocol's own subjects. No stream may have one of these names."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
 """Last tokens of the subjects of partitions. No node and no principal may have one of these names.
 
@@ -294,7 +300,7 @@ def check_speaker(name: str, what: str) -> str:
 
 
 def jetstream_api(domain: str, rest: str) -> str:
-    """Subject of JetStream API requests in the domain ``domain``."""
+    """Return the subject of JetStream API requests in the domain ``domain``."""
     return f"$JS.{domain}.API.{rest}"
 
 

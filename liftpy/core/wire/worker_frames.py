@@ -19,7 +19,7 @@ from liftpy.errors import ProtocolError
 _CRC = struct.Struct(">I")
 _REST = struct.Struct(">IBQ")
 LEASE = struct.Struct(">Q")
-"""Body of HEARD: ns; 0: as the settings say."""
+"""Body of HEARD: length of the lease in ns. 0: length from the settings."""
 HEAD_BYTES = _CRC.size + _REST.size
 MOST_BODY_BYTES = 64 * 1024 * 1024
 MOST_IMAGE_BYTES = 512 * 1024 * 1024
@@ -36,9 +36,9 @@ class FrameKind(IntEnum):
     IMAGE = 3
     """A snapshot, in the place of the image before."""
     ENTRY = 4
-    """pb.FeedEntry: what has changed in the image."""
+    """pb.FeedEntry: a change of the image."""
     HEARD = 5
-    """Token: when the heartbeat was sent that the metadata group has answered, ns; the lease that the answer grants (``LEASE``)."""
+    """Token: sending time of the answered heartbeat in ns, and the granted lease (``LEASE``)."""
     PING = 6
     ANSWER = 7
     """Answer to a control request (pb.ControlResponse)."""
@@ -52,12 +52,12 @@ class FrameKind(IntEnum):
     LEVEL = 12
     """JSON: level and for_s of the log."""
     SETTINGS = 13
-    """JSON: settings of each process, of which those are taken over that a process can while it runs."""
+    """JSON: settings of each process. A running process adopts those that it can change."""
     HELLO = 32
     RECOVERED = 33
-    """JSON: what the recovery of its logs has found."""
+    """JSON: result of the recovery of its logs."""
     SETTLED = 34
-    """All partitions of the image are open, or have failed."""
+    """All partitions of the image are open, or have failed to open."""
     PONG = 35
     PROPOSE = 36
     """ms until it gives up (4), pb.ControlRequest."""
@@ -69,7 +69,7 @@ class FrameKind(IntEnum):
     SIGNS = 40
     """JSON: how it is."""
     SAMPLED = 45
-    """JSON: what it has counted until now, once a second."""
+    """JSON: the counts of the process so far, once a second."""
     TOLD = 41
     """JSON: the answer to ASK."""
     QUIET_OVER = 42
@@ -93,7 +93,7 @@ def most_bytes(kind: int) -> int:
 
 
 def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
-    """Return a frame's bytes; raises ProtocolError for a body that is too large."""
+    """Return a frame's bytes. Raises ProtocolError for a body that is too large."""
     if len(body) > most_bytes(kind):
         raise ProtocolError(
             f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large. Please report it."

@@ -138,7 +138,8 @@ class DataFile:
 class Orphans:
     """Files of failed attempts.
 
-    ``files``: removable. ``size_bytes``: of them. ``left``: complete files outside the table, which stay.
+    ``files``: removable ones. ``size_bytes``: their total size. ``left``: number of complete files outside the table, which
+    stay.
     """
 
     files: tuple[str, ...] = ()
@@ -179,7 +180,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
 
 
 def remove_orphans(orphans: Orphans) -> None:
-    """Take them away; one that is gone already is no error."""
+    """Remove the files. A file that is already gone is no error."""
     for path in orphans.files:
         try:
             Path(path).unlink(missing_ok=True)
@@ -213,7 +214,7 @@ NEEDED = ("stream", "partition", "offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivePlan:
-    """What ``archive`` writes, and where to.
+    """Plan of ``archive``: the streams, the table and the options.
 
     Args:
         streams: Names of the streams.
@@ -322,7 +323,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What ``archive`` would do.
+    """The work that ``archive`` would do.
 
     Attributes:
         starts: (stream, partition) -> offset to continue at.
@@ -382,7 +383,7 @@ def start_archive(
 
     Args:
         spark: The Spark session.
-        plan: What to archive, and where to.
+        plan: Streams, table and options.
         once: If True, stop at the records that are committed now. Default False: run forever.
         tell: Function that is called after each micro-batch, on the driver, by another thread.
 
@@ -427,7 +428,7 @@ def archive(
 
     Args:
         spark: The Spark session.
-        plan: What to archive, and where to.
+        plan: Streams, table and options.
         once: If True (default), stop at the records that are committed now. False: run forever.
         tell: Function that is called after each micro-batch.
 
@@ -474,7 +475,7 @@ def outlook(plan: ArchivePlan) -> Outlook:
     """Return what ``archive`` would do. Write nothing. Needs no Spark.
 
     Args:
-        plan: What to archive, and where to.
+        plan: Streams, table and options.
     """
     table = table_at(plan.table, plan.kind)
     options = SourceOptions.parse(plan.options())

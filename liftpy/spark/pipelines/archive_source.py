@@ -46,7 +46,7 @@ class ManifestDataSource(DataSource):
 
 
 def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, Writing]:
-    """Return the source's options, and how files are written; raises ConfigError."""
+    """Return the source's options, and how files are written. Raises ConfigError."""
     own = {name.lower(): value for name, value in given.items() if name.lower() in (ROOT, COMPRESSION)}
     options = SourceOptions.parse({name: value for name, value in given.items() if name.lower() not in own})
     options.check_streaming()
@@ -61,7 +61,7 @@ class ManifestStreamReader(LiftStreamReader):
         self.writing = writing
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Write the range; its row."""
+        """Write the range to a file, and yield the row that describes it."""
         planned: PlannedRange | None = partition.value
         if planned is None:
             return

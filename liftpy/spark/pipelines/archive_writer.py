@@ -41,7 +41,7 @@ class Writing:
 
 
 def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing) -> ArchivedRange:
-    """Return the range's records in a file, or the file that has them; StorageError if the disk does not take it."""
+    """Write the range's records to a file, or return the file that has them. Raises StorageError if the disk fails."""
     name = FileName(
         planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
     )
@@ -112,7 +112,7 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches joined to row groups."""
+    """Join batches to row groups."""
     group: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:

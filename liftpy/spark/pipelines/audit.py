@@ -11,14 +11,11 @@ count: two copies of a record must be equal, and a missing record must have a la
 Parts of a partition are audited independently (``AuditSpan``), in threads of this process or by executors.
 
 A record that some replicas lack on a compacted log: a replica that has the newest record of a key must also have a
-later one, or the
-record is a tombstone, which is removed after its time. The later record may be past the compared range. So a replica is
-read up to the
-offset up to which the others have compacted [R11]. If there is none, either the replicas without the record lost it, or
-a removed delete
-marker deleted it, and the replica with the record missed that [D30]. If the stream also drops by subject, or records
-were purged, the cause
-is unknown, and the records are only counted. So are records beyond MAX_KEYS_DROPPED.
+later one, or the record is a tombstone, which is removed after its time. The later record may be past the compared
+range. So a replica is read up to the offset up to which the others have compacted [R11]. If there is none, either the
+replicas without the record lost it, or a removed delete marker deleted it, and the replica with the record missed that
+[D30]. If the stream also drops by subject, or records were purged, the cause is unknown, and the records are only
+counted. So are records beyond MAX_KEYS_DROPPED.
 """
 
 from __future__ import annotations
@@ -144,7 +141,7 @@ class Dropped:
             self.learn_ends(node, ends)
 
     def culprits(self, gap: Gap, *, has_key: bool) -> tuple[str, tuple[str, ...], str]:
-        """(kind of finding, nodes, why) of a record that nothing supersedes."""
+        """Return (kind of finding, nodes, reason) for a record that has no newer record of its key."""
         most_hold = 2 * len(gap.holding) > len(gap.holding) + len(gap.lacking)
         if not has_key:
             if 2 * len(gap.lacking) > len(gap.holding) + len(gap.lacking):
@@ -208,8 +205,11 @@ def lost_of(
 
 
 async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_to: int, patience_s: float) -> dict[bytes, int]:
-    """Key -> offset of its newest record, of the keys of ``gaps``, each on a replica that has the record which others lack.
-    ``read_to``: an offset, exclusive, to which all of them have to be read, at least."""
+    """Return key -> offset of its newest record, for the keys of ``gaps``.
+
+    Each key is read on a replica that has the record which others lack. ``read_to``: offset (exclusive) to which at least all
+    of them are read.
+    """
     transport = await link.transport(patience_s)
     newest: dict[bytes, int] = {}
     for node in sorted({gap.holding[0] for gap in gaps.values()}):
@@ -236,7 +236,7 @@ async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_
 
 
 def _filters(keys: Iterable[bytes]) -> Iterable[list[bytes]]:
-    """Keys in portions that fit a filter each."""
+    """Split keys into portions that fit into one filter each."""
     portion: list[bytes] = []
     for key in keys:
         if portion and (len(portion) == MAX_KEYS or sum(map(len, portion)) + len(key) > MAX_FILTER_BYTES):
@@ -474,7 +474,7 @@ class _SpanWork:
         return self._asked[-1]
 
     async def run(self) -> SpanAudit:
-        """Block after block; a replica that goes away is left out from there on."""
+        """Compare block after block. A replica that becomes unreachable is skipped from there on."""
         span = self._span
         asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
@@ -508,7 +508,7 @@ class _SpanWork:
             self._found.findings.append(found)
 
     async def _judge(self, part: _SpanPart) -> None:
-        """Findings of a part of the span."""
+        """Add the findings of a part of the span."""
         for node, block in part.blocks.items():
             if block.damaged is not None:
                 text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
@@ -569,7 +569,7 @@ class _SpanWork:
             self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
 
     def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
-        """The records are the same, their batches are not: control batches, stamps of producers, how they are packed."""
+        """Compare batches with equal records: control batches, stamps of producers, and how records are packed."""
         for node in batches:
             offset = first_other_batch(batches[reference], batches[node])
             if offset is not None:

@@ -33,19 +33,20 @@ _WORDS = {
     LOST: "lacks a record that nothing supersedes",
     REVIVED: "has a record that other replicas deleted",
 }
-"""Kind of finding -> what its replica does, in words."""
+"""Kind of finding -> description of what is wrong with the replica."""
 MAX_FINDINGS = 100
 """Maximum number of findings for a part of a partition."""
 ABSENT = "nothing"
-"""Instead of a digest, where there is no record."""
+"""Text instead of a digest, if there is no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AuditFinding:
-    """``node``'s replica is not what it should be at ``offset`` (of ``damaged`` ones: there, or behind it).
+    """A replica of ``node`` with wrong content at ``offset``. If it is damaged: at or after ``offset``.
 
-    ``expected``: the digest that most of the others have, ``seen``: its own; empty where damage left none. ``majority``: whether more
-    than half of the replicas that were compared have the expected one; else it is the leader's, and nothing says who is right.
+    ``expected``: digest of most other replicas. ``seen``: digest of this replica. Empty if damage left none. ``majority``:
+    True if more than half of the compared replicas have the expected digest. Otherwise it is the leader's, and it is not known
+    which one is right.
     """
 
     stream: str
@@ -82,10 +83,10 @@ class ReplicaAudit:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionAudit:
-    """One partition: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive) of its ``replicas``, by node.
+    """Audit of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive). ``replicas``: by node.
 
-    ``dropped``: records that some replicas have and others do not have any more, because they were compacted at another time;
-    ``dropped_checked``: whether it was looked at that later ones supersede them.
+    ``dropped``: records that some replicas have and others no longer have, because they were compacted at another time.
+    ``dropped_checked``: True if the audit checked that later records replace them.
     """
 
     stream: str
@@ -147,8 +148,10 @@ class AuditReport:
 
 
 def deviants(digests: Mapping[str, str], reference: str) -> tuple[str, bool, list[str]]:
-    """(the digest to be expected, whether more than half have it, the nodes that have another). ``digests``: node -> digest.
-    Where no digest has more nodes than every other, that of the node ``reference`` is expected."""
+    """Return (expected digest, whether more than half have it, nodes with another digest). ``digests``: node -> digest.
+
+    If no digest has more nodes than every other, the digest of the node ``reference`` is expected.
+    """
     counts = Counter(digests.values()).most_common(2)
     tied = len(counts) > 1 and counts[0][1] == counts[1][1]
     expected = digests[reference] if tied else counts[0][0]
@@ -163,15 +166,16 @@ _HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 @dataclass(frozen=True, slots=True)
 class HeldRecords:
-    """A replica's records of a range, ascending. ``offsets``: int64[n]; ``rows``: n rows of all columns, times as int64 ns."""
+    """A replica's records of a range, ascending. ``offsets``: int64[n]. ``rows``: n rows of all columns, times as int64 ns."""
 
     offsets: NDArray[np.int64]
     rows: pa.Table
 
     @classmethod
     def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> HeldRecords:
-        """The records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for columns that don't
-        fit their header."""
+        """Return the records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for
+        columns that do not fit their header.
+        """
         rows = pa.Table.from_batches([to_arrow(batches, from_offset=start_offset, end_offset=end_offset)])
         place = rows.schema.get_field_index("timestamp")
         rows = rows.set_column(place, "timestamp", rows["timestamp"].cast(pa.int64()))
@@ -235,7 +239,7 @@ def differing_rows(here: pa.Table, there: pa.Table) -> list[int]:
 
 
 def first_difference(here: pa.Table, there: pa.Table) -> int | None:
-    """Return the first row in which two tables of as many rows differ; None: they are equal."""
+    """Return the first row in which two tables of equal length differ. None: they are equal."""
     if here.equals(there):
         return None
     low, high = 0, here.num_rows  # it is in [low, high)
@@ -249,7 +253,7 @@ def first_difference(here: pa.Table, there: pa.Table) -> int | None:
 
 
 def first_other_batch(here: Sequence[RecordBatch], there: Sequence[RecordBatch]) -> int | None:
-    """Return the base offset of the first batch that is not the same, byte by byte; None: all are."""
+    """Return the base offset of the first batch that differs in its bytes. None: all are equal."""
     for one, other in zip(here, there, strict=False):
         if one.view != other.view:
             return min(one.base_offset, other.base_offset)

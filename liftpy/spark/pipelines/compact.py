@@ -1,8 +1,8 @@
-"""The pipeline ``compact``: the latest record of each key of a stream, as a table; a tombstone deletes its key.
+"""The pipeline ``compact``: a table with the latest record of each key of a stream. A tombstone deletes its key.
 
-Each run reads what is new since the table's last one, or everything, folds it into what the table holds, and puts the result in the
-place of it in one transaction, with the ends up to which the stream is in it. So a run that dies has done nothing, and one that is
-repeated does nothing twice.
+Each run reads the new records since the table's last run, or everything. It merges them into the table's content, and replaces the
+content in one transaction, with the end offsets that the table now covers. So a failed run changes nothing, and a repeated run changes
+nothing twice.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("recor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactPlan:
-    """What ``compact`` reads and writes.
+    """Plan of ``compact``: the stream, the output table and the options.
 
     Args:
         stream: Name of the stream.
@@ -92,9 +92,9 @@ class CompactPlan:
 
 @dataclass(frozen=True, slots=True)
 class CompactStep:
-    """What one run reads.
+    """Input of one run.
 
-    Of each partition, offsets [``starts``, ``cuts``) come from the archive and [``cuts``, ``ends``) from the stream.
+    The offsets [``starts``, ``cuts``) of each partition come from the archive, and [``cuts``, ``ends``) from the stream.
 
     Attributes:
         starts: (stream, partition) -> first offset.
@@ -171,7 +171,7 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """Return what ``compact`` would do. Write nothing.
 
     Args:
-        plan: What to read and write.
+        plan: Stream, output table and options.
         output: The output table.
 
     Raises:
@@ -214,7 +214,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
     Args:
         spark: The Spark session.
-        plan: What to read and write.
+        plan: Stream, output table and options.
         tell: Function that is called with the planned step before it runs.
 
     Returns:
@@ -277,7 +277,7 @@ def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
 
 
 def _folded(frame: DataFrame) -> DataFrame:
-    """Return the latest of each key: by offset within a partition; of several partitions the one that is stamped last."""
+    """Return the latest record of each key: by offset within a partition, by timestamp between partitions."""
     from pyspark.sql import functions as f
 
     row = f.struct(*[f.col(name) for name in COLUMNS])
@@ -288,7 +288,7 @@ def _folded(frame: DataFrame) -> DataFrame:
 
 
 def write_part(root: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A task's rows as a file, and the row about it."""
+    """Write the rows of a task to a file, and yield the row that describes it."""
     schema = arrow_schema(COLUMNS)
     path = f"{DATA}/latest-{uuid.uuid4().hex}.parquet"
     cast: Iterator[Any] = (batch.cast(schema) for batch in batches if batch.num_rows)

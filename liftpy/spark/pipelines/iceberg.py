@@ -1,12 +1,9 @@
 """Iceberg tables with ``pyiceberg``, without a server: the catalog is an SQLite file in the table's directory.
 
 Marks are properties of the table, set in the transaction that adds the files. Each transaction adds a snapshot, and is
-accepted only on the
-snapshot on which it was decided. That fences concurrent archives. pyiceberg's own retry is off, because it would use a
-newer snapshot with
-marks that may be wrong. A replacement of the content is a transaction of two snapshots: one without the old files, and
-one with the new
-ones. Readers see the second.
+accepted only on the snapshot on which it was decided. That fences concurrent archives. pyiceberg's own retry is off,
+because it would use a newer snapshot with marks that may be wrong. A replacement of the content is a transaction of two
+snapshots: one without the old files, and one with the new ones. Readers see the second.
 """
 
 from __future__ import annotations
@@ -125,7 +122,7 @@ class IcebergFolder:
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    """Absolute path -> records, of a snapshot's files, None: the newest."""
+    """Return absolute path -> number of records of the files of a snapshot. None: the newest snapshot."""
     found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
     return {one.file_path.removeprefix("file://"): one.record_count for one in found}
 

@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 def _coded(work: Callable[[_P], _R], piece: _P) -> _R:
-    """An error of ours passes Spark with its code."""
+    """Run ``work``. Errors of liftpy keep their code when Spark reports them."""
     with coded():
         return work(piece)
 

@@ -1,8 +1,8 @@
 """The pipeline ``replay``: a range of a stream, or of an archive, into a stream, each record once under a name.
 
-A task for each partition of the source, which is one round of a producer (``liftpy.client.write_epoch``): run again under the
-same name, it
-reads its records again from the first one, and what leaders have of them is left out by their digest. So it does not matter who dies.
+A task for each partition of the source, which is one round of a producer (``liftpy.client.write_epoch``): run again
+under the same name, it reads its records again from the first one, and what leaders have of them is left out by their
+digest. So it does not matter who dies.
 
 What a replay reads: for each partition of its source a share, of a stream or of an archive's files.
 
@@ -70,8 +70,10 @@ class ArchiveFile:
 
 
 def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[ArchiveFile]]:
-    """(stream, partition) -> its files, in order. Raises ConfigError where files are not as an archive names them, NotFoundError where
-    there are none of ``stream``."""
+    """Return (stream, partition) -> its files, in order.
+
+    Raises ConfigError if files do not have names of an archive, NotFoundError if ``stream`` has no files.
+    """
     found: dict[tuple[str, int], list[ArchiveFile]] = {}
     for path in paths:
         name = parse_file(path.rpartition("/")[2])
@@ -135,7 +137,7 @@ MAX_RECORDS = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What ``replay`` writes, and where to.
+    """Plan of ``replay``: the source, the target stream and the options.
 
     Args:
         stream: Name of the stream whose records are written.
@@ -210,7 +212,7 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     """Return the parts that ``replay`` would write now. Write nothing.
 
     Args:
-        plan: What to replay, and where to.
+        plan: Source, target and options.
 
     Raises:
         NotFoundError: No such stream.
@@ -245,7 +247,7 @@ def replay(spark: SparkSession, plan: ReplayPlan, tell: Callable[[int], None] = 
 
     Args:
         spark: The Spark session.
-        plan: What to replay, and where to.
+        plan: Source, target and options.
         tell: Function that is called now and then with the growth of the target, in records.
 
     Returns:
@@ -364,7 +366,7 @@ def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
 
 
 def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
-    """The share's records, in order; StorageError for a file that can't be read."""
+    """Yield the share's records, in order. Raises StorageError for a file that cannot be read."""
     planned = share.planned
     with coded():
         for path in share.files:

@@ -1,7 +1,8 @@
 """Reads of one replica only: its bounds, its batches, and their digest.
 
-A reader changes replica when one does not answer well; who audits wants to know just that. So damage is no error here but a finding
-(``Damaged``), silence another (``Away``); what is not ready, or was changed on its way, is asked for again until the patience is over.
+Other readers change to another replica after a bad answer. An audit must see that answer. So damage is a finding (``Damaged``), not an
+error, and no answer is another one (``Away``). The request is repeated, until the patience is over, if the replica is not ready or an
+answer was changed on its way.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class ReplicaAddress:
 class HeldBlock:
     """The batches of a replica that begin in a range of offsets.
 
-    ``digest``: of their bytes, hexadecimal. ``unpacked_bytes``: about what their columns take. ``end_offset``: exclusive, of
-    the last one. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: whether offsets may be without a record.
-    ``damaged`` or ``away``: why not all of them could be had; the others are of those before.
+    ``digest``: digest of their bytes, hexadecimal. ``unpacked_bytes``: approximate size of their columns. ``end_offset``: end
+    of the last batch, exclusive. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: True if offsets
+    may have no record. ``damaged`` or ``away``: reason why batches are missing. The existing ones come before that.
     """
 
     digest: str = ""
@@ -95,9 +96,9 @@ class ReplicaReads:
         self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
         self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
         self.compacted = False
-        """True if it has said that offsets may be without a record."""
+        """True if the replica has said that offsets may have no record."""
         self.compacted_end = 0
-        """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R11]."""
+        """Exclusive: the highest offset that compaction had reached, over all answers [R11]."""
         self.deletes_end = 0
         """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
 
@@ -111,11 +112,11 @@ class ReplicaReads:
         """Return the producer and message-id state of the replica, including deleted records.
 
         Returns:
-            The offset that the state ends at, and the bytes of its state file; (0, b""): the replica knows nothing that its log does
-            not say; None: it is a node of an earlier version, which does not know the question.
+            The offset that the state ends at, and the bytes of its state file. (0, b""): the log itself has everything. None:
+                the node has an earlier version, which does not support this request.
 
         Raises:
-            Away: The replica does not answer, or does not know all of it yet.
+            Away: The replica does not answer, or does not know the complete state yet.
         """
         end, held, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
         while True:
@@ -213,7 +214,7 @@ class ReplicaReads:
     async def _patiently(
         self, request: client_pb2.ReadRequest, offset: int, patience_s: float
     ) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """``_asked`` until it is answered. Raises NotFoundError where the stream is another one by now."""
+        """Repeat a request until it is answered. Raises NotFoundError if another stream has this name now."""
         try:
             async for attempt in retrying(patience_s, reads=True):
                 with attempt:
@@ -244,7 +245,9 @@ class InBlocks:
         """Read, and not yet of a block."""
 
     async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
-        """The batches that begin before ``end`` (exclusive), and not in the block before; they go ``into`` a list that is given."""
+        """Return the batches that begin before ``end`` (exclusive) and after the previous block. ``into``: list to which they
+        are added.
+        """
         found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:
             while True:

@@ -240,7 +240,7 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
 
 
 def _as_wide(all_of_them: Iterable[Measures]) -> None:
-    """Buckets of all partitions as wide as the widest, so that they can be put side by side, and fit together."""
+    """Widen the buckets of all partitions to the widest, so that they can be shown together."""
     several = list(all_of_them)
     while several:
         widest = max(one.width_ns for one in several)
@@ -264,7 +264,7 @@ def _beside(one: Measures) -> Measures:
 
 
 def _join_beside(whole: Measures, one: Measures) -> None:
-    """Add another partition of the same stream, which is beside ``whole``, not after it."""
+    """Add another partition of the same stream to ``whole``. Its time range is parallel, not later."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)
@@ -292,12 +292,12 @@ WIDTHS_NS = (
     *(_MS, 10 * _MS, 100 * _MS, _S, 5 * _S, 15 * _S, 60 * _S, 300 * _S, 900 * _S, 3600 * _S, 21_600 * _S, 86_400 * _S),
     *(7 * 86_400 * _S, 28 * 86_400 * _S, 364 * 86_400 * _S, 3640 * 86_400 * _S),
 )
-"""Widths of buckets, each a multiple of the one before it; of the last one, 59 hold all the time that there is."""
+"""Widths of buckets, each a multiple of the previous one. With the last one, 59 buckets cover all possible time."""
 MAX_BUCKETS = 60
 MAX_FIXED_BUCKETS = 2000
 """Maximum number of buckets of a given width."""
 MAX_SUBJECTS = 1000
-"""Subjects that are counted by name; those beyond it are one."""
+"""Number of subjects that are counted by name. All others count as one."""
 OTHERS = "(others)"
 _REGISTERS = 4096
 _INDEX_BITS = 12
@@ -317,7 +317,7 @@ class Sketch:
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
     def add(self, hashes: NDArray[np.uint32]) -> None:
-        """uint32 hashes of entries."""
+        """Add entries by their uint32 hashes."""
         index = (hashes >> np.uint32(_RANK_BITS)).astype(np.int64)
         rest = hashes & np.uint32((1 << _RANK_BITS) - 1)
         # frexp gives the exponent of the highest bit: the rank is the number of leading zeros of the rest, and one
@@ -369,12 +369,20 @@ class Bucket:
 
 @dataclass(slots=True, kw_only=True)
 class Measures:
-    """Of a range of one partition, taken in order: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
+    """Statistics of a range of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 
-    ``buckets``: number (time // ``width_ns``) -> Bucket; ``is_fixed``: they stay as wide. ``missing``: offsets without a record.
-    ``first_ns``, ``last_ns``: stamps of the first and the last record. ``pause_ns``: the longest time between two records that follow
-    on each other, ``pause_at`` the offset of the second. ``back_steps``: how often one is stamped before the one that it follows.
-    ``sizes``: int64[32], how many values have 0, 1, 2-3, 4-7... bytes; ``largest``: of them. ``subjects``: records of each.
+    Attributes:
+        buckets: Number (time // ``width_ns``) -> Bucket.
+        is_fixed: True if ``width_ns`` must not grow.
+        missing: Number of offsets without a record.
+        first_ns: Timestamp of the first record.
+        last_ns: Timestamp of the last record.
+        pause_ns: Longest time between two consecutive records, in nanoseconds.
+        pause_at: Offset of the second of these two records.
+        back_steps: Number of records with an earlier timestamp than the record before.
+        sizes: int64[32], number of values with 0, 1, 2-3, 4-7... bytes.
+        largest: Size of the largest value, in bytes.
+        subjects: Number of records per subject.
     """
 
     start_offset: int
@@ -451,7 +459,7 @@ class Measures:
             self.subjects[name if known else OTHERS] += count
 
     def join(self, later: Measures) -> None:
-        """The range that follows on this one, taken apart from it."""
+        """Add the range that follows this one and was measured separately."""
         self.missing += later.missing
         self.end_offset = later.end_offset
         if later.records:
@@ -476,7 +484,7 @@ class Measures:
         self.fit()
 
     def widen(self, width_ns: int) -> None:
-        """Buckets as wide as that, a multiple of their width; nothing happens where they are as wide."""
+        """Widen the buckets to ``width_ns``, a multiple of their width. Do nothing if they have this width."""
         if width_ns <= self.width_ns:
             return
         narrow, factor = self.buckets, width_ns // self.width_ns
@@ -485,7 +493,7 @@ class Measures:
             self.buckets.setdefault(number // factor, Bucket()).join(bucket)
 
     def fit(self) -> None:
-        """Widen until there are few enough of them. Raises ConfigError where the width was given."""
+        """Widen the buckets until there are few enough. Raises ConfigError if the width was given."""
         while self.buckets and max(self.buckets) - min(self.buckets) >= (MAX_FIXED_BUCKETS if self.is_fixed else MAX_BUCKETS):
             if self.is_fixed:
                 raise ConfigError(
@@ -499,7 +507,7 @@ class Measures:
         self.missing = self.end_offset - self.start_offset - self.records
 
     def size_below(self, share: float) -> int:
-        """Return a size that ``share`` of the values have at most; a power of two less one, or the largest there is."""
+        """Return a size that ``share`` of the values do not exceed: a power of two less one, or the largest size."""
         if not self.sizes.any():
             return 0
         power = int(np.searchsorted(np.cumsum(self.sizes), share * self.sizes.sum()))
@@ -519,7 +527,7 @@ def _counted(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, i
 
 
 def _powers(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7..."""
+    """Return int64[n]: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7..."""
     return np.minimum(np.frexp(sizes.astype(np.float64))[1], _SIZES - 1).astype(np.int64)
 
 

@@ -15,7 +15,7 @@ KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaFolder, "iceberg": Ic
 
 
 def table_at(root: str | Path, kind: str = "") -> Table:
-    """Return the table in ``root``, of its own kind, else ``kind``, else delta. Raises ConfigError."""
+    """Return the table in ``root`` in its existing format, else ``kind``, else delta. Raises ConfigError."""
     folder = Path(root).expanduser().absolute()
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:

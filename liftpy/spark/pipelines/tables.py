@@ -29,7 +29,7 @@ EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 class TableState:
     """One version of a table.
 
-    ``files``: absolute paths. ``record_count``: in them. ``marks``: existing ones of the requested marks.
+    ``files``: absolute paths. ``record_count``: number of their records. ``marks``: existing ones of the requested marks.
     """
 
     version: int
@@ -89,7 +89,7 @@ MANIFEST = pa.schema(
         ("newest_us", pa.int64()),
     ]
 )
-"""One row for each range: the fields of ArchivedRange."""
+"""Schema with one row per range: the fields of ArchivedRange."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +149,10 @@ def commit_of(
 ) -> Commit | None:
     """Return the commit of a micro-batch for the table's ``marks``, None if it is already in the table.
 
-    Raises FencedError where another archive was here, DataLossError where records are missing before or between the ranges (unless
-    that is not to fail), NotFoundError where the table holds a stream that was deleted and made again since.
+    Raises:
+        FencedError: Another archive has changed the table.
+        DataLossError: Records are missing before or between the ranges, and ``fail_on_data_loss`` is True.
+        NotFoundError: The table has records of a stream that was deleted and created again.
     """
     if marks.get(batch_mark(query_id), -1) >= batch_id:
         return None
@@ -255,7 +257,7 @@ def tag_of(uid: str, columns: Iterable[str]) -> str:
 
 
 def parse_file(name: str) -> FileName | None:
-    """Return the reverse of ``FileName.name``; None for any other file."""
+    """Parse a name that ``FileName.name`` made. None: any other file."""
     found = _FILE.fullmatch(name)
     if found is None:
         return None
@@ -282,7 +284,7 @@ def check_archived(stream: str) -> str:
 
 
 def batch_mark(query_id: str) -> str:
-    """Mark -> the last micro-batch of that query which is in the table."""
+    """Return the mark of a query. Its value is the query's last micro-batch in the table."""
     return query_id
 
 

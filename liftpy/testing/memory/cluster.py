@@ -106,7 +106,7 @@ class MemoryCluster:
         self._ticks = 0
         self._services: list[MemoryService] = []
         self._coordinators: tuple[str, asyncio.Task[None]] | None = None
-        """Uid of the stream of groups, and what begins its coordinators; they are among the services."""
+        """Uid of the stream of groups, and the task that starts its coordinators. They are among the services."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
@@ -525,7 +525,7 @@ logger = logging.getLogger("liftpy.testing")
 _NODE = "memory"
 _NO_SNAPSHOTS = 1 << 40
 _READING = ReadOptions(patience_s=3600.0, wait_s=5.0)
-"""All nodes may be down for as long as a test likes."""
+"""Options without a time limit, because a test may stop all nodes for any time."""
 _CHUNK_RECORDS = 128
 _FULL_S = 0.005
 _LEADER_EPOCH = 1
@@ -537,7 +537,7 @@ class MemoryService:
     def __init__(
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
     ) -> None:
-        """``settings``: name, stream, partition, output stream or '', tick in s."""
+        """``settings``: name, stream, partition, output stream or '', tick in seconds."""
         name, stream, partition, output, tick_interval_s = settings
         self._client = client
         self._subjects = subjects
@@ -556,7 +556,7 @@ class MemoryService:
         self._outbox: Outbox | None = None
 
     async def begin(self) -> None:
-        """Make its state and let it be fed; raises NotFoundError, and what the service's ``on_start`` raises."""
+        """Make its state and start its feed. Raises NotFoundError, and the error of the service's ``on_start``."""
         settings, client, transport = self._settings, self._client, self._client.transport
         uid = (await client.stream(settings.stream)).uid
         identity = Identity(settings.service, settings.stream, uid, settings.partition)

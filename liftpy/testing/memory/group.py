@@ -1,7 +1,7 @@
-"""The metadata group of a cluster in memory: one log, the shipped ``ClusterFsm`` and ``ActiveController``, and no Raft underneath.
+"""The metadata group of a cluster in memory: ``SingleLogGroup`` on the bus in memory.
 
-Requests of operators and clients come in by the subjects of the protocol, through the shipped doors and bounds; those of nodes by a
-call. Every decision is applied at once; the nodes are shown the new image in the loop's next turn.
+Requests of operators and clients come on the subjects of the protocol, through the shipped table of admission. Requests of nodes come
+by a call. Each decision is applied at once. The nodes see the new image in the next turn of the loop.
 """
 
 from __future__ import annotations
@@ -12,28 +12,23 @@ from collections.abc import Callable
 from functools import partial
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.base.ids import shown
-from liftpy.core.metadata.controller.active_controller import ActiveController, joined
-from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.admission import WITHOUT_LIMITS, Arrival, RequestAcl, first_rejection, sender_of
 from liftpy.core.metadata.controller.feature_negotiation import begin_at, levels_answer
-from liftpy.core.metadata.controller.state_machine import ClusterFsm
-from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
-from liftpy.core.metadata.describe import cut_stream, fit_request, page_bytes
+from liftpy.core.metadata.controller.single_log import SingleLogGroup
+from liftpy.core.metadata.describe import cut_stream, page_bytes
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.request_limits import fit
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.subjects import InboxRule, Subjects, begins_under
-from liftpy.errors import LiftError
+from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.testing.memory.nats import Bus
 
 _ID_BYTES = 16
 _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
 
 
-class MemoryGroup:
+class MemoryGroup(SingleLogGroup):
     """``changed(image)`` is called at each change, ``leader()`` names the node that passes for the metadata leader."""
 
     def __init__(
@@ -44,103 +39,88 @@ class MemoryGroup:
         changed: Callable[[ClusterImage], None],
         leader: Callable[[], str],
     ) -> None:
+        super().__init__(config, subjects.namespace)
         self._bus = bus
         self._subjects = subjects
         self._inboxes = InboxRule(subjects.inbox_prefixes)
         self._config = config
         self._changed = changed
         self._leader = leader
-        self._fsm = ClusterFsm(subjects.namespace, elections=True)
-        self._duties = ActiveController(config, self._fsm.rules)
-        self._index = 0
         self.changed_index = 0
         """Index of the newest image that nodes need. Later entries have changed nothing."""
-        birth = begin_at(SPOKEN.most, self._fsm.rules, config.session_times)
+        birth = begin_at(SPOKEN.most, self.fsm.rules, config.session_times)
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
-        self._fsm.apply(birth.SerializeToString(), self._index)
-        self._duties.lead(self._fsm.image, time.monotonic_ns(), 1)
+        self.fsm.apply(birth.SerializeToString(), self._index)
+        self.duties.lead(self.fsm.image, time.monotonic_ns(), 1)
         bus.listen(subjects.info(), partial(self._received, RequestAcl.INFO))
         for subject in subjects.control_admin_all():
             bus.listen(subject, partial(self._received, RequestAcl.ADMIN))
 
-    @property
-    def image(self) -> ClusterImage:
-        """Image after the last decision."""
-        return self._fsm.image
+    def now_ns(self) -> int:
+        """Return the monotonic time, in nanoseconds."""
+        return time.monotonic_ns()
+
+    def time_ns(self) -> int:
+        """Return the wall clock, in nanoseconds since 1970."""
+        return time.time_ns()
+
+    def new_operation_id(self) -> bytes:
+        """Return a new operation id."""
+        return secrets.token_bytes(_ID_BYTES)
+
+    def image_changed(self, before: ClusterImage) -> None:
+        """Show the new image to the nodes."""
+        self.duties.image_changed(self.image, self.now_ns())
+        self.changed_index = self.image.index
+        self._changed(self.image)
+
+    def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+        """Do nothing: a cluster in memory counts no requests."""
 
     def tick(self, beats: dict[str, int], absent: list[str]) -> list[str]:
         """Advance time.
 
         ``beats``: incarnations of running nodes. ``absent``: the others. Return the nodes whose leases are renewed.
         """
-        now_ns = time.monotonic_ns()
-        granted = []
-        for node_id, incarnation in beats.items():
-            beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
-            SPOKEN.tell(beat.heartbeat)
-            answer = self._duties.answer(beat, self.image, now_ns, now_ns)
-            if answer is not None and answer.error == pb.ControlResponse.OK:
-                granted.append(node_id)
+        granted = [
+            node_id for node_id, incarnation in beats.items() if self.beat(node_id, incarnation).error == pb.ControlResponse.OK
+        ]
         for node_id in absent:
-            self._duties.gone(node_id)
-        for request in self._duties.due(now_ns):
-            self.apply(request)
-        for question in self._duties.questions():
+            self.duties.gone(node_id)
+        self.apply_due()
+        for question in self.duties.questions():
             del question  # who leads here answers, or is known to be gone: nobody has to be asked
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
         """Return the decision of the metadata leader."""
-        now_ns, image = time.monotonic_ns(), self.image
-        if request.HasField("changeControllers"):
-            response = error_response(request, pb.ControlResponse.INVALID, _NO_CONTROLLERS)
-        elif request.HasField("batch"):
-            here, rest = self._duties.divide(request, image, now_ns, now_ns)
-            response = here if rest is None else joined(here, self.apply(rest))
-        else:
-            if request.HasField("setFeatureLevel"):
-                answer = levels_answer(request, image, self._duties.levels, {}, self._fsm.rules, self._config.session_times)
-            else:
-                answer = self._duties.answer(request, image, now_ns, now_ns)
-            response = self.apply(request) if answer is None else answer
+        response = super().decide(request)
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self._leader()
         response.metadataLeader = self._leader()
         return response
 
-    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
-        """Apply a request as a log entry."""
-        self._index += 1
-        request.operationId = request.operationId or secrets.token_bytes(_ID_BYTES)
-        request.timeNs = time.time_ns()
-        response = pb.ControlResponse.FromString(self._fsm.apply(request.SerializeToString(), self._index))
-        if self._fsm.last_records:
-            self._duties.image_changed(self.image, time.monotonic_ns())
-            self.changed_index = self.image.index
-            self._changed(self.image)
-        return response
+    def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
+        """Return the answer to a request that needs no entry. The controllers of a cluster in memory do not change."""
+        if request.HasField("changeControllers"):
+            return error_response(request, pb.ControlResponse.INVALID, _NO_CONTROLLERS)
+        if request.HasField("setFeatureLevel"):
+            return levels_answer(request, self.image, self.duties.levels, {}, self.fsm.rules, self._config.session_times)
+        return super().answer(request, now_ns)
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
-    def _received(self, door: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
-        if not self._inboxes.allows(reply):
-            return
-        try:
-            request = frames.decode(payload, pb.ControlRequest)
-        except LiftError:
-            return  # damaged: whoever asked asks again
-        who = subject.decode().removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
-        request.sender = who
-        say_how_many(request, self._config)
-        fit_request(request, self._bus.max_payload)
-        detail = fit(request, len(payload)) or refusal(door, who, request) or self._among_inboxes(request)
-        response = error_response(request, pb.ControlResponse.INVALID, detail) if detail else self.decide(request)
-        cut_stream(response, page_bytes(0, self._bus.max_payload))
-        self._bus.send(reply, (frames.sealed(response),))
-
-    def _among_inboxes(self, request: pb.ControlRequest) -> str:
-        """Return why a stream on inbox subjects is rejected."""
-        subject = request.createStream.subject
-        for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
-            if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):
-                return f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
-        return ""
+    def _received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        arrival = Arrival(
+            acl=acl,
+            sender=sender_of(acl, subject.decode(), self._subjects.namespace),
+            payload=payload,
+            is_reply_allowed=self._inboxes.allows(reply),
+            max_payload_bytes=self._bus.max_payload,
+            inbox_prefixes=self._subjects.inbox_prefixes,
+            config=self._config,
+        )
+        rejection = first_rejection(WITHOUT_LIMITS, arrival)
+        response = self.decide(arrival.request) if rejection is None else rejection.response
+        if response is not None:
+            cut_stream(response, page_bytes(0, self._bus.max_payload))
+            self._bus.send(reply, (frames.sealed(response),))

@@ -36,7 +36,7 @@ class FellowReplica(Protocol):
         """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
 
     def feed(self, event: ev.Event) -> None:
-        """An event for the core."""
+        """Feed an event to the core."""
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """Return a token for a request of ``peer``."""
@@ -45,7 +45,7 @@ class FellowReplica(Protocol):
         """Return a piece of its state of deleted records."""
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """An answer to its fetch."""
+        """Handle an answer to its fetch."""
 
 
 class HeldReplica(Protocol):
@@ -62,7 +62,7 @@ class HeldReplica(Protocol):
         """Node of the replica."""
 
     def feed(self, event: ev.Event) -> None:
-        """An event for the core."""
+        """Feed an event to the core."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
         """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""

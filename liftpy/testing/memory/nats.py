@@ -1,12 +1,10 @@
 """Connections: the NATS protocol between a real client and the bus. Two queues replace the socket.
 
 nats-py reads from and writes to ``MemoryTransport``, in the event loop of the client. ``NatsSession`` is the server
-side, in the loop of
-the cluster. Only bytes cross, so clients may run in any event loop and thread.
+side, in the loop of the cluster. Only bytes cross, so clients may run in any event loop and thread.
 
 ``Bus`` does what a nats-server does with messages, in one event loop: subscriptions, wildcards, queue groups, "no
-responders". It runs on
-the thread of the cluster's own loop. Messages of clients cross over in ``connection``.
+responders". It runs on the thread of the cluster's own loop. Messages of clients cross over in ``connection``.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class Bus:
 
     # ---- who listens ---------------------------------------------------------------------------------------------------
     def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> BusSubscription:
-        """Give ``sink`` every message that fits; with ``queue`` one of all that named the same."""
+        """Deliver every matching message to ``sink``. With ``queue``: only one of all subscribers with this name gets it."""
         made = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
         self._subscriptions[made.number] = made
         self._known.clear()
@@ -100,7 +98,9 @@ class Bus:
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
-        """Give it to all who listen, at once; return how many did. ``block``: the header block as it travels, b'' for none."""
+        """Deliver a message to all subscribers at once. Return their number. ``block``: the header block in NATS form, b''
+        for none.
+        """
         plain, queues = self._listeners(subject)
         for subscription in list(plain):
             subscription.sink(subject, reply, payload, block)
@@ -114,7 +114,7 @@ class Bus:
         self.publish(_bytes(subject), b"", b"".join(chunks))
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Answers to publishers: lines ``PUB <inbox>  <size>``, each with its payload."""
+        """Send answers to publishers: lines ``PUB <inbox>  <size>``, each with its payload."""
         for line in lines:
             head, _, rest = line.partition(b"\r\n")
             _, subject, size = head.split()
@@ -154,7 +154,7 @@ _PAUSE_S = 0.001
 
 
 class NatsSession:
-    """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client; both may be called until ``end``."""
+    """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client. Both may be called until ``end``."""
 
     def __init__(
         self, bus: Bus, number: int, later: Callable[[Callable[[], None]], object], say: Callable[[bytes], None], hang_up: Any
@@ -234,7 +234,7 @@ class NatsSession:
         return end + 2
 
     def _publish(self, data: bytes, begin: int, fields: list[bytes], header_bytes: int) -> int:
-        """``fields``: subject, maybe a reply subject, and the size with the headers."""
+        """Publish a message. ``fields``: subject, optional reply subject, and the size with the headers."""
         size_bytes = int(fields[-1])
         if size_bytes > self._bus.max_payload:
             raise ProtocolError("Maximum Payload Violation")

@@ -114,7 +114,7 @@ class MemoryNode:
             replica.feed(ev.MetadataHeard(sent_ns=self.now_ns(), lease_ns=lease_ns))
 
     def keep_house(self, dirty_ratio: float | None = None) -> None:
-        """Retention and compaction of all its logs."""
+        """Run retention and compaction of all logs of the node."""
         for replica in list(self.replicas.values()):
             replica.keep_house(*() if dirty_ratio is None else (dirty_ratio,))
 

@@ -143,7 +143,7 @@ class Peers:
         )  # fmt: skip
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """An answer to its fetch."""
+        """Handle an answer to its fetch."""
         self.publishers.taker.fetched()
         view = memoryview(data)
         batches = split_batches(view)

@@ -46,7 +46,7 @@ def _nobody(response: pb.ControlResponse) -> None:
 
 
 class MemoryAsking:
-    """The part of a ``MemoryReplica`` that carries these effects out."""
+    """The part of a ``MemoryReplica`` that carries out effects which send requests."""
 
     node: HomeNode
     node_id: str
@@ -186,7 +186,7 @@ class Readers:
         self._bus.send(asker, chunks)
 
     def request_failed(self, asker: str, error: Exception) -> None:
-        """A defect: tests are to see it."""
+        """Raise the error of a request, so that a test sees the defect."""
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
@@ -211,7 +211,7 @@ class MemoryReplica(MemoryAsking, Peers):
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
         self.failed = ""
-        """Why its log is given up."""
+        """Reason why its log has failed."""
         self.state: PartitionState | None = None
         self.gone = False
         """Stopped, or its node is dead: nothing reaches it any more."""
@@ -242,7 +242,7 @@ class MemoryReplica(MemoryAsking, Peers):
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        """Apply a new state of the partition, of its stream's settings, or of the set of live nodes."""
         self.state = held.state
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config, held.partition_count)
@@ -370,7 +370,7 @@ class MemoryReplica(MemoryAsking, Peers):
         return False
 
     def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
-        """Store HW, retention, and a run of compaction where that is asked for and worth it."""
+        """Store HW, apply retention, and run compaction if it is requested and useful."""
         if self.failed or self.gone:
             return
         if self.stored(self.log.checkpoint):
@@ -442,7 +442,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
 
 class _Flusher:
-    """The ``FlushShell``: a flush is over before the loop's next turn ends."""
+    """A ``FlushShell`` whose flush ends before the loop's next turn ends."""
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica

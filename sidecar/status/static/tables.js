@@ -79,6 +79,7 @@ export function show(found) {
   }
   put(document.getElementById("word"), found.cluster.word);
   put(document.getElementById("chip"), found.cluster.word);
+  document.title = `${found.cluster.word} · ${document.title.split(" · ").slice(1).join(" · ")}`;
   document.body.dataset.sign = SIGNS[found.cluster.word] ?? "unavailable";
   const reasons = document.getElementById("reasons");
   if (reasons) showReasons(reasons, found.cluster.reasons);

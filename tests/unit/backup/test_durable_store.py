@@ -19,7 +19,7 @@ import pytest
 
 from liftpy.client.positions import Bounds
 from liftpy.config import StreamConfig
-from liftpy.core.backup.manifest import manifest_path, piece_path, running_path
+from liftpy.core.backup.manifest import CursorCopy, manifest_path, piece_path, running_path
 from liftpy.core.backup.pieces import without_purged
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import Purge
@@ -27,6 +27,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import build_batch, split_batches
 from liftpy.errors import CorruptionError, NotFoundError, StorageError
+from liftpy.spark.pipelines.replica_reads import Away
 from sidecar.backup import create
 from sidecar.backup import store as store_module
 from sidecar.backup.inspect import prune_backups, read_image
@@ -177,6 +178,58 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
     with pytest.raises(NotFoundError, match="created again"):
         await create.take_backup(client, Store.at(str(tmp_path)), create.TakeOptions())
     assert store.backup_ids() == [taken.manifest.backup, later.manifest.backup]
+
+
+@pytest.mark.parametrize("named", [(), ("gone", "orders")], ids=["all streams", "named streams"])
+@pytest.mark.parametrize("at", ["its bounds are asked", "it is copied"])
+async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_runs(
+    at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = (await client.describe_cluster()).image
+    other = replace(image.streams["orders"], name="gone", uid="00000f-1")
+    here = [image.with_stream(other)]
+    monkeypatch.setattr(create, "AGAIN_S", 0)
+    bounds, reads = client.bounds, create.ReplicaReads
+
+    async def describe_cluster(*, linearizable: bool = False) -> Any:
+        return SimpleNamespace(image=here[-1])
+
+    async def bounds_of(stream: str, number: int) -> Bounds:
+        if stream == "gone" and at == "its bounds are asked":
+            here.append(image)
+            raise NotFoundError("there is no stream 'gone'")
+        return replace(await bounds(stream, number), uid=here[0].streams[stream].uid)
+
+    def reads_of(transport: Any, subjects: Any, address: Any) -> Any:
+        async def batches(offset: int) -> Any:
+            here.append(image)
+            raise Away("no responders")
+
+        return SimpleNamespace(batches=batches) if address.stream == "gone" else reads(transport, subjects, address)
+
+    async def list_groups(client: Any) -> Any:
+        return [SimpleNamespace(name="deleted"), SimpleNamespace(name="g")]
+
+    async def describe_group(client: Any, name: str) -> Any:
+        if name == "deleted":
+            raise NotFoundError("There is no group 'deleted'.")
+        return SimpleNamespace(positions={PartitionKey(stream, "u", 0): 5 for stream in ("gone", "orders")}, queues=[])
+
+    for name, stands_in in (("list_groups", list_groups), ("describe_group", describe_group), ("ReplicaReads", reads_of)):
+        monkeypatch.setattr(create, name, stands_in)
+    monkeypatch.setattr(client, "describe_cluster", describe_cluster)
+    monkeypatch.setattr(client, "bounds", bounds_of)
+    store = Store.at(str(tmp_path))
+    if named:
+        with pytest.raises(
+            NotFoundError, match=r"^Stream gone was deleted during the backup\. Start the backup again without it\."
+        ):
+            await create.take_backup(client, store, create.TakeOptions(streams=named))
+        assert store.sizes("") == {}
+        return
+    taken = await create.take_backup(client, store, create.TakeOptions())
+    assert (taken.deleted, [stream.name for stream in taken.manifest.streams]) == (("gone",), ["orders"])
+    assert taken.manifest.cursors == (CursorCopy(name="g", is_cursor=False, positions=(("orders", "u", 0, 5),)),)
 
 
 class SmallDisk:

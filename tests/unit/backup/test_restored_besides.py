@@ -139,7 +139,7 @@ def test_backup_of_unchanged_session_times_omits_them() -> None:
     "settings",
     [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]],
 )
-def test_restore_exit_code_tells_that_manual_steps_remain(
+def test_restore_exit_code_shows_that_manual_steps_remain(
     cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_backups(tmp_path)

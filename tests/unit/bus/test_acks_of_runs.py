@@ -100,7 +100,7 @@ def test_run_ack_ends_at_a_message_of_another_inbox_or_number(
         other(2, block=b"NATS/1.0\r\nh: 1\r\n\r\n"),
     ],
 )
-def test_run_ack_excludes_messages_with_other_ack_wishes(single: tuple[bytes, bytes, bytes]) -> None:
+def test_run_ack_excludes_messages_with_other_ack_options(single: tuple[bytes, bytes, bytes]) -> None:
     bench = Bench()
     bench.arrive(counted(1), single, counted(3), counted(4))
     leader, everybody = told(bench, AckPolicy.LEADER), told(bench)

@@ -149,7 +149,7 @@ async def test_envelope_with_reserved_header_names_is_rejected(name: str) -> Non
     assert bench.records == []
 
 
-async def test_envelope_beside_reserved_nats_headers_is_rejected() -> None:
+async def test_envelope_with_reserved_nats_headers_is_rejected() -> None:
     bench = Bench()
     ack = bench.publish(b"NATS/1.0\r\nLift-Key: other\r\n\r\n", value=b"v", key=b"k")
     assert ack is not None

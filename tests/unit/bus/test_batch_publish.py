@@ -146,7 +146,7 @@ def test_batch_publish_dropped_without_reply_counts_every_record() -> None:
     assert bench.ingest.counters.overloaded == 3
 
 
-def test_batch_publish_beside_nats_headers_is_rejected() -> None:
+def test_batch_publish_with_nats_headers_is_rejected() -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE), b"NATS/1.0\r\nNats-Msg-Id: 7\r\n\r\n"))
     assert [ack.ackError for ack in bench.answers()] == [_Ack.MALFORMED]

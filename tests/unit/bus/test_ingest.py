@@ -117,7 +117,7 @@ async def test_ingest_puts_messages_of_one_read_into_one_batch() -> None:
     assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_ingest_is_heard_once_the_server_confirms_the_current_subscription() -> None:
+async def test_ingest_is_subscribed_when_the_server_confirms_the_current_subscription() -> None:
     bench = Bench()
     (first,) = bench.bus.unheard
     bench.ingest.stop()

@@ -137,7 +137,7 @@ def test_parser_reads_messages_with_equal_lines_together() -> None:
     assert len(calls) == 2, "not those with headers"
 
 
-def test_parser_calls_a_removed_sink_no_more() -> None:
+def test_parser_no_longer_calls_a_removed_sink() -> None:
     made = Made()
     taken: list[bytes] = []
 

@@ -56,7 +56,7 @@ async def test_outlet_writes_the_first_message_of_a_turn_at_once_and_the_rest_at
     assert transport.writes[2:] == [b"next turn"]
 
 
-async def test_outlet_let_go_writes_waiting_messages_and_the_next_waits_again() -> None:
+async def test_outlet_release_writes_waiting_messages_and_the_next_waits_again() -> None:
     out, transport = outlet()
     for word in (b"a", b"b", b"c"):
         out.write((word,), 1)

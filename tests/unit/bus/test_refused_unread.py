@@ -478,7 +478,7 @@ def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
     assert dict(bench.ingest.counters.dropped) == {"message_ids_lost": 1}
 
 
-def test_overload_does_not_reject_a_duplicate_beside_a_fast_batch() -> None:
+def test_overload_does_not_reject_a_duplicate_next_to_a_fast_batch() -> None:
     bench = Refused()
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.node.is_late = True

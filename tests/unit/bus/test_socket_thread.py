@@ -66,7 +66,7 @@ def test_socket_thread_reads_in_order_only_while_there_is_room(reader: Reader) -
     assert not reader.ended
 
 
-def test_socket_thread_resumes_at_once_when_told_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_resumes_at_once_when_room_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)

@@ -15,8 +15,9 @@ import pytest
 from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.service import Service
-from sidecar.cli import controllers, publish, service
+from sidecar.cli import controllers, publish, service, sidecar
 from sidecar.cli.main import main
+from sidecar.cli.options import OutputFile
 from sidecar.disk.files import FolderStorage
 from sidecar.runtime.settings import Target
 from tests.unit.log.log_model import SMALL, fill
@@ -27,6 +28,52 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
         main(list(arguments))
     said = capsys.readouterr()
     return int(left.value.code or 0), said.out + said.err
+
+
+# ---- files that a command writes late ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "words", [["bench", "--out"], ["bench", "--plot"], ["spark", "stats", "orders", "--plot"]], ids=" ".join
+)
+def test_output_file_that_cannot_be_written_is_rejected_before_the_work(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, reason in ((tmp_path / "no" / "file", "No such file or directory"), (tmp_path, "Is a directory")):
+        code, said = run(capsys, *words, str(path))
+        assert code == 2
+        assert f"Invalid value for '{words[-1]}': Cannot write '{path}': {reason}. Use another path." in said
+
+
+def test_output_file_check_changes_no_file(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    for path in (kept, tmp_path / "new"):
+        assert OutputFile().convert(str(path), None, None) == path
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "before")]
+
+
+# ---- variables of the environment ---------------------------------------------------------------------------------------
+def test_dev_warns_of_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LIFTPY_REPLICATION_LEASE", "2")
+    monkeypatch.setenv("LIFTPY_XYZ", "2")
+    code, said = run(capsys, "dev", "--nats", "nats://127.0.0.1:1", "--max-payload", "2MiB")
+    assert code == 2, "these two options exclude each other"
+    assert "Unknown environment variable LIFTPY_REPLICATION_LEASE is ignored. Did you mean LIFTPY_REPLICATION_LEASE_S?" in said
+    assert "Unknown environment variable LIFTPY_XYZ is ignored. See `liftpy sidecar --help` for the settings." in said
+
+
+def test_sidecar_warns_of_an_unknown_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run_node(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr("sidecar.node.node.run_node", run_node)
+    monkeypatch.setenv("LIFTPY_LOG_LEVLE", "debug")
+    monkeypatch.setattr(sidecar.LOGS, "configure", lambda *_: None)
+    with pytest.raises(SystemExit) as left:
+        main(["sidecar", "--node-id", "n1", "--data", str(tmp_path)])
+    assert not left.value.code
+    assert "unknown environment variable, ignoring variable=LIFTPY_LOG_LEVLE nearest=LIFTPY_LOG_LEVEL" in caplog.messages
 
 
 # ---- liftpy publish -----------------------------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ class Decided(FlatClient):
     ("by", "wait", "sizes", "waited"),
     [("leaders", True, [33], [33]), ("leaders", False, [33], []), ("bytes", True, [33], [33]), ("replicas", False, [33], [])],
 )
-async def test_rebalance_requests_all_moves_and_waits_unless_told_not_to(
+async def test_rebalance_requests_all_moves_and_waits_unless_disabled(
     monkeypatch: pytest.MonkeyPatch, by: str, wait: bool, sizes: list[int], waited: list[int]
 ) -> None:
     client, followed = Decided(), []

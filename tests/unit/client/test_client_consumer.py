@@ -163,7 +163,7 @@ def expected(start: int, end: int) -> list[bytes]:
     return [f"v{i}".encode() for i in range(start, end)]
 
 
-async def test_everything_committed_comes_once_and_in_order(client: Client, leader: Replica) -> None:
+async def test_consumer_reads_all_committed_records_once_and_in_order(client: Client, leader: Replica) -> None:
     leader.grow(500)
     assert await values(aiter(client.consume("s", until="end", options=QUICK))) == expected(0, 500)
     pieces = [piece async for piece in client.consume("s", until="end", options=QUICK).batches()]

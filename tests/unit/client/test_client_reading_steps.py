@@ -306,7 +306,7 @@ async def test_reader_without_any_responders_checks_that_the_stream_exists(node:
     assert len(looked) == looks
 
 
-async def test_reader_retrieves_errors_of_tasks_nobody_awaits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_retrieves_errors_of_unawaited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))

@@ -458,7 +458,7 @@ def test_feature_level_request_repeated_gets_the_same_answer() -> None:
     assert answer.detail == "the feature level is 6, it was 5"
 
 
-def test_describe_cluster_tells_the_feature_level() -> None:
+def test_describe_cluster_shows_the_feature_level() -> None:
     for driver, level in ((a_driver("a"), NOW), (finalized("a"), NEXT)):
         pages = ClusterPages()
         while pages.request is not None:

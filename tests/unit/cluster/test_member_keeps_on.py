@@ -39,7 +39,7 @@ def test_metadata_leader_that_loses_its_leadership_ends_its_duties() -> None:
     assert barrier.takes_over == made.log.term, "a new one, in the same term too"
 
 
-def test_metadata_leader_looks_for_late_nodes_only_at_intervals() -> None:
+def test_metadata_leader_checks_late_nodes_only_at_intervals() -> None:
     made = Member()
     made.lead()
     made.register(2)

@@ -116,7 +116,7 @@ def test_controller_that_does_not_lead_proposes_nothing() -> None:
     assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
 
 
-def test_leadership_returns_to_the_preferred_leader_at_the_second_look() -> None:
+def test_leadership_returns_to_the_preferred_leader_at_the_second_check() -> None:
     led = Led()
     while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
         led.tick()

@@ -195,7 +195,7 @@ def test_controller_without_a_vote_asks_for_one_barrier_at_a_time() -> None:
     assert made.tick(votes=False) == []
 
 
-def test_metadata_leader_looks_for_late_nodes_periodically_and_a_few_at_a_time() -> None:
+def test_metadata_leader_checks_late_nodes_periodically_and_a_few_at_a_time() -> None:
     made = Member()
     made.lead()
     made.register(MAX_LOOKS + 6)

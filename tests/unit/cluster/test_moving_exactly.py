@@ -323,7 +323,7 @@ def test_planner_starts_clean_with_a_new_leadership() -> None:
     assert planner.moving.next_deadline_ns() == 2 * GRACE_NS
 
 
-def test_planner_looks_at_all_streams_changed_between_two_looks() -> None:
+def test_planner_checks_all_streams_changed_between_two_checks() -> None:
     streams = [replace(a_stream(), name=name, uid=f"u-{name}", subject=name) for name in ("x", "y")]
     image = an_image(None, "abcd").with_streams(streams)
     planner = Planner(image)
@@ -342,7 +342,7 @@ def test_planner_does_not_wait_for_an_expired_grace_again() -> None:
     assert planner.moving.next_deadline_ns() == planner.now_ns + AGAIN_AFTER_NS, "no node may take it: another one may come"
 
 
-def test_planner_looks_every_quarter_second_only_after_a_change() -> None:
+def test_planner_checks_every_quarter_second_only_after_a_change() -> None:
     image = image_of(a_partition())
     planner = Planner(image)
     assert planner.moving.next_deadline_ns() == 0
@@ -363,7 +363,7 @@ def test_planner_looks_every_quarter_second_only_after_a_change() -> None:
     assert planner.moving.next_deadline_ns() == GRACE_NS, "the grace ends before that"
 
 
-def test_planner_looks_every_five_seconds_while_a_move_is_pending() -> None:
+def test_planner_checks_every_five_seconds_while_a_move_is_pending() -> None:
     drops = a_partition(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"), **MOVES)
     for image in (
         image_of(a_partition(**MOVES), fenced="d", leaving="c"),

@@ -28,7 +28,7 @@ def test_misplaced_leaderships_are_those_whose_preferred_leader_could_lead() -> 
     assert misplaced(cluster.fsm.image) == []
 
 
-def test_preferred_leaders_move_at_the_second_look_and_never_if_disabled() -> None:
+def test_preferred_leaders_move_at_the_second_check_and_never_if_disabled() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     on, off = PreferredLeaders(10.0), PreferredLeaders(0.0)

@@ -37,7 +37,7 @@ def test_describe_pages_fit_a_message(asked: int, payload: int, size: int) -> No
     assert page_bytes(asked, payload) == size
 
 
-def test_node_sessions_fence_after_a_session_and_look_for_late_nodes_repeatedly() -> None:
+def test_node_sessions_fence_after_a_session_and_check_late_nodes_repeatedly() -> None:
     config = ReplicationConfig()
     sessions = NodeSessions(config)
     sessions.lead(an_image(fenced="c"), 0)

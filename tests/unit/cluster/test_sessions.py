@@ -105,7 +105,7 @@ def test_new_metadata_leader_restarts_all_sessions_and_the_old_one_is_silent(dri
     assert [p.nodeId for p in sessions.due(later + SESSION)] == ["a", "b"]
 
 
-def test_sessions_after_a_full_restart_fence_no_node_before_one_is_heard(driver: Driver) -> None:
+def test_sessions_after_a_full_restart_fence_no_node_before_the_first_heartbeat(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.gone("a")
@@ -203,7 +203,7 @@ def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: 
     assert not sessions.runs("a", START + 5601 * MS)
 
 
-def test_node_whose_id_is_claimed_by_another_process_is_looked_for_at_once(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_whose_id_is_claimed_by_another_process_is_checked_at_once(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.keeps_its_place("stranger", START)
     assert sessions.keeps_its_place("a", START)
     assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"

@@ -114,7 +114,7 @@ def test_control_answer_with_a_large_stream_is_cut_and_names_the_next_partition(
     assert other == pb.ControlResponse(detail="x" * 100)
 
 
-def test_preferred_leaders_look_once_per_interval() -> None:
+def test_preferred_leaders_are_checked_once_per_interval() -> None:
     image = an_image(a_stream(a_partition(leader="b", last_leader="b")))
     leaders = PreferredLeaders(10.0)
     leaders.lead(0)

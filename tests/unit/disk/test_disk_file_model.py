@@ -341,7 +341,7 @@ def test_made_folders_flush_new_names_once_per_process(tmp_path: Path, flushes: 
         assert flushes.count("s") == before + 1, "a flush that has failed once is never believed again"
 
 
-def test_replace_file_beside_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
+def test_replace_file_with_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
     """A process that was killed while it replaced a file leaves its temporary file."""
     path = tmp_path / "state"
     path.with_name("state.tmp").write_bytes(b"what an earlier process left" * 10)
@@ -349,7 +349,7 @@ def test_replace_file_beside_a_longer_temporary_file_keeps_nothing_of_the_old(tm
     assert path.read_bytes() == b"short"
 
 
-def test_truncate_sealed_file_beside_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
+def test_truncate_sealed_file_with_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "segment", create=True)
     file.append([b"0123456789"])
     file.seal()

@@ -207,7 +207,7 @@ def test_producer_forgotten_for_space_is_not_new_until_its_expiry() -> None:
     assert isinstance(desk.ask(Question(1, 7)), Given)
 
 
-def test_producers_without_expiry_stay_incomplete_after_a_forgotten_one() -> None:
+def test_producers_without_expiry_stay_incomplete_after_one_was_dropped() -> None:
     producers = Producers(0, 1)
     for offset, producer in enumerate((1, 2)):
         take(producers, offset, producer=producer, time=offset * 10**18)

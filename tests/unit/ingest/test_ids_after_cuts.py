@@ -17,7 +17,7 @@ from liftpy.errors import CorruptionError
 from tests.unit.ingest.test_dedup_window import ROOM, WINDOW, filled_log, ids, long_ago, take
 
 
-def test_truncation_restores_no_message_id_that_was_forgotten_meanwhile() -> None:
+def test_truncation_restores_no_message_id_that_was_forgotten_in_between() -> None:
     """An id that stands nowhere any more would be an error for the next publisher that uses it."""
     one = ids()
     take(one, 0, 0, 1000, {0: b"a"})

@@ -205,7 +205,7 @@ def test_standby_later_equal_message_is_appended() -> None:
     assert values(bench.leads()) == [b"on"]
 
 
-def test_standby_message_heard_shortly_after_its_log_record_is_recognized() -> None:
+def test_standby_message_received_shortly_after_its_log_record_is_recognized() -> None:
     bench = Bench()
     bench.shows(b"on")
     bench.heard(b"on", after_ns=200 * MS)
@@ -481,7 +481,7 @@ def test_standby_truncation_makes_messages_unmatched_again() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"read_only": True}, {"max_message_bytes": 9}, {"optimistic_concurrency": True}])
-def test_standby_settings_change_discards_messages_heard_before(changed: dict[str, Any]) -> None:
+def test_standby_settings_change_discards_earlier_messages(changed: dict[str, Any]) -> None:
     bench = Bench()
     bench.heard(b"1")
     bench.log.config = replace(bench.log.config, retention_age_s=5.0)
@@ -511,7 +511,7 @@ def test_standby_rejects_nothing_when_its_leader_may_not_have_known_new_settings
     assert [message[2] for message in taken.undecided] == [b"rejected as read-only"]
 
 
-def test_standby_missed_pause_discards_messages_heard_before() -> None:
+def test_standby_missed_pause_discards_earlier_messages() -> None:
     bench = Bench()
     bench.heard(b"1")
     bench.standby.review()

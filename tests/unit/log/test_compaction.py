@@ -152,7 +152,7 @@ def test_compaction_removes_a_tombstone_after_its_retention() -> None:
     assert b"a" not in {r.key for r in _records(log)}
 
 
-def test_compaction_is_discarded_when_the_log_was_truncated_meanwhile() -> None:
+def test_compaction_is_discarded_when_the_log_was_truncated_in_between() -> None:
     log = _keyed()
     compaction = log.begin_compaction(NOW_NS)
     assert compaction is not None

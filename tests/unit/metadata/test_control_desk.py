@@ -11,6 +11,7 @@ import nats.errors
 import pytest
 
 from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.controller.requests import REQUESTS, may_be_logged
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUESTS, fit
 from liftpy.core.wire import frames
@@ -113,7 +114,7 @@ async def test_control_desk_on_a_follower_is_silent_where_the_leader_decides(con
 async def test_control_desk_above_its_bound_answers_unavailable(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_MAX_WAITING", 2)
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS", 2)
     controller.may_decide.clear()
     for _ in range(3):
         await controller.receive(Message(REQUEST))
@@ -314,7 +315,7 @@ async def test_control_desk_flood_of_large_requests_leaves_no_memory(controller:
 async def test_control_desk_requests_in_progress_are_bounded_in_bytes(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
     controller.may_decide.clear()
     for _ in range(3):
         await controller.receive(Message(REQUEST))
@@ -361,9 +362,9 @@ async def test_control_desk_flood_is_dropped_unread_while_nodes_are_answered(
 
     for subject in ("space.info", "space.control.admin"):
         controller.desk.counters.clear()
-        controller.desk._allowance = control.Allowance(400, 50)
+        controller.desk.limits.allowance = admission.Allowance(400, 50)
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50
-        assert controller.desk.counters[control.FLOODED] == 30
+        assert controller.desk.counters[admission.FLOODED] == 30
         controller.desk.counters.clear()
         assert await answered(80, Message(beat)) == 80, "what the cluster lives by"
         now_ns += 10_000_000
@@ -373,7 +374,7 @@ async def test_control_desk_flood_is_dropped_unread_while_nodes_are_answered(
         controller.desk.counters.clear()
         controller.leads = False
         assert await answered(80, Message(asked, "_INBOX.x", subject)) == 0
-        assert controller.desk.counters[control.FLOODED] == 80, "nor does who does not lead read them"
+        assert controller.desk.counters[admission.FLOODED] == 80, "nor does who does not lead read them"
         controller.leads = True
 
 
@@ -399,7 +400,7 @@ async def test_control_desk_operator_above_the_allowance_gets_a_retry_time(monke
         b"o" * 16,
     )
     assert refused[0].detail == "more than 50 requests a second of 'alice', or 200 in all: again in 21 ms"
-    assert controller.desk.counters[control.TOO_FAST] == 10
+    assert controller.desk.counters[admission.TOO_FAST] == 10
     assert await told(5, "space.control.admin.bob") == []
     assert await told(100, "space.info") == [], "readers change nothing"
     assert len(await told(260, "space.control.admin")) == 10
@@ -464,12 +465,12 @@ async def test_control_desk_request_waiting_past_its_limit_is_unavailable(
 
 
 async def test_control_desk_unknown_node_shares_the_allowance_of_strangers(controller: Controller) -> None:
-    controller.desk._allowance = control.Allowance(0.0, 3)
+    controller.desk.limits.allowance = admission.Allowance(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
         await controller.receive(Message(frames.sealed(beat), "space.inbox.ghost.1", "space.control.node.ghost"))
     await controller.settled()
-    assert (len(controller.replies), controller.desk.counters[control.FLOODED]) == (3, 2)
+    assert (len(controller.replies), controller.desk.counters[admission.FLOODED]) == (3, 2)
 
 
 def test_control_requests_that_may_be_logged_match_the_table() -> None:

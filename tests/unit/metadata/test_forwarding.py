@@ -37,18 +37,20 @@ def forwarder(bus: Bus) -> Forwarder:
     return Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
 
 
-async def test_forwarder_leader_change_repeats_unanswered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("next_leader", ["n1", "n2"])
+async def test_forwarder_new_leadership_repeats_unanswered_requests(monkeypatch: pytest.MonkeyPatch, next_leader: str) -> None:
+    """The leader before may lead again: it has not received what was asked while NATS was down."""
     monkeypatch.setattr(control, "ATTEMPT_NS", 3600 * 1_000_000_000)
     bus = Bus(silent=1)
     made = forwarder(bus)
-    made.leader_is("n1")
+    made.leader_is("n1", 4)
     deciding = asyncio.create_task(made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 3600.0))
     await bus.arrived.wait()
-    made.leader_is("n1")  # nothing new
-    made.leader_is("")  # nobody to ask
+    made.leader_is("n1", 4)  # nothing new
+    made.leader_is("", 5)  # nobody to ask
     await asyncio.sleep(0)
     assert len(bus.asked) == 1
-    made.leader_is("n2")
+    made.leader_is(next_leader, 5)
     async with asyncio.timeout(60):  # much less than one attempt
         response = await deciding
     assert response.error == pb.ControlResponse.OK

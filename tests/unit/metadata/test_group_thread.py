@@ -40,10 +40,10 @@ async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread
     settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace=namespace)
     folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
     failures: list[Exception] = []
-    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects(namespace), inboxes, Counter()))
-    await thread.open(failures.append)
+    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects(namespace), inboxes, Counter()), failures.append)
+    await thread.start()
     yield thread
-    await thread.close()
+    await thread.stop()
     folder.close()
     assert failures == []
 
@@ -89,7 +89,7 @@ async def test_group_thread_keeps_the_session_while_the_nodes_loop_is_blocked(gr
     assert (await _register(group)).error == pb.ControlResponse.OK
     beats: list[tuple[int, pb.ControlResponse]] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
-    running = Heartbeats(group.inner, heartbeat, HeartbeatPace(0.02, 5.0), lambda *answer: beats.append(answer))
+    running = Heartbeats(group.role, heartbeat, HeartbeatPace(0.02, 5.0), lambda *answer: beats.append(answer))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
     async with asyncio.timeout(30):
         while not beats:
@@ -110,7 +110,7 @@ async def test_group_thread_loop_blocked_for_a_session_stops_heartbeats(group: G
     await _register(group)
     beats: list[int] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
-    running = Heartbeats(group.inner, heartbeat, HeartbeatPace(0.02, 0.2), lambda sent_ns, _: beats.append(sent_ns))
+    running = Heartbeats(group.role, heartbeat, HeartbeatPace(0.02, 0.2), lambda sent_ns, _: beats.append(sent_ns))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
     async with asyncio.timeout(30):
         while not beats:
@@ -130,21 +130,21 @@ async def test_group_thread_calls_from_the_nodes_loop_run_on_its_own_loop(
     group: GroupThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(group.inner, "distrust", lambda: asked.append(threading.current_thread().name))
+    monkeypatch.setattr(group.role.current, "distrust", lambda: asked.append(threading.current_thread().name))
     group.distrust()
     await until(lambda: bool(asked))
     assert asked == [group._thread.name], "on its own loop"
-    assert not group.inner.current._log.core.retired  # type: ignore[union-attr]
+    assert not group.role.current._log.core.retired  # type: ignore[union-attr]
     group.retire()
-    assert group.inner.current._log.core.retired  # type: ignore[union-attr]
-    assert set(group.ticks()) == set(group.inner.ticks())
-    assert group.held == group.inner.held
+    assert group.role.current._log.core.retired  # type: ignore[union-attr]
+    assert set(group.ticks()) == set(group.role.current.ticks())
+    assert group.held == group.role.current.held
     handed: list[str] = []
 
     async def hand_over() -> None:
         handed.append(threading.current_thread().name)
 
-    monkeypatch.setattr(group.inner, "hand_over", hand_over)
+    monkeypatch.setattr(group.role.current, "hand_over", hand_over)
     await group.hand_over()
     assert handed == asked
 
@@ -202,16 +202,16 @@ async def test_group_thread_heartbeat_answer_counts_after_its_image_was_shown() 
 async def test_group_thread_ends_with_its_group(server: NatsServer, tmp_path: Path) -> None:
     folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
     settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace="ends")
-    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects("ends"), inboxes, Counter()))
+    thread = GroupThread(lambda: GroupLink(settings, folder, Subjects("ends"), inboxes, Counter()), pytest.fail)
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.5)
     try:
-        await thread.open(pytest.fail)
+        await thread.start()
         assert sys.getswitchinterval() < 0.01, "neither loop waits long for the other"
     finally:
         sys.setswitchinterval(before)
-    await thread.close()
+    await thread.stop()
     assert not thread._thread.is_alive()
     assert thread.loop.is_closed()
-    await thread.close()
+    await thread.stop()
     folder.close()

@@ -20,6 +20,7 @@ from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import feed, group_role, membership
 from sidecar.metadata.group_role import GroupLink
 from sidecar.runtime.settings import NodeSettings
+from tests.unit.scripted_group import ScriptedGroup
 
 UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
 NS = 1_000_000_000
@@ -78,18 +79,9 @@ async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: 
     async def stop() -> None:
         third.calls.append("group")
 
-    link._group = SimpleNamespace(stop=stop)  # type: ignore[assignment]
+    link._role = SimpleNamespace(backends=[], stop=stop)  # type: ignore[assignment]
     await link.close()
     assert third.calls == ["group", "flush", "close"]
-
-
-class Beaten:
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, float]] = []
-
-    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        self.asked.append((request.heartbeat, timeout_s))
-        return pb.ControlResponse(index=len(self.asked))
 
 
 async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blocked(
@@ -99,10 +91,11 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
     slept: list[float] = []
     monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(membership, "clock", SimpleNamespace(now_ns=lambda: round(now[0] * NS)))
-    group: Any = Beaten()
+    group = ScriptedGroup(*(pb.ControlResponse(index=number) for number in range(1, 100)))
     answered: list[Any] = []
     beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-    running = membership.Heartbeats(group, beat, membership.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
+    role: Any = SimpleNamespace(current=group)
+    running = membership.Heartbeats(role, beat, membership.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
     home: list[Any] = []
     loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
     running._home = loop
@@ -119,7 +112,7 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
     monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()
-    assert [seen for seen, _ in group.asked] == [beat] * 6, "for as long as a session"
+    assert [request.heartbeat for request, _ in group.asked] == [beat] * 6, "for as long as a session"
     assert {timeout_s for _, timeout_s in group.asked} == {1.5}
     assert slept == [0.5] * 8
     turned = [call for call, *given in home if not given]
@@ -134,22 +127,6 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
     assert len([call for call, *given in home if not given]) == 2
 
 
-class Asking:
-    """A group that answers as the test says; its image is what the test shows."""
-
-    def __init__(self, *answers: pb.ControlResponse) -> None:
-        self.answers, self.asked = list(answers), list[Any]()
-        self.image = ClusterImage()
-        self.watcher: Any = None
-
-    def watch(self, callback: Any) -> None:
-        self.watcher = callback
-
-    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        self.asked.append((request, timeout_s))
-        return self.answers.pop(0)
-
-
 def a_membership(group: Any, told: list[Any]) -> membership.Membership:
     settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(), rack="r", weight=2.0)
     return membership.Membership(settings, group, told.append, told.append)
@@ -162,11 +139,11 @@ def a_membership(group: Any, told: list[Any]) -> membership.Membership:
 async def test_membership_removed_node_ends_when_the_image_confirms_the_removal(
     node: str | None, seen: int, incarnation: int, ends: bool
 ) -> None:
-    group, told = Asking(), list[Any]()
+    group, told = ScriptedGroup(), list[Any]()
     made = a_membership(group, told)
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
     made.incarnation, made._seen_index = incarnation, seen
-    group.image = replace(ClusterImage(), nodes={node: None} if node else {})  # type: ignore[dict-item]
+    group.shown = replace(ClusterImage(), nodes={node: None} if node else {})  # type: ignore[dict-item]
     made._answered(1, pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND, index=9))
     assert len(told) == ends
     if ends:
@@ -175,11 +152,11 @@ async def test_membership_removed_node_ends_when_the_image_confirms_the_removal(
 
 @pytest.mark.parametrize(("own", "ends"), [(4, True), (3, False), (2, False), (None, False)])
 async def test_membership_newer_process_of_the_id_ends_the_node(own: int | None, ends: bool) -> None:
-    group, told = Asking(), list[Any]()
+    group, told = ScriptedGroup(), list[Any]()
     made = a_membership(group, told)
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
     made.incarnation = 3
-    group.image = replace(ClusterImage(), nodes={"n1": SimpleNamespace(incarnation=own)} if own else {})  # type: ignore[dict-item]
+    group.shown = replace(ClusterImage(), nodes={"n1": SimpleNamespace(incarnation=own)} if own else {})  # type: ignore[dict-item]
     made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
     assert len(told) == ends
     if ends:
@@ -192,7 +169,7 @@ async def test_membership_newer_process_of_the_id_ends_the_node(own: int | None,
 async def test_membership_leave_is_sent_after_the_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     refusal = pb.ControlResponse(error=UNAVAILABLE, detail="nobody leads")
-    group, told = Asking(refusal, pb.ControlResponse(), refusal), list[Any]()
+    group, told = ScriptedGroup(refusal, pb.ControlResponse(), refusal), list[Any]()
     made = a_membership(group, told)
     made.incarnation = 3
 

@@ -186,11 +186,11 @@ async def test_raft_member_duties_end_before_a_leadership_transfer(made: Made, m
 
 async def test_raft_member_tick_checks_probation_and_carries_out_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
-    leaders: list[str] = []
-    monkeypatch.setattr(made.member._forwarder, "leader_is", leaders.append)
+    leaders: list[tuple[str, int]] = []
+    monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
     made.member._ticked()
     assert sorted(told) == ["look", "look"]
-    assert leaders == [made.log.leader_id], "what the one before has not answered is asked again"
+    assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
 
 async def test_raft_member_image_is_shown_once_before_decisions_that_follow(

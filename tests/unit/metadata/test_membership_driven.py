@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ class Group:
         self._watchers: list[Any] = []
 
     @property
-    def inner(self) -> Group:
-        return self
+    def role(self) -> Any:
+        return SimpleNamespace(current=self)
 
     def watch(self, callback: Any) -> None:
         self._watchers.append(callback)

@@ -11,6 +11,7 @@ from typing import Any
 import nats.errors
 import pytest
 
+from liftpy.core.metadata.controller import admission
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -34,7 +35,7 @@ async def turns(condition: Callable[[], object] = lambda: False, most: int = 50)
 
 # ---- the desk ------------------------------------------------------------------------------------------------------------
 def test_allowance_survives_a_falling_clock() -> None:
-    allowance = control.Allowance(1.0, 3)
+    allowance = admission.Allowance(1.0, 3)
     assert allowance.take(10 * S)
     assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
     assert [allowance.take(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
@@ -48,16 +49,16 @@ async def desk() -> Controller:
 
 
 async def test_control_desk_answered_request_frees_its_bytes(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
     for _ in range(3):
         desk.may_decide.clear()
         for _ in range(2):
             await desk.receive(Message(REQUEST))
-        assert desk.desk._under_way_bytes == 2 * len(REQUEST)
+        assert desk.desk.limits.in_progress_bytes == 2 * len(REQUEST)
         desk.may_decide.set()
         await desk.settled()
         await turns(lambda: not desk.desk._under_way)
-        assert desk.desk._under_way_bytes == 0
+        assert desk.desk.limits.in_progress_bytes == 0
     assert [response.index for _, response in desk.replies] == [7] * 6
     assert desk.desk.counters == {}
 
@@ -135,17 +136,17 @@ async def test_forwarder_request_that_was_sent_may_have_unknown_outcome(
 async def test_forwarder_request_sent_before_a_leader_change_may_have_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Asked(None, nats.errors.NoRespondersError())
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
-    made.leader_is("n1")
+    made.leader_is("n1", 1)
     now = [0]
     monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: now[0]))
     deciding = asyncio.create_task(made.until_decided(BARRIER, 1000.0))
     await turns(lambda: bus.asked)
     waits_for = made._changed
     for same in ("n1", ""):
-        made.leader_is(same)
+        made.leader_is(same, 1)
         await turns()
         assert (len(bus.asked), made._changed is waits_for, waits_for.is_set()) == (1, True, False), "nobody new to ask"
-    made.leader_is("n2")
+    made.leader_is("n2", 2)
     while len(bus.asked) < 2:
         await asyncio.sleep(0.001)
     now[0] = 1001 * S
@@ -170,8 +171,8 @@ async def test_heartbeats_slow_answer_shortens_the_next_pause(monkeypatch: pytes
         if len(slept) == len(takes):
             raise Over
 
-    group: Any = Slow()
-    running = membership.Heartbeats(group, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
+    role: Any = SimpleNamespace(current=Slow())
+    running = membership.Heartbeats(role, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
     monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()

@@ -32,6 +32,7 @@ from sidecar.metadata.member import Orders
 from sidecar.metadata.membership import Membership
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.cluster.cluster_driver import Driver
+from tests.unit.scripted_group import ScriptedGroup
 
 OK, EXISTS, INVALID, STALE = (
     pb.ControlResponse.OK,
@@ -49,31 +50,16 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 # ---- membership --------------------------------------------------------------------------------------------------------
-class Group:
-    """Answers what is proposed as a test says; ``show`` changes the image."""
+class Group(ScriptedGroup):
+    """A group whose image is at index 5 at first."""
 
     def __init__(self, *answers: pb.ControlResponse) -> None:
-        self.answers = list(answers)
-        self.asked: list[tuple[pb.ControlRequest, float]] = []
-        self.image = replace(ClusterImage(), index=5)
-        self._watcher: Any = None
-
-    def watch(self, callback: Any) -> None:
-        self._watcher = callback
-
-    def show(self, **fields: Any) -> None:
-        before, self.image = self.image, replace(self.image, **fields)
-        self._watcher(before, self.image)
+        super().__init__(*answers)
+        self.shown = replace(ClusterImage(), index=5)
 
     def show_node(self, index: int, **fields: Any) -> None:
         given: dict[str, Any] = {"node_id": "n4", "incarnation": 7} | fields
         self.show(index=index, nodes=self.image.nodes.set("n4", NodeImage(**given)))
-
-    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        copy = pb.ControlRequest()
-        copy.CopyFrom(request)
-        self.asked.append((copy, timeout_s))
-        return self.answers.pop(0)
 
 
 def taken_in(incarnation: int = 7, index: int = 5) -> pb.ControlResponse:
@@ -204,7 +190,7 @@ async def test_membership_heartbeat_pace_and_session_come_from_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, group, _, _ = a_member(tmp_path)
-    group.inner = group.loop = None
+    group.role = group.loop = None
 
     def not_run(loop: Any, running: Any, *_: Any, **__: Any) -> None:
         running.close()
@@ -246,7 +232,7 @@ class Leading(Group):
     def __init__(self, driver: Driver, *answers: pb.ControlResponse) -> None:
         super().__init__(*answers)
         self.driver = driver
-        self.image = driver.fsm.image
+        self.shown = driver.fsm.image
 
 
 async def test_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp_path: Path) -> None:
@@ -531,7 +517,7 @@ async def test_forwarder_finished_request_leaves_no_task(way: str) -> None:
     deciding = asyncio.ensure_future(forwarder.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
     for _ in range(3):
         await asyncio.sleep(0)
-    forwarder.leader_is("n2")
+    forwarder.leader_is("n2", 2)
     async with asyncio.timeout(30):
         assert (await deciding).index == 3
     for _ in range(5):
@@ -551,7 +537,7 @@ async def test_group_link_reports_connection_changes_to_the_group(tmp_path: Path
     link, heard = a_link(tmp_path), []
     await link._disconnected()
     await link._reconnected()
-    link._group = SimpleNamespace(bus_changed=heard.append)  # type: ignore[assignment]
+    link._role = SimpleNamespace(backends=[SimpleNamespace(bus_changed=heard.append)])  # type: ignore[assignment]
     await link._disconnected()
     await link._reconnected()
     assert heard == [False, True]

@@ -66,8 +66,8 @@ async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_requ
     """What is asked after it is waited for."""
     bus = Slow(silent=0)
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
-    made.leader_is("n1")
-    made.leader_is("n2")
+    made.leader_is("n1", 1)
+    made.leader_is("n2", 2)
     response = await made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
     assert (response.error, len(bus.asked), bus.subject) == (pb.ControlResponse.OK, 1, "space.control.node.n1")
     assert 0 < bus.timeout <= control.ATTEMPT_NS / NS
@@ -196,15 +196,12 @@ async def test_group_thread_barrier_ends_when_watchers_have_seen_its_image() -> 
     made._shown = made._newest = ClusterImage()
     made._announced = False
 
-    class Inner:
+    class Backend:
         async def barrier(self, timeout_s: float) -> bool:
             made._newest = replace(ClusterImage(), index=9)  # and the node's loop has not been told of it yet
             return timeout_s == 3.0
 
-    async def there(work: Any) -> Any:
-        return await work
-
-    made._inner, made.there = Inner(), there
+    made.loop, made._role = asyncio.get_running_loop(), SimpleNamespace(current=Backend())
     assert await made.barrier(3.0)
     assert shown == [(0, 9)]
     assert made.image.index == 9
@@ -367,14 +364,14 @@ async def test_heartbeats_run_endlessly_within_the_session_pace(monkeypatch: pyt
 
     monkeypatch.setattr(membership, "Heartbeats", Beats)
     settings: Any = SimpleNamespace(node_id="n1", replication=ReplicationConfig(session_s=3.0, heartbeat_interval_s=0.5))
-    group: Any = SimpleNamespace(image=ClusterImage(), watch=lambda _: None, inner="inner", loop="its loop")
+    group: Any = SimpleNamespace(image=ClusterImage(), watch=lambda _: None, role="role", loop="its loop")
     made = membership.Membership(settings, group, lambda _: None, lambda _: None)
     made.incarnation = 7
     made.start()
     assert spawned == [("its loop", "heartbeats", True)]
-    ((inner, heartbeat, pace, answered),) = made_with
-    assert (inner, heartbeat) == (
-        "inner",
+    ((role, heartbeat, pace, answered),) = made_with
+    assert (role, heartbeat) == (
+        "role",
         pb.Heartbeat(nodeId="n1", incarnation=7, minLevel=SPOKEN.least, maxLevel=SPOKEN.most),
     )
     assert (pace, answered) == ((0.5, 3.0), made._answered)
@@ -427,7 +424,7 @@ async def test_group_link_starts_a_member_for_controllers_and_the_feed_for_other
             assert (connection, spoken, config, is_inbox) == (link._connection, subjects, settings.replication, inboxes.allows)
         else:
             assert (kind, given) == ("Feed", ("n1", link._connection, subjects))
-        assert link._group is group
+        assert link._role is group
         await group.stop()
         joined.clear()
 

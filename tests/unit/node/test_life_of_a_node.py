@@ -147,25 +147,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     async def nobody_before(*_: Any) -> None:
         made.say("nobody runs")
 
-    class Thread:
-        image = made.image
-
-        def __init__(self, make_link: Any, instruments: Any) -> None:
-            pass
-
-        async def open(self, fatal: Any) -> Any:
-            return made.part("group", image=made.image)
-
-        async def close(self) -> None:
-            made.say("thread closed")
-
     def build(node: Node, *_: Any) -> None:
         node.partitions = Held(made)  # type: ignore[assignment]
 
     module = sidecar.node.node
     monkeypatch.setattr(module, "open_links", links)
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
-    monkeypatch.setattr(module, "GroupThread", Thread)
+    monkeypatch.setattr(module, "GroupThread", lambda *_: made.part("group", image=made.image))
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
     monkeypatch.setattr(module, "leave_the_process_in", lambda seconds: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
@@ -228,7 +216,7 @@ async def test_node_planned_stop_transfers_leadership_before_closing(world: Worl
     await node.wait()
     assert await node.stop() == 0
     before = ["group retire", "group hand_over", "subjects closed", "drain", "heartbeats end", "logs closed"]
-    after = ["leave", "thread closed", "marker"]
+    after = ["leave", "group stop", "marker"]
     assert [what for what in world.told if not what.startswith(("links", "bus"))] == [*before, *after]
     assert world.marker().clean_stop
 
@@ -257,7 +245,7 @@ async def test_node_repair_stop_transfers_leadership_and_leaves_no_marker(world:
     assert not world.marker().clean_stop
 
 
-@pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "thread closed"])
+@pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "group stop"])
 async def test_node_failure_during_a_stop_leaves_no_marker(world: World, when: str) -> None:
     """The metadata member, or a log, may fail while the node stops cleanly."""
     node = await started(world)
@@ -266,6 +254,22 @@ async def test_node_failure_during_a_stop_leaves_no_marker(world: World, when: s
     assert await node.stop() == 1
     assert when in world.told
     assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
+async def test_node_component_that_fails_to_close_leaves_no_marker_and_closes_the_others(world: World, when: str) -> None:
+    def fails() -> None:
+        raise LiftError(f"a bug at: {when}")
+
+    node = await started(world)
+    world.told.clear()
+    world.during[when] = fails
+    node.request_stop(hand_over=True)
+    with pytest.raises(LiftError, match=f"a bug at: {when}"):
+        await node.stop()
+    assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
+    assert not world.marker().clean_stop
+    DataFolder(world.folder).close()  # its lock is free
 
 
 async def test_node_stop_with_unclean_logs_leaves_no_marker(world: World) -> None:

@@ -202,7 +202,7 @@ async def test_node_messages_for_a_partition_reach_it_with_all_names(built: Buil
 async def test_node_stop_closes_all_parts_in_order(built: Built) -> None:
     node, told = built.node, built.told
     parts = {name: Part(name, told) for name in ("membership", "thread")}
-    parts["membership"].incarnation = 7
+    parts["membership"].incarnation, parts["thread"].results = 7, {"stop": None}
     node.group, node._links, node._folder = built.group, built.links, built.folder
     node._membership, node._thread = parts["membership"], parts["thread"]  # type: ignore[assignment]
     node._promises, node._identity = built.promises, built.identity
@@ -214,7 +214,7 @@ async def test_node_stop_closes_all_parts_in_order(built: Built) -> None:
     assert told == [
         ("group.retire",), ("Housekeeping.close",), ("Scrub.close",), ("group.hand_over",), ("Partitions.close_subjects", 0.5),
         ("membership.drain", 3.0), ("membership.close",), ("Partitions.stop",), ("promises.close",), ("membership.leave", 1.0),
-        ("Proposals.close",), ("Probes.close",), ("QuietTalk.close",), ("thread.close",), ("_drops.close",), ("links.close",),
+        ("Proposals.close",), ("Probes.close",), ("QuietTalk.close",), ("thread.stop",), ("_drops.close",), ("links.close",),
         ("status.close",), ("_timers.close",), ("identity.end_cleanly",), ("folder.close",), ("_flush_beside.close",),
         ("unwatch",),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime import settings
-from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, address_of, target_from
+from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, address_of, target_from, unknown_variables
 
 WHOLE = """
 node_id = "n1"
@@ -253,3 +253,17 @@ def test_probe_listen_address_is_parsed(given: str, address: tuple[str, int], tm
 def test_probe_listen_with_invalid_address_is_rejected(given: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"probe_listen = .*HOST:PORT, such as 10\.0\.0\.7:8224"):
         load(f'node_id = "n1"\ndata = "/x"\nprobe_listen = "{given}"', folder=tmp_path)
+
+
+def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
+    given = {
+        "LIFTPY_LOG_LEVLE": "debug", "LIFTPY_REPLICATION_LEASE": "2", "LIFTPY_XYZ": "1", "LIFTPY_EMPTY": "", "OTHER_LEVLE": "1",
+        "LIFTPY_LOG_LEVEL": "debug", "LIFTPY_PASSWORD": "x", "LIFTPY_CONTEXT": "a", "LIFTPY_REPLICATION_LEASE_S": "2",
+        **settings.quiet_environment(),
+        "LIFTPY_PORT": "tcp://10.0.0.1:80", "LIFTPY_PAGE_SERVICE_HOST": "10.0.0.1", "LIFTPY_PORT_80_TCP_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    assert unknown_variables(given) == {
+        "LIFTPY_LOG_LEVLE": "LIFTPY_LOG_LEVEL",
+        "LIFTPY_REPLICATION_LEASE": "LIFTPY_REPLICATION_LEASE_S",
+        "LIFTPY_XYZ": "",
+    }

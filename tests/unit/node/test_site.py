@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import NS_PER_S
+from liftpy.core.observe.app_rows import NO_MEMBERS, instance_row, joined_services
 from liftpy.core.observe.history import NAMES, History, asked_rows
 from liftpy.core.observe.merge_metrics import together
 from liftpy.core.observe.node_summary import ASKED, NodeSummary
@@ -94,6 +95,10 @@ class Cluster:
             row = {"subject": "x", "urgency": 4, "partitions": 2, "replicas": 3, "offline": 0, "electing": 0, "under_min_isr": 0,
                    "under_replicated": 1}  # fmt: skip
             return {"streams": {"rows": [{"stream": self.stream, **row}], "more": False, "count": 1}}
+        if kind == "groups":
+            return {"groups": self.groups(node, said["group"])}
+        if kind == "services":
+            return {"services": self.services(node, said["service"])}
         if kind == "events" and "kept" in said:
             return {"events": self.kept_by.get(node) and self._kept(node, said)}
         if kind == "events":
@@ -101,6 +106,31 @@ class Cluster:
             last = [behind[-1]["index"], behind[-1]["number"]] if behind else None
             return {"events": {"events": behind, "more": False, "after": last}}
         return {}
+
+    def groups(self, node: str, group: str) -> dict[str, Any]:
+        row = {"group": self.stream, "kind": "group", "members": 0, "partitions": 1, "streams": "s", "lag_records": 9, "lag_s": 2.5,
+               "unknown": 0, "in_flight": 0}  # fmt: skip
+        if node != "n2" or group not in ("", self.stream):
+            return {"rows": [], "members": [], "positions": [], "more": False}
+        position = {
+            "stream": "s",
+            "partition": 0,
+            "member": "",
+            "position": 1,
+            "end": 10,
+            "lag_records": 9,
+            "lag_s": 2.5,
+            "in_flight": 0,
+        }
+        return {"rows": [row, {**row, "lag_s": "late"}], "members": [], "positions": [position] if group else [], "more": False}
+
+    def services(self, node: str, service: str) -> dict[str, Any]:
+        if service not in ("", self.stream):
+            return {"rows": [], "more": False}
+        gone = node == "n3"
+        figures = {"service": self.stream, "role": "GONE" if gone else "FOLLOWER", "ending": "diverged", "failing": False, "lag": 4,
+                   "position": 6, "snapshot": 5, "problem": "n3 differs" if gone else "", "version": "1"}  # fmt: skip
+        return joined_services([{"rows": [instance_row("s", 0, figures)]}], 500, of_one=bool(service))
 
     def _kept(self, node: str, said: dict[str, Any]) -> dict[str, Any]:
         if self.kept_by[node] != node:
@@ -156,7 +186,7 @@ class Figures(HTMLParser):
             self._at = ("", "")
 
 
-@pytest.mark.parametrize("path", ["/", "/node/n2", "/stream/s"])
+@pytest.mark.parametrize("path", ["/", "/node/n2", "/stream/s", "/group/s", "/service/s"])
 async def test_dashboard_page_numbers_equal_its_json(path: str) -> None:
     cluster, clock = Cluster(), Clock()
     site, _ = a_site(cluster, clock)
@@ -182,7 +212,7 @@ async def test_dashboard_escapes_all_text_from_nodes() -> None:
         {"kind": HOSTILE, "index": 1, "number": 0, "time_ns": int(WALL_S) * 10**9, "node": HOSTILE, "detail": HOSTILE}
     ]
     site, _ = a_site(cluster)
-    for path in ("/", "/node/n1", "/stream/s", "/events"):
+    for path in ("/", "/node/n1", "/stream/s", "/groups", "/services", "/events"):
         text = (await body(site, path)).decode()
         assert "<img" not in text
         tags = {tag for tag, _ in Figures(text).tags}
@@ -203,6 +233,46 @@ async def test_dashboard_without_scripts_shows_the_same_tables() -> None:
     assert "<noscript>" in text
 
 
+async def test_dashboard_group_shows_its_coordinator_lag_and_positions() -> None:
+    site, _ = a_site(Cluster())
+    listed = json.loads(await body(site, "/api/groups.json"))["page"]
+    assert [(row["group"], row["coordinator"], row["lag_records"], row["problem"]) for row in listed["rows"]] == [
+        ("s", "n2", 9, NO_MEMBERS)
+    ], "a row with a value of the wrong type is left out"
+    shown = json.loads(await body(site, "/api/group/s.json"))["page"]
+    assert shown["group"]["coordinator"] == "n2"
+    assert [(row["position"], row["end"], row["lag_s"]) for row in shown["positions"]] == [(1, 10, 2.5)]
+    text = (await body(site, "/groups")).decode()
+    assert '<a href="/group/s">s</a>' in text
+    assert '<a href="/groups" aria-current=page>' in text
+
+
+async def test_dashboard_service_shows_each_instance_and_why_one_is_gone() -> None:
+    site, _ = a_site(Cluster())
+    [row] = json.loads(await body(site, "/api/services.json"))["page"]["rows"]
+    assert (row["instances"], row["gone"], row["lag"], row["problem"]) == (2, 1, 4, "diverged: n3 differs")
+    shown = json.loads(await body(site, "/api/service/s.json"))["page"]
+    assert [(one["node"], one["state"]) for one in shown["instances"]] == [
+        ("n3", "diverged"),
+        ("n1", "follower"),
+        ("n2", "follower"),
+    ]
+    assert shown["service"]["gone"] == 1
+    other = json.loads(await body(site, "/api/service/other.json"))["page"]
+    assert (other["instances"], other["service"]["lag"]) == ([], None), "a service that nobody runs has an empty page"
+
+
+async def test_dashboard_groups_are_polled_only_while_viewed() -> None:
+    cluster, clock = Cluster(), Clock()
+    site, viewing = a_site(cluster, clock)
+    await body(site, "/groups")
+    assert [kind for _, kind in cluster.asked].count("groups") == len(NODES)
+    cluster.asked.clear()
+    clock.go_on(10.0)
+    await viewing.fresh()
+    assert "groups" not in [kind for _, kind in cluster.asked]
+
+
 @pytest.mark.parametrize("made", [pages.node_page, pages.stream_page])
 async def test_dashboard_escapes_the_page_title(made: Any) -> None:
     """No address has such a name (400): the page alone must not rely on that."""
@@ -211,7 +281,7 @@ async def test_dashboard_escapes_the_page_title(made: Any) -> None:
     said = shown.node("n1") if made is pages.node_page else shown.stream("s")
     text = made(said, HOSTILE)
     assert "<img" not in text
-    assert "<title>&lt;img" in text
+    assert re.search(r"<title>[A-Z]+ · &lt;img", text)
 
 
 def an_event(index: int, **more: Any) -> dict[str, Any]:

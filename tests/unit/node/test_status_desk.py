@@ -311,6 +311,25 @@ async def test_status_settings_reload_needs_an_allowed_reply_and_an_exact_questi
 
 
 @pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["x" * 201], "'" + "x" * 40 + "'…(201 bytes) is no directory of a stream."),
+        (["orders-é"], "'orders-é' is no directory of a stream."),
+        ([""], "'' is no directory of a stream."),
+        ([f"s-00000{number}-1" for number in range(101)], "101 directories are too many. Remove at most 100 at a time."),
+    ],
+)
+async def test_status_removal_of_unfit_directories_is_rejected_in_words(names: list[str], says: str, asked: Any) -> None:
+    bus, _, _ = asked
+    bus.listening["ns.control.settings.n1"](
+        b"ns.control.settings.n1", b"_INBOX.x", json.dumps({"remove_data": names}).encode(), b""
+    )
+    await asyncio.sleep(0)
+    (_, answer), *_ = bus.sent
+    assert json.loads(answer)["error"].startswith(says)
+
+
+@pytest.mark.parametrize(
     ("payload", "first"),
     [
         (b"", ("a", 0)),

@@ -206,6 +206,19 @@ async def test_unknown_streams_are_deleted_only_when_a_controller_confirms(tmp_p
     assert (unknown.names(), folder.held_logs(), list((tmp_path / "streams").iterdir())) == ([], frozenset(), [])
 
 
+async def test_unknown_stream_named_twice_or_by_two_requests_is_removed_once(tmp_path: Path) -> None:
+    controllers, folder = Controllers(), DataFolder(tmp_path)
+    names = ["s-00000a-1", "s-00000b-1"]
+    for name in names:
+        folder.partition_storage(PartitionKey(*name.split("-", 1), 0)).replace("x", b"12345")
+    unknown = asking.UnknownStreams(names, folder, controllers, ClusterImage, lambda _: None)  # type: ignore[arg-type]
+    said = await asyncio.gather(unknown.remove([names[0], names[0]]), unknown.remove([names[0]]))
+    assert said == [
+        {"removed": [names[0]], "bytes": 5},
+        {"error": f"no directory {names[0]} of a stream that the cluster does not know: it has {names[1]}"},
+    ]
+
+
 # ---- one question at a time ------------------------------------------------------------------------------------------------
 GONE = pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND)
 KEYS = [PartitionKey("s", f"u{number}", number) for number in range(4)]

@@ -215,7 +215,7 @@ async def test_housekeeping_repeats_retention(tmp_path: Path, monkeypatch: pytes
     assert not keeping._partitions.clocks.runs
 
 
-def test_recovered_log_is_given_once_and_a_failed_one_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovered_log_is_reported_once_and_a_failed_one_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = RecoveredLogs()
     found = SimpleNamespace(report=SimpleNamespace(flush_failed="", must_leave_isr=False), segments=[])
     monkeypatch.setattr("sidecar.partition.recovery.recover", lambda storage, clean: found)

@@ -17,19 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY, filled, until
-
-
-class Group:
-    """The metadata group: ``answers`` are given in turn."""
-
-    def __init__(self, *answers: pb.ControlResponse) -> None:
-        self.asked: list[pb.ControlRequest] = []
-        self.answers = list(answers)
-
-    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
-        self.asked.append(request)
-        return self.answers.pop(0) if self.answers else pb.ControlResponse()
-
+from tests.unit.scripted_group import ScriptedGroup
 
 WISHES: dict[str, tuple[type[Any], Callable[[Proposals, Any], None], dict[str, str]]] = {
     "changeIsr": (do.ProposeIsr, lambda p, e: p.propose_isr(KEY, e, lambda _: None), {}),
@@ -52,11 +40,11 @@ NAMES = {"replayed_end_offset": "replayedEndOffset", "newest_offset": "newestOff
 @pytest.mark.parametrize("kind", WISHES)
 async def test_proposals_request_has_all_fields_of_its_effect(kind: str) -> None:
     effect_kind, ask, ours = WISHES[kind]
-    group, effect = Group(), filled(effect_kind)
-    proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
+    group, effect = ScriptedGroup(), filled(effect_kind)
+    proposals = Proposals(group, "n1", 7)
     ask(proposals, effect)
     await until(lambda: group.asked)
-    request = getattr(group.asked[0], kind)
+    request = getattr(group.asked[0][0], kind)
     assert (request.stream, request.uid, request.partition) == ("orders", "u1", 3)
     for field in dataclasses.fields(effect_kind):
         value = getattr(effect, field.name)
@@ -83,7 +71,7 @@ async def test_proposals_request_has_all_fields_of_its_effect(kind: str) -> None
 )  # fmt: skip
 async def test_proposals_isr_change_is_refused_only_by_a_definite_error(error: Any, accepted: bool | None) -> None:
     fed: list[Any] = []
-    proposals = Proposals(Group(pb.ControlResponse(error=error)), "n1", 7)  # type: ignore[arg-type]
+    proposals = Proposals(ScriptedGroup(pb.ControlResponse(error=error)), "n1", 7)
     effect = filled(do.ProposeIsr)
     proposals.propose_isr(KEY, effect, fed.append)
     await until(lambda: fed)
@@ -92,8 +80,8 @@ async def test_proposals_isr_change_is_refused_only_by_a_definite_error(error: A
 
 
 async def test_proposals_are_sent_one_after_another_until_the_close() -> None:
-    group = Group()
-    proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
+    group = ScriptedGroup()
+    proposals = Proposals(group, "n1", 7)
     for count in (1, 2, 3):
         proposals.leave_isr(KEY, do.LeaveIsr(reason=f"reason {count}"))
         await until(lambda n=count: len(group.asked) == n)  # type: ignore[misc]
@@ -106,13 +94,13 @@ async def test_proposals_are_sent_one_after_another_until_the_close() -> None:
 async def test_proposals_report_a_finished_purge_once() -> None:
     wish = Purge(number=4, subjects=("x",), end_offset=9)
     state = PartitionState(partition=3, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1, purges=(wish,))
-    group = Group()
-    proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
+    group = ScriptedGroup()
+    proposals = Proposals(group, "n1", 7)
     proposals.report_purged(KEY, state, {3})
     proposals.report_purged(KEY, state, {4})
     await until(lambda: group.asked)
     said = pb.ReportPurged(stream="orders", uid="u1", partition=3, node="n1", incarnation=7, number=4)
-    assert [request.reportPurged for request in group.asked] == [said]
+    assert [request.reportPurged for request, _ in group.asked] == [said]
 
 
 @pytest.mark.parametrize(("failed", "purges", "told"), [(False, True, True), (True, True, False), (False, False, False)])

@@ -139,7 +139,7 @@ def test_controller_that_granted_a_pre_vote_postpones_its_own(tmp_path: Path) ->
         assert net.run(lambda: terms(net) == {before + 1}, 1.0)
 
 
-def test_pre_vote_round_ends_when_a_leader_is_heard(tmp_path: Path) -> None:
+def test_pre_vote_round_ends_when_a_leader_is_detected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         member = net.up[near].core

@@ -183,7 +183,7 @@ def test_rescue_reads_a_snapshot_with_its_journal_like_a_whole_journal(history: 
     assert (found.index, found.term, found.digest) == (plain.index, plain.term, plain.digest)
 
 
-def test_rescue_look_changes_no_file(history: list[bytes], tmp_path: Path) -> None:
+def test_rescue_check_changes_no_file(history: list[bytes], tmp_path: Path) -> None:
     folder = controller(tmp_path, "n1", history, snapshot_at=4)
     before = tree(folder)
     read(folder)

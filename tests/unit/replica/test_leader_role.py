@@ -261,7 +261,7 @@ def test_idle_follower_gets_a_notice_of_a_higher_high_watermark() -> None:
     assert leader.only(do.SendNotice).high_watermark == 0
 
 
-def test_waiting_fetch_is_told_of_a_higher_high_watermark_and_keeps_waiting() -> None:
+def test_waiting_fetch_gets_a_higher_high_watermark_and_keeps_waiting() -> None:
     leader = Stepped("a").leads()
     leader.publish(1)
     leader.fetch("b", 0, awaits_more=True)
@@ -275,7 +275,7 @@ def test_waiting_fetch_is_told_of_a_higher_high_watermark_and_keeps_waiting() ->
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
 
 
-def test_silent_follower_leaves_the_isr_and_both_sets_count_meanwhile() -> None:
+def test_silent_follower_leaves_the_isr_and_both_sets_count_until_then() -> None:
     leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
     leader.publish(1)
     while not leader.has(do.ProposeIsr):

@@ -55,7 +55,7 @@ def test_new_leader_notice_is_repeated_to_followers_that_have_not_fetched() -> N
         stepped.fire(ev.Deadline.NOTICE)
 
 
-def test_idle_followers_are_told_a_higher_high_watermark_once() -> None:
+def test_idle_followers_get_a_higher_high_watermark_once() -> None:
     """b takes a second answer to its fetch, c is of an older version and is sent a notice."""
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)

@@ -303,7 +303,7 @@ def keyed(source: Source, *keys: bytes) -> None:
     source.high_watermark = source.log.newest_offset
 
 
-def test_filtered_read_skips_other_records_and_tells_how_far_it_read(shell: Shell, source: Source) -> None:
+def test_filtered_read_skips_other_records_and_reports_how_far_it_read(shell: Shell, source: Source) -> None:
     keyed(source, b"a", b"b", b"a", b"c")
     shell.ask(offset=0, filterKeys=[b"a"])
     _, head, bases = shell.take()

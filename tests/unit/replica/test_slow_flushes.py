@@ -71,7 +71,7 @@ def test_slow_disk_is_not_found_if_all_disks_are_slow() -> None:
     assert not disks.flushes.slow(disks.now_ns)
 
 
-def test_slow_disk_is_not_found_beside_unknown_disks() -> None:
+def test_slow_disk_is_not_found_among_unknown_disks() -> None:
     flushes = SlowFlushes(ReplicationConfig())
     for number in range(1, 50):
         flushes.flushed("b", SLOW, number * SLOW)
@@ -251,7 +251,7 @@ def test_leader_detects_a_hanging_flush_but_not_its_own_standstill() -> None:
     assert not other.replica.snapshot(other.now_ns).has_slow_disk
 
 
-def test_follower_fetch_tells_its_flush_time() -> None:
+def test_follower_fetch_reports_its_flush_time() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).flush_ns == 0
     follower.answered([(0, 2, 1)], -1)

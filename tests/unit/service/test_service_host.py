@@ -306,7 +306,7 @@ async def test_service_host_with_other_parameters_ends_and_keeps_its_snapshots(r
     assert not files("diverged")
 
 
-async def test_service_host_decides_only_with_a_leader_node_heard_lately(running: Any) -> None:
+async def test_service_host_decides_only_after_a_recent_answer_of_the_leader_node(running: Any) -> None:
     bus, made, _, _ = running
     assert not made._is_beside_the_leader()
     await bus.tell(order(bus, 1))

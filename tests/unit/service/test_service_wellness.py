@@ -61,7 +61,7 @@ def test_wellness_leadership_does_not_move_when_another_service_would_fail() -> 
     assert after_a_while(own, {"n2": {"bank": WELL, "echo": WELL}})[0] == "n2"
 
 
-def test_wellness_leadership_moves_only_to_isr_members_heard_lately() -> None:
+def test_wellness_leadership_moves_only_to_isr_members_with_recent_reports() -> None:
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
     wellness = Wellness(seconds(GRACE_S))
     wellness.heard("n2", {"bank": WELL}, 0)

@@ -28,7 +28,7 @@ def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
     return int(ended.value.code or 0), shown.out, shown.err
 
 
-def test_archive_dry_run_tells_where_the_archive_continues(
+def test_archive_dry_run_shows_where_the_archive_continues(
     access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("deltalake")

@@ -127,7 +127,7 @@ def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
     return int(ended.value.code or 0), shown.out, shown.err
 
 
-def test_compact_and_replay_dry_runs_tell_the_planned_work(
+def test_compact_and_replay_dry_runs_show_the_planned_work(
     access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("deltalake")

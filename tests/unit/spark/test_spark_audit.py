@@ -210,7 +210,7 @@ def test_audit_reports_damage_the_node_has_found(access: Access, node: FakeNode)
     assert look(access).first is None, "it has repaired itself"
 
 
-def test_audit_reports_differences_beside_damage(access: Access, node: FakeNode) -> None:
+def test_audit_reports_differences_in_addition_to_damage(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n2=log_of(SIZES, at(60, b"x")))
     node.damaged["orders", 0, "n3"] = "CORRUPTION: x"
     assert [(f.node, f.kind, f.offset) for f in look(access).findings] == [("n2", "differs", 60), ("n3", "damaged", 0)][::-1]

@@ -140,7 +140,7 @@ def test_fast_fetch_requests_only_wanted_columns(link: Link, node: FakeNode) -> 
     assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
 
 
-async def test_fast_fetch_connection_matches_answers_by_number_and_tells_why_it_ended(
+async def test_fast_fetch_connection_matches_answers_by_number_and_reports_why_it_ended(
     access: Any, node: FakeNode, link: Link
 ) -> None:
     line = await line_module.open_line(access.servers)

@@ -244,6 +244,11 @@ def test_missing_stream_names_the_nearest() -> None:
         Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
+def test_missing_stream_suggests_no_name_that_is_not_close() -> None:
+    with pytest.raises(NotFoundError, match=r"^Stream 'events' does not exist\. Check"):
+        Selection(("events",)).among({"devices": 1, "users": 2})
+
+
 def test_source_arrow_schema_equals_that_of_spark() -> None:
     types = pytest.importorskip("pyspark.sql.pandas.types")
     columns = parse(includeHeaders="true").columns
@@ -314,7 +319,13 @@ def test_unknown_source_option_suggests_only_a_close_name(name: str, meant: str)
 
 def test_source_of_a_catalog_table_names_the_alternative() -> None:
     # as Spark 4.3 gives them for CREATE TABLE t USING liftpy OPTIONS (nats ..., stream ...), and without OPTIONS
-    for given in ({"provider": "liftpy", "option.stream": "a", "stream": "a"}, {"owner": "root", "provider": "liftpy"}):
+    # and with LOCATION and TBLPROPERTIES
+    for given in (
+        {"provider": "liftpy", "option.stream": "a", "stream": "a"},
+        {"owner": "root", "provider": "liftpy"},
+        {"location": "/tmp/x", "stream": "a", "provider": "liftpy"},
+        {"team": "shop", "comment": "ours", "stream": "a", "provider": "liftpy"},
+    ):
         for parse in (SourceOptions.parse, SinkOptions.parse):
             with pytest.raises(ConfigError, match=r"^Catalog tables .*CREATE TEMPORARY VIEW .*save or start\.$"):
                 parse(given)

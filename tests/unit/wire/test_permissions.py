@@ -72,7 +72,7 @@ def test_subjects_are_built_only_by_the_subjects_class() -> None:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}")
             if isinstance(node, ast.JoinedStr):
                 text = ast.unparse(node)
-                if re.search(r"namespace\}\.(?!\{door|>|,| )", text):
+                if re.search(r"namespace\}\.(?!\{acl|>|,| )", text):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
     fake = [line for line in found if "fake_node" in line]
     assert len(fake) <= 2, "the wildcard subscriptions of a node for tests"

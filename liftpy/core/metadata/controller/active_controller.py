@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.ids import shown
+from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, SessionFacts, first_rejection
 from liftpy.core.metadata.controller.feature_negotiation import HeardLevels
-from liftpy.core.metadata.controller.nodes import unspoken
 from liftpy.core.metadata.controller.preflight import without_log
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
@@ -24,7 +23,6 @@ from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders
 from liftpy.core.metadata.failure_reports import Accusations, LeaderQuestion, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import ProcessRelation, descent
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
 from liftpy.core.metadata.sessions import DEFAULT_CONFIRMED_WITHIN_S, NodeSessions
@@ -78,7 +76,7 @@ def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlRe
 
 
 class ActiveController:
-    """NodeSessions and election clocks of one controller; idle unless it leads the group. ``now_ns`` is monotonic."""
+    """Node sessions and election timers of one controller. It is idle unless it leads the group. ``now_ns`` is monotonic."""
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
@@ -86,7 +84,7 @@ class ActiveController:
         self._rules = rules or Rules()
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._in_log: set[bytes] = set()
-        """Ids of operations that were put into the log and are not applied yet."""
+        """Ids of operations that are in the log and not applied yet."""
         self._answered: Counter[str] = Counter()
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
@@ -128,7 +126,7 @@ class ActiveController:
         self._timers.resign()
 
     def prefer(self, every_s: float) -> None:
-        """Look so often for leaderships that could go back; 0: never."""
+        """Set the interval of the checks for leaderships that can return to their preferred leader. 0: never."""
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -144,11 +142,11 @@ class ActiveController:
     def answer(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """Return the answer to a request that is not for the log, or None: it has to be proposed.
+        """Return the answer to a request that does not need the log. None: the request must be proposed.
 
-        ``confirmed_ns``: when a majority last confirmed that this controller leads. Heartbeats, progress of candidates, and
-        a description that need not be linearizable are answered here; and what would change nothing, or take the place of a node
-        that runs, is refused.
+        Heartbeats, progress of candidates and descriptions that need not be linearizable are answered here. Requests that
+        would change nothing, or replace a running node, are rejected here. ``confirmed_ns``: time at which a majority last
+        confirmed that this controller leads.
         """
         response = self._answer(request, image, now_ns, confirmed_ns)
         if response is None:
@@ -171,14 +169,9 @@ class ActiveController:
                 response = pb.ControlResponse()
             case "reportLeader" if self._reported(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
-            case "registerNode" if beyond := unspoken(image, request.registerNode):
-                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=beyond)
-            case "registerNode" if refused := self._taken(request.registerNode, image, now_ns):
-                response = pb.ControlResponse(error=pb.ControlResponse.EXISTS, detail=refused)
-                self._answered["registrations in the place of a node that runs"] += 1
-            case "removeNode" if self._only_said_to_have_stopped(request.removeNode.nodeId, image, now_ns):
-                detail = f"node {request.removeNode.nodeId!r} is alive: stop it first"
-                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail)
+            case "registerNode" | "removeNode" if rejection := self._rejection(request, image, now_ns):
+                assert rejection.response is not None
+                response = rejection.response
             case "describeCluster" if not request.linearizable:
                 response = describe(image, request.describeCluster)
             case "describeStream" if not request.linearizable:
@@ -214,25 +207,11 @@ class ActiveController:
         told = self._forecast(rest, image, now_ns, confirmed_ns)
         return (here, rest) if told is None else (joined(here, told), None)
 
-    def _taken(self, request: pb.RegisterNode, image: ClusterImage, now_ns: int) -> str:
-        """Return why the node cannot be registered now: another process uses its node id.
-
-        The new process retries while that one stops.
-        """
-        known = image.nodes.get(request.nodeId)
-        if known is None or descent(known, request) in (ProcessRelation.SAME, ProcessRelation.OUTLIVED):
-            return ""
-        if not self._sessions.keeps_its_place(request.nodeId, now_ns):
-            return ""
-        return (
-            f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
-            f"start {request.start} of folder {shown(request.folderId)} can't take its place before it has ended"
-        )
-
-    def _only_said_to_have_stopped(self, node_id: str, image: ClusterImage, now_ns: int) -> bool:
-        """Return whether the image shows the node as fenced although its heartbeats arrive. It would not notice its removal."""
-        node = image.nodes.get(node_id)
-        return node is not None and node.fenced and self._sessions.runs(node_id, now_ns)
+    def _rejection(self, request: pb.ControlRequest, image: ClusterImage, now_ns: int) -> Rejection | None:
+        rejection = first_rejection(SESSIONS, SessionFacts(request, image, self._sessions, now_ns))
+        if rejection is not None and rejection.counter:
+            self._answered[rejection.counter] += 1
+        return rejection
 
     def _forecast(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int

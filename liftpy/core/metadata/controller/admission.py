@@ -1,9 +1,21 @@
-"""Admission: on which subject a control request is allowed, and the rate limit for operators. Pure.
+"""Admission: the one ordered table of checks that a control request passes on a controller before the log decides it. Pure.
 
-NATS permissions say who may publish on a subject. This module says which requests a subject accepts, by the table in
-``requests.py``. So read permission cannot change anything, and requests of node ``n1`` come only on
-``<ns>.control.node.n1``. A kind without a row is rejected. Requests that would create, change or delete internal
-streams need ``internal``.
+A row is a ``Check``: a name, and a function that returns the rejection of a request, or None. The first rejection is the answer.
+The rows stand in four tables, because the facts for a check are known at different places:
+
+| table | when | where it runs |
+|---|---|---|
+| ``ARRIVAL`` | a request arrives on NATS | ``sidecar/metadata/control.py`` |
+| ``LEADER`` | the metadata leader gets a request, from NATS or from its own node | ``quorum_member.py`` |
+| ``SESSIONS`` | the same, also for each part of a batch: rules that need the sessions of the nodes | ``active_controller.py`` |
+| ``LOG`` | the request needs a log entry | ``quorum_member.py`` |
+
+``ADMISSION`` is all of them in order. Afterwards the log decides on the image by the functions in ``requests.py``, on each controller
+in the same way. The order and the texts of rejections are part of the protocol. A new check is a new row.
+
+NATS permissions say who may publish on a subject. ``PERMISSIONS`` says which requests a subject accepts, by the table in
+``requests.py``. So read permission cannot change anything, and requests of node ``n1`` come only on ``<ns>.control.node.n1``. A
+kind without a row is rejected. Requests that would create, change or delete internal streams need ``internal``.
 
 Example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is rejected, also within a batch. ``deleteStream``
 on ``<ns>.info`` is rejected.
@@ -14,15 +26,61 @@ retry. At most ``MAX_PRINCIPALS`` are remembered.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Generic, TypeVar
 
-from liftpy.config import NS_PER_S
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PROBE_STREAM, is_internal, shown
-from liftpy.core.metadata.controller.requests import AskedBy, kind_of
-from liftpy.core.metadata.features import UNSUPPORTED
+from liftpy.core.metadata.controller.nodes import still_a_controller, unspoken
+from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
+from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
+from liftpy.core.metadata.controller_list import GroupView
+from liftpy.core.metadata.describe import fit_request
+from liftpy.core.metadata.feature_range import NO_LEVEL
+from liftpy.core.metadata.features import UNSUPPORTED, Feature, why_not_yet
+from liftpy.core.metadata.forwarding import error_response
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import ProcessRelation, descent
+from liftpy.core.metadata.request_limits import fit
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import has_unknown_fields
-from liftpy.core.wire.subjects import PARTITION_WORDS
+from liftpy.core.wire.decode_errors import REFUSED, REPLY, has_unknown_fields, refused
+from liftpy.core.wire.subjects import PARTITION_WORDS, begins_under
+from liftpy.errors import LiftError
+
+T = TypeVar("T")
+_ERROR = pb.ControlResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Result of a check that does not accept a request."""
+
+    response: pb.ControlResponse | None
+    """The answer. None: the sender gets no answer."""
+    counter: str = ""
+    """Counter of the controller that grows, '' for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[T]):
+    """One row of the table."""
+
+    name: str
+    reject: Callable[[T], Rejection | None]
+    """Return the rejection of a request, or None."""
+
+
+def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
+    """Return the rejection of the first row that does not accept the request, None if all rows accept it."""
+    for check in checks:
+        rejection = check.reject(facts)
+        if rejection is not None:
+            return rejection
+    return None
 
 
 class RequestAcl(Enum):
@@ -33,84 +91,12 @@ class RequestAcl(Enum):
     NODE = "control.node"
 
 
-_GUARDED = {
-    "createStream": "name",
-    "addPartitions": "name",
-    "deleteStream": "name",
-    "alterStream": "name",
-    "truncateBefore": "stream",
-    "purgeRecords": "stream",
-    "pausePartitions": "stream",
-}
-"""Kind of request -> its field that names a stream, which must not be an internal one."""
-RESERVED = "_liftpy"
-"""Names of streams that begin so are made by the cluster alone, whatever is said; but for the one that operators probe with."""
-_NO_KIND = "a request of an unknown kind"
+def sender_of(acl: RequestAcl, subject: str, namespace: str) -> str:
+    """Return the node id or principal in ``subject``, '' without one."""
+    return subject.removeprefix(f"{namespace}.{acl.value}").removeprefix(".")
 
 
-def refusal(door: RequestAcl, who: str, request: pb.ControlRequest) -> str:
-    """Return why ``who`` (the name in the subject) must not send ``request`` there, '' if it may."""
-    if has_unknown_fields(request):
-        return f"{UNSUPPORTED}the request holds fields, or is of a kind, that the metadata leader's version does not know"
-    if door is not RequestAcl.INFO and who in PARTITION_WORDS:
-        return f"nobody is called {who!r}: who may read may publish on this subject as well"
-    asked_by = kind_of(request).asked_by
-    if asked_by is AskedBy.READERS:
-        return ""
-    if request.HasField("createStream") and (name := request.createStream.name).startswith(RESERVED) and name != PROBE_STREAM:
-        return (
-            f"stream {shown(request.createStream.name)} can't be made: names that begin with {RESERVED} are the cluster's own"
-        )
-    if request.HasField("createStream") and request.createStream.name.startswith("-"):
-        return (
-            f"stream {shown(request.createStream.name)} can't be made: a name that begins with - reads as an option of commands"
-        )
-    if door is RequestAcl.ADMIN and not request.internal and (guarded := _guarded(request)):
-        return guarded
-    if (door is RequestAcl.NODE and request.HasField("batch")) or (door is RequestAcl.ADMIN and request.batch.requests):
-        each = (item.request for item in request.batch.requests)
-        reasons = (_of_node(who, part) if door is RequestAcl.NODE else _of_operator(part) for part in each)
-        return next((reason for reason in reasons if reason), "")
-    if door is RequestAcl.NODE:
-        return _of_node(who, request)
-    return "" if door is RequestAcl.ADMIN and asked_by is AskedBy.OPERATORS else _elsewhere(request, door)
-
-
-def _guarded(request: pb.ControlRequest) -> str:
-    """Return why a request for an internal stream needs a confirmation."""
-    for part in (request, *(item.request for item in request.batch.requests)):
-        name = part.WhichOneof("request") or ""
-        stream = getattr(getattr(part, name), _GUARDED[name]) if name in _GUARDED else ""
-        if is_internal(stream):
-            return f"stream {shown(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
-    return ""
-
-
-def _of_node(who: str, request: pb.ControlRequest) -> str:
-    name, kind = request.WhichOneof("request"), kind_of(request)
-    if name is None or kind.asked_by is not AskedBy.NODES or name == "batch":  # no batch within a batch
-        return _elsewhere(request, RequestAcl.NODE)
-    named = getattr(getattr(request, name), kind.asker) if kind.asker else who
-    if named != who:
-        return f"{name} speaks for {shown(named)} on the subject of {shown(who)}"
-    return ""
-
-
-def _of_operator(request: pb.ControlRequest) -> str:
-    kind = kind_of(request)
-    return "" if kind.asked_by is AskedBy.OPERATORS and kind.batched else _elsewhere(request, RequestAcl.ADMIN)
-
-
-def _elsewhere(request: pb.ControlRequest, door: RequestAcl) -> str:
-    name = request.WhichOneof("request") or _NO_KIND
-    match kind_of(request).asked_by:
-        case AskedBy.OPERATORS:
-            return f"{name} is asked for on <namespace>.{RequestAcl.ADMIN.value}, not on .{door.value}"
-        case AskedBy.NODES:
-            return f"{name} is asked for by nodes, on <namespace>.{RequestAcl.NODE.value}.<id>, not on .{door.value}"
-    return f"{name} is not asked for by anybody"
-
-
+# ---- limits of one controller ----------------------------------------------------------------------------------------------
 PER_PRINCIPAL, PRINCIPAL_AT_ONCE = 50, 250
 """A second, and at once."""
 IN_ALL, ALL_AT_ONCE = 200, 1000
@@ -155,7 +141,7 @@ class RequestRates:
         return len(self._of)
 
     def wait_ms(self, principal: str, now_ns: int) -> int:
-        """Take one more request of ``principal``: 0; or in how many milliseconds it may come again."""
+        """Count a request of ``principal``. Return 0, or the time after which it may come again, in milliseconds."""
         own = self._of.pop(principal, None)
         if own is None:
             own = Allowance(PER_PRINCIPAL, PRINCIPAL_AT_ONCE)
@@ -167,3 +153,420 @@ class RequestRates:
             own.take(now_ns)
             self._in_all.take(now_ns)
         return wait_ms
+
+
+_PER_S, _AT_ONCE = 400, 1000
+"""Requests of operators and clients accepted per second, and at once. More must not take the metadata group's time.
+
+Requests of registered nodes are not counted, because the cluster needs their heartbeats and reports.
+"""
+MAX_IN_PROGRESS = 4096
+"""Maximum number of requests in progress. The others are rejected with UNAVAILABLE."""
+MAX_IN_PROGRESS_BYTES = 16 << 20
+"""Maximum size of requests in progress, in bytes. The others are rejected with UNAVAILABLE."""
+
+
+class RequestLimits:
+    """Allowances of one controller, and what is in progress there."""
+
+    def __init__(self) -> None:
+        self.allowance = Allowance(_PER_S, _AT_ONCE)
+        self.rates = RequestRates()
+        self.in_progress = 0
+        self.in_progress_bytes = 0
+
+    def begin(self, size_bytes: int) -> None:
+        """Note an accepted request of ``size_bytes``."""
+        self.in_progress += 1
+        self.in_progress_bytes += size_bytes
+
+    def end(self, size_bytes: int) -> None:
+        """Note that a request of ``size_bytes`` was answered or dropped."""
+        self.in_progress -= 1
+        self.in_progress_bytes -= size_bytes
+
+
+# ---- arrival ---------------------------------------------------------------------------------------------------------------
+FLOODED = f"{REFUSED}control request, too many"
+TOO_FAST = f"{REFUSED}control request, too fast"
+"""Rejection of an operator's request beyond the rate. It contains the time to retry."""
+NOT_ALLOWED = f"{REFUSED}control request"
+"""Rejection of a request that is too large, or that its subject does not accept."""
+OVERLOADED = "control requests over the bound"
+
+
+@dataclass(slots=True, kw_only=True)
+class Arrival:
+    """One control request as it arrives, with the facts for its checks."""
+
+    acl: RequestAcl
+    """Kind of subject on which it arrived."""
+    sender: str
+    """Node id or principal in the subject, '' without one."""
+    payload: bytes = b""
+    is_reply_allowed: bool = True
+    is_registered: bool = False
+    """True if a registered node sends it."""
+    leads: bool = True
+    """True if this controller leads the metadata group."""
+    describe_alone: Callable[[pb.ControlRequest], pb.ControlResponse | None] = lambda request: None
+    """Answers without a leader, or returns None."""
+    now_ns: int = 0
+    """Monotonic time, in nanoseconds."""
+    max_payload_bytes: int = 1 << 20
+    inbox_prefixes: tuple[str, ...] = ()
+    config: ReplicationConfig = field(default_factory=ReplicationConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    request: pb.ControlRequest = field(default_factory=pb.ControlRequest)
+    """The request. It is empty before the row ``envelope``."""
+
+
+def _invalid(why_not: Callable[[Arrival], str]) -> Callable[[Arrival], Rejection | None]:
+    """Return a check that rejects with INVALID and the returned text. '' accepts."""
+
+    def reject(arrival: Arrival) -> Rejection | None:
+        detail = why_not(arrival)
+        return Rejection(error_response(arrival.request, _ERROR.INVALID, detail), NOT_ALLOWED) if detail else None
+
+    return reject
+
+
+def _reply_subject(arrival: Arrival) -> Rejection | None:
+    return None if arrival.is_reply_allowed else Rejection(None, REPLY)
+
+
+def _flood(arrival: Arrival) -> Rejection | None:
+    """Drop a request beyond the allowance. It is neither read nor answered, because both take time."""
+    return None if arrival.is_registered or arrival.limits.allowance.take(arrival.now_ns) else Rejection(None, FLOODED)
+
+
+def _envelope(arrival: Arrival) -> Rejection | None:
+    """Decode the request, and set what a controller adds to it."""
+    try:
+        arrival.request = request = frames.decode(arrival.payload, pb.ControlRequest)
+    except LiftError as error:
+        return Rejection(None, refused(error))
+    request.sender = arrival.sender
+    say_how_many(request, arrival.config)
+    fit_request(request, arrival.max_payload_bytes)
+    return None
+
+
+def _leader(arrival: Arrival) -> Rejection | None:
+    return None if arrival.leads else Rejection(arrival.describe_alone(arrival.request))
+
+
+def _operator_rate(arrival: Arrival) -> Rejection | None:
+    if arrival.acl is not RequestAcl.ADMIN:
+        return None
+    wait_ms = arrival.limits.rates.wait_ms(arrival.sender, arrival.now_ns)
+    if not wait_ms:
+        return None
+    of = f"of {shown(arrival.sender)}" if arrival.sender else "of operators without a name of their own"
+    detail = f"more than {PER_PRINCIPAL} requests a second {of}, or {IN_ALL} in all: again in {wait_ms} ms"
+    response = error_response(arrival.request, _ERROR.UNAVAILABLE, detail)
+    response.retryAfterMs = wait_ms
+    return Rejection(response, TOO_FAST)
+
+
+def _inbox_subjects(arrival: Arrival) -> str:
+    """Return why a stream on inbox subjects is rejected. The prefixes of inboxes are a setting."""
+    if not arrival.request.HasField("createStream"):
+        return ""
+    subject, detail = arrival.request.createStream.subject, ""
+    for prefix in arrival.inbox_prefixes:
+        if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
+            detail = f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
+    return detail
+
+
+def _size(arrival: Arrival) -> str:
+    return fit(arrival.request, len(arrival.payload))
+
+
+def _known_fields(arrival: Arrival) -> str:
+    if not has_unknown_fields(arrival.request):
+        return ""
+    return f"{UNSUPPORTED}the request holds fields, or is of a kind, that the metadata leader's version does not know"
+
+
+def _sender_name(arrival: Arrival) -> str:
+    if arrival.acl is RequestAcl.INFO or arrival.sender not in PARTITION_WORDS:
+        return ""
+    return f"nobody is called {arrival.sender!r}: who may read may publish on this subject as well"
+
+
+def _reserved_name(arrival: Arrival) -> str:
+    name = arrival.request.createStream.name
+    if not name.startswith(RESERVED) or name == PROBE_STREAM:
+        return ""
+    return f"stream {shown(name)} can't be made: names that begin with {RESERVED} are the cluster's own"
+
+
+def _option_name(arrival: Arrival) -> str:
+    name = arrival.request.createStream.name
+    return (
+        f"stream {shown(name)} can't be made: a name that begins with - reads as an option of commands"
+        if name.startswith("-")
+        else ""
+    )
+
+
+def _internal_stream(arrival: Arrival) -> str:
+    return _guarded(arrival.request) if arrival.acl is RequestAcl.ADMIN and not arrival.request.internal else ""
+
+
+def _subject_of_kind(arrival: Arrival) -> str:
+    acl, sender, request = arrival.acl, arrival.sender, arrival.request
+    asked_by = kind_of(request).asked_by
+    if asked_by is AskedBy.READERS:
+        return ""
+    if (acl is RequestAcl.NODE and request.HasField("batch")) or (acl is RequestAcl.ADMIN and request.batch.requests):
+        each = (item.request for item in request.batch.requests)
+        reasons = (_of_node(sender, part) if acl is RequestAcl.NODE else _of_operator(part) for part in each)
+        return next((reason for reason in reasons if reason), "")
+    if acl is RequestAcl.NODE:
+        return _of_node(sender, request)
+    return "" if acl is RequestAcl.ADMIN and asked_by is AskedBy.OPERATORS else _elsewhere(request, acl)
+
+
+def _in_progress(arrival: Arrival) -> Rejection | None:
+    limits, size_bytes = arrival.limits, len(arrival.payload)
+    if limits.in_progress < MAX_IN_PROGRESS and limits.in_progress_bytes + size_bytes <= MAX_IN_PROGRESS_BYTES:
+        return None
+    return Rejection(error_response(arrival.request, _ERROR.UNAVAILABLE, "the metadata leader is overloaded"), OVERLOADED)
+
+
+RECEPTION: tuple[Check[Arrival], ...] = (
+    Check("reply subject", _reply_subject),
+    Check("flood", _flood),
+    Check("envelope", _envelope),
+    Check("leader", _leader),
+    Check("operator rate", _operator_rate),
+)
+PERMISSIONS: tuple[Check[Arrival], ...] = (
+    Check("known fields", _invalid(_known_fields)),
+    Check("sender name", _invalid(_sender_name)),
+    Check("reserved stream name", _invalid(_reserved_name)),
+    Check("stream name like an option", _invalid(_option_name)),
+    Check("internal stream", _invalid(_internal_stream)),
+    Check("subject of the kind", _invalid(_subject_of_kind)),
+)
+CONTENTS: tuple[Check[Arrival], ...] = (
+    Check("inbox subjects", _invalid(_inbox_subjects)),
+    Check("size", _invalid(_size)),
+    *PERMISSIONS,
+)
+ARRIVAL: tuple[Check[Arrival], ...] = (*RECEPTION, *CONTENTS, Check("in progress", _in_progress))
+WITHOUT_LIMITS: tuple[Check[Arrival], ...] = (
+    *(check for check in RECEPTION if check.name in ("reply subject", "envelope")),
+    *CONTENTS,
+)
+"""Rows of ``ARRIVAL`` for a group in one process, which always leads and limits no rates."""
+
+
+def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
+    """Return why ``sender`` (the name in the subject) must not send ``request`` there, '' if it may."""
+    rejection = first_rejection(PERMISSIONS, Arrival(acl=acl, sender=sender, request=request))
+    return rejection.response.detail if rejection is not None and rejection.response is not None else ""
+
+
+# ---- permissions of subjects --------------------------------------------------------------------------------------------
+_GUARDED = {
+    "createStream": "name",
+    "addPartitions": "name",
+    "deleteStream": "name",
+    "alterStream": "name",
+    "truncateBefore": "stream",
+    "purgeRecords": "stream",
+    "pausePartitions": "stream",
+}
+"""Kind of request -> its field that names a stream, which must not be an internal one."""
+RESERVED = "_liftpy"
+"""Names of streams that begin so are made by the cluster alone, whatever is said; but for the one that operators probe with."""
+_NO_KIND = "a request of an unknown kind"
+
+
+def _guarded(request: pb.ControlRequest) -> str:
+    """Return why a request for an internal stream needs a confirmation."""
+    for part in (request, *(item.request for item in request.batch.requests)):
+        name = part.WhichOneof("request") or ""
+        stream = getattr(getattr(part, name), _GUARDED[name]) if name in _GUARDED else ""
+        if is_internal(stream):
+            return f"stream {shown(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
+    return ""
+
+
+def _of_node(who: str, request: pb.ControlRequest) -> str:
+    name, kind = request.WhichOneof("request"), kind_of(request)
+    if name is None or kind.asked_by is not AskedBy.NODES or name == "batch":  # no batch within a batch
+        return _elsewhere(request, RequestAcl.NODE)
+    named = getattr(getattr(request, name), kind.asker) if kind.asker else who
+    if named != who:
+        return f"{name} speaks for {shown(named)} on the subject of {shown(who)}"
+    return ""
+
+
+def _of_operator(request: pb.ControlRequest) -> str:
+    kind = kind_of(request)
+    return "" if kind.asked_by is AskedBy.OPERATORS and kind.batched else _elsewhere(request, RequestAcl.ADMIN)
+
+
+def _elsewhere(request: pb.ControlRequest, door: RequestAcl) -> str:
+    name = request.WhichOneof("request") or _NO_KIND
+    match kind_of(request).asked_by:
+        case AskedBy.OPERATORS:
+            return f"{name} is asked for on <namespace>.{RequestAcl.ADMIN.value}, not on .{door.value}"
+        case AskedBy.NODES:
+            return f"{name} is asked for by nodes, on <namespace>.{RequestAcl.NODE.value}.<id>, not on .{door.value}"
+    return f"{name} is not asked for by anybody"
+
+
+# ---- leader ----------------------------------------------------------------------------------------------------------------
+_NEW = "the metadata leader has only just been elected"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderFacts:
+    """A request at the metadata leader."""
+
+    request: pb.ControlRequest
+    feature_level: int
+    """Feature level of the image."""
+    features: tuple[Feature, ...]
+    """Features that this controller knows."""
+    in_office: bool
+    """True if the leader has applied everything that was committed before its term, and so knows the sessions."""
+    bootstrap: str
+    """Why a new cluster has no feature level yet, '' if it has one."""
+
+
+def _decides(request: pb.ControlRequest) -> bool:
+    """Return whether an entry of the request could change the image."""
+    return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
+
+
+def _feature_level(facts: LeaderFacts) -> Rejection | None:
+    unknown_to_others = why_not_yet(facts.request, facts.feature_level, facts.features)
+    return Rejection(error_response(facts.request, _ERROR.INVALID, unknown_to_others)) if unknown_to_others else None
+
+
+def _unavailable(request: pb.ControlRequest, detail: str) -> Rejection:
+    return Rejection(error_response(request, _ERROR.UNAVAILABLE, detail))
+
+
+def _new_leader_of_a_new_cluster(facts: LeaderFacts) -> Rejection | None:
+    is_early = not facts.in_office and facts.feature_level == NO_LEVEL and _decides(facts.request)
+    return _unavailable(facts.request, _NEW) if is_early else None
+
+
+def _new_leader(facts: LeaderFacts) -> Rejection | None:
+    needs_sessions = facts.request.HasField("batch") or kind_of(facts.request).looked_at_first
+    return _unavailable(facts.request, _NEW) if not facts.in_office and needs_sessions else None
+
+
+def _new_cluster(facts: LeaderFacts) -> Rejection | None:
+    waits = facts.in_office and facts.bootstrap and _decides(facts.request)
+    return _unavailable(facts.request, facts.bootstrap) if waits else None
+
+
+LEADER: tuple[Check[LeaderFacts], ...] = (
+    Check("feature level", _feature_level),
+    Check("new leader of a new cluster", _new_leader_of_a_new_cluster),
+    Check("new leader", _new_leader),
+    Check("new cluster", _new_cluster),
+)
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """A request, or a part of a batch, at a metadata leader that knows the sessions of the nodes."""
+
+    request: pb.ControlRequest
+    image: ClusterImage
+    sessions: NodeSessions
+    now_ns: int
+    """Monotonic time, in nanoseconds."""
+
+
+def _level_of_the_node(facts: SessionFacts) -> Rejection | None:
+    if not facts.request.HasField("registerNode"):
+        return None
+    beyond = unspoken(facts.image, facts.request.registerNode)
+    return Rejection(error_response(facts.request, _ERROR.INVALID, beyond)) if beyond else None
+
+
+def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
+    """Reject a registration while another process uses the node id. The new process retries while that one stops."""
+    asked = facts.request.registerNode
+    known = facts.image.nodes.get(asked.nodeId) if facts.request.HasField("registerNode") else None
+    if known is None or descent(known, asked) in (ProcessRelation.SAME, ProcessRelation.OUTLIVED):
+        return None
+    if not facts.sessions.keeps_its_place(asked.nodeId, facts.now_ns):
+        return None
+    detail = (
+        f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
+        f"start {asked.start} of folder {shown(asked.folderId)} can't take its place before it has ended"
+    )
+    response = error_response(facts.request, _ERROR.EXISTS, detail)
+    return Rejection(response, "registrations in the place of a node that runs")
+
+
+def _node_is_alive(facts: SessionFacts) -> Rejection | None:
+    """Reject the removal of a node whose heartbeats arrive although the image shows it as fenced. It would not notice."""
+    node_id = facts.request.removeNode.nodeId
+    node = facts.image.nodes.get(node_id) if facts.request.HasField("removeNode") else None
+    if node is None or not node.fenced or not facts.sessions.runs(node_id, facts.now_ns):
+        return None
+    return Rejection(error_response(facts.request, _ERROR.INVALID, f"node {node_id!r} is alive: stop it first"))
+
+
+SESSIONS: tuple[Check[SessionFacts], ...] = (
+    Check("feature level of the node", _level_of_the_node),
+    Check("node id in use", _node_id_in_use),
+    Check("node is alive", _node_is_alive),
+)
+
+
+# ---- log -------------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """A request that needs a log entry."""
+
+    request: pb.ControlRequest
+    in_office: bool
+    """True if the leader has applied everything that was committed before its term."""
+    view: GroupView
+    is_confirmed: bool
+    """True if no other controller can be the metadata leader."""
+    is_logged: bool
+    """True if the log has, or may have, an unapplied entry of the operation."""
+
+
+def _node_is_a_controller(facts: LogFacts) -> Rejection | None:
+    """Reject the removal of a controller. The image names the controllers after their first change only."""
+    node_id = facts.request.removeNode.nodeId
+    if not (facts.in_office and facts.request.HasField("removeNode") and facts.view.now.names(node_id)):
+        return None
+    return Rejection(error_response(facts.request, _ERROR.INVALID, still_a_controller(node_id)))
+
+
+def _halted(facts: LogFacts) -> Rejection | None:
+    """Reject everything while the controllers have different images without a majority, but the barrier of a new voter."""
+    request, view = facts.request, facts.view
+    catches_up = request.HasField("barrier") and request.sender in view.now.members and request.sender not in view.live
+    if not view.halted or catches_up:
+        return None
+    if not facts.is_confirmed:
+        return Rejection(None)
+    error = _ERROR.OUTCOME_UNKNOWN if facts.is_logged else _ERROR.UNAVAILABLE
+    return Rejection(error_response(request, error, view.halted))
+
+
+LOG: tuple[Check[LogFacts], ...] = (
+    Check("node is a controller", _node_is_a_controller),
+    Check("halted", _halted),
+)
+ADMISSION: tuple[Check[Any], ...] = (*ARRIVAL, *LEADER, *SESSIONS, *LOG)
+"""All rows, in the order in which a controller applies them."""

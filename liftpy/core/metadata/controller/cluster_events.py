@@ -353,7 +353,7 @@ class EventTrail:
         """Events that went before they were written."""
 
     def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """The entry ``index`` was applied."""
+        """Note that the entry ``index`` was applied."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
@@ -378,7 +378,7 @@ class EventTrail:
         return found
 
     def restored(self, index: int, time_ns: int) -> None:
-        """Note that the image was loaded from a snapshot of that time. Events in between are unknown."""
+        """Note that the image was loaded from a snapshot of this time. Earlier events are unknown."""
         self._held.clear()
         self._noted.clear()
         self.index = self.begins = index
@@ -390,7 +390,7 @@ class EventTrail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """Place of the newest event here; (0, -1) without any."""
+        """Place of the newest event here, (0, -1) without any."""
         return self._held[-1].place if self._held else (0, -1)
 
     def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
@@ -482,7 +482,7 @@ class EventLog:
         self._trail.written = tail.place
 
     def _gap(self, place: tuple[int, int], found: list[ClusterEvent]) -> list[dict[str, Any]]:
-        """Return one event that stands for all unknown events after ``place``."""
+        """Return one event that represents all unknown events after ``place``."""
         begins = self._trail.begins
         if begins > place[0] and not (found and found[0].place <= (begins, 0)):
             number = found[0].number - 1 if found and found[0].index == begins else -1

@@ -19,8 +19,9 @@ from liftpy.core.metadata.records import LeaderReported
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
-"""Reports further apart, by the clock of the metadata leader that they came to, do not add up; twice the default of
-``replica.max.leader.timeout``."""
+"""Window within which reports add up, by the clock of their metadata leader. It is twice the default of
+``replica.max.leader.timeout``.
+"""
 
 _Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader | pb.GiveUpLeadership
 
@@ -56,9 +57,9 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
 
 
 def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, request: pb.ReportLeader) -> Decision:
-    """A replica knows of a committed record that the leader lacks: the leader's log went back in time.
+    """Record that the leader lacks a committed record which a replica knows: the leader's log went back in time.
 
-    The leader is not complete any more [C10, S15].
+    The leader is no longer complete [C10, S15].
     """
     if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
         return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
@@ -68,9 +69,9 @@ def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: Partitio
 
 
 def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> Decision:
-    """A leader requests a successor.
+    """Begin an election because the leader requests a successor.
 
-    Without a complete replica it stays. A leader with a slow disk names its successor and then follows it.
+    Without a complete replica, the leader stays. A leader with a slow disk names its successor and then follows it.
     """
     found = _find(draft, request)
     if isinstance(found, Decision):
@@ -89,7 +90,7 @@ def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> De
 
 
 def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decision:
-    """The candidate has replayed its log: Online, with the leader, its epoch and the ISR in one change."""
+    """Finish the election: the candidate has replayed its log. Status, leader, epoch and ISR change together."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -108,7 +109,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
-    """The candidate showed no progress in time: the next one."""
+    """Replace the candidate by the next one, because it showed no progress in time."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -131,7 +132,7 @@ def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Dec
 
 
 def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
-    """A command: a planned transfer of an Online partition, or an election of an Offline one, unclean if asked [C11]."""
+    """Elect a leader by command: transfer an Online partition, or elect for an Offline one, unclean if requested [C11]."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -157,7 +158,7 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
 
 
 def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
-    """A node stops in good order: planned transfers of all that it leads; the detail tells how many."""
+    """Transfer all leaderships of a node that stops cleanly. The detail of the answer says how many."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node

@@ -32,7 +32,7 @@ class HeardLevels:
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, LevelRange]] = {}
-        """Node id -> (incarnation, what it speaks); of nodes in the image."""
+        """Node id -> (incarnation, range of levels), for nodes in the image."""
 
     def clear(self) -> None:
         """Forget all reported levels."""
@@ -137,8 +137,7 @@ HEARD_WITHIN_NS = 3 * NS_PER_S
 def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
     """Return the first feature level, or the reason as text why none can be chosen now.
 
-    ``others``: levels of the other controllers, None: no contact. ``waited``: True if it has waited long enough for
-    them.
+    ``others``: levels of the other controllers, None: no contact. ``waited``: True if it has waited long enough for them.
     """
     silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
     if silent and not waited:

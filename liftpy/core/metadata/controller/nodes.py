@@ -28,7 +28,7 @@ from liftpy.errors import ConfigError, InvalidNameError
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
 MAX_NODES = 1000
-"""A node that registers beyond them takes the place of one that neither runs nor holds data: such nodes keep no real one out."""
+"""Maximum number of nodes. One more node replaces one that neither runs nor holds data, so dead entries keep no node out."""
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 
@@ -92,12 +92,9 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
     """Return whether the directory of a known node has all records that the node ever acknowledged [C7, S15].
 
     ``previousIncarnation`` 0 means an empty directory. A directory of an older incarnation is a stale copy, with one
-    exception: the one
-    with which the current incarnation registered. A process acts only after it has stored its new incarnation, so in
-    this case the
-    current one has never acted. An older copy of that directory is recognized because it does not know the process that
-    registered
-    (``starts.py``).
+    exception: the directory with which the current incarnation registered. A process acts only after it has stored its new
+    incarnation, so in this case the current one has never acted. An older copy of that directory is recognized because it
+    does not know the process that registered (``starts.py``).
     """
     known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
     unbroken = known_to_it and descent(known, request) is not ProcessRelation.WENT_BACK
@@ -105,7 +102,7 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
 
 
 def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
-    """Return the node's session ended: it joins no ISR and leads nothing new. Where it follows, the leader shrinks it away."""
+    """End the node's session. It joins no ISR and becomes no leader. Leaders remove it from their ISRs."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node
@@ -118,7 +115,7 @@ def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
 
 
 def unfence_node(draft: RecordBuilder, request: pb.UnfenceNode) -> Steps[Decision]:
-    """The node's heartbeats are back, in the same process."""
+    """Unfence a node whose heartbeats are back, in the same process."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node

@@ -51,7 +51,8 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
 def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
     """Remove a follower with a failed log from the ISR, so that commits continue without it.
 
-    What is committed is on the others. A leader gives the leadership up instead; in an election the ISR is frozen.
+    The others have the committed records. A leader gives up the leadership instead. During an election the ISR does not
+    change.
     """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
@@ -97,7 +98,10 @@ def _refusal(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionSt
 
 
 def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
-    """A new member is live and of the incarnation that caught up [C6]. A present one may be fenced: it leaves later."""
+    """Return why a node may not join the ISR, '' if it may.
+
+    A new member is live and has the incarnation that caught up [C6]. A present member may be fenced. It leaves later.
+    """
     node = draft.image.nodes.get(node_id)
     if node is None or node.fenced:
         return f"node {node_id!r} is not live"
@@ -141,7 +145,9 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
 
 
 def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
-    """UNTIL_PUBLISH becomes ENDING, of all partitions that are paused so where that was asked for; ENDING is over."""
+    """End a pause: UNTIL_PUBLISH becomes ENDING, for all partitions that were paused together if requested. ENDING becomes
+    NOT_PAUSED.
+    """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
@@ -162,7 +168,7 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
 
 
 def _paused(partition: PartitionState, asked_for: Pause) -> PartitionState:
-    """``partition`` itself where nothing is to be changed."""
+    """Return the partition with the requested pause, or ``partition`` itself if nothing changes."""
     if asked_for is Pause.ENDING:
         return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
     if partition.pause is asked_for:

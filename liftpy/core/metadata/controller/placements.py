@@ -38,7 +38,7 @@ def assigned(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
 
 
 def placed_now(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
-    """Return the map that is wanted, on the nodes of the image; raises as ``place``. Moves no start index."""
+    """Return the requested placement on the nodes of the image, without moving the start index. Raises as ``place``."""
     nodes = facts_of(draft.image)
     if takes_long(nodes, wanted):
         candidates_for(nodes, wanted)

@@ -44,7 +44,7 @@ class _Trial(RecordBuilder):
 
 
 def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
-    """The answer to a request that changes nothing of ``image``, or None: the log has to decide. ``now_ns``: as for ``decide``."""
+    """Return the answer to a request that changes nothing in ``image``. None: the log must decide. ``now_ns``: as for ``decide``."""
     if kind_of(request).read_only:
         return None  # a barrier, or a description that waits for one
     # A missing id is filled in, and the metadata leader sets the time: here only a malformed id can be wrong.

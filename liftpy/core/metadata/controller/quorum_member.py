@@ -23,9 +23,9 @@ from typing import Protocol
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.admission import LEADER, LOG, LeaderFacts, LogFacts, first_rejection
 from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, levels_answer
-from liftpy.core.metadata.controller.nodes import still_a_controller
-from liftpy.core.metadata.controller.requests import changes_nothing, kind_of
+from liftpy.core.metadata.controller.requests import changes_nothing
 from liftpy.core.metadata.controller.state_machine import again
 from liftpy.core.metadata.controller_list import (
     ControllerList,
@@ -39,8 +39,6 @@ from liftpy.core.metadata.controller_list import (
 )
 from liftpy.core.metadata.describe import describer
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
-from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import why_not_yet
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
@@ -60,26 +58,10 @@ def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
             yield pb.ControlRequest(barrier=pb.Barrier())
 
 
-def catches_up(request: pb.ControlRequest, view: GroupView) -> bool:
-    """Return whether the request is the barrier of a controller that does not vote yet."""
-    return request.HasField("barrier") and request.sender in view.now.members and request.sender not in view.live
-
-
-def refused(request: pb.ControlRequest, view: GroupView, *, confirmed: bool, logged: bool) -> pb.ControlResponse | None:
-    """Return the answer of a halted leader, None for none.
-
-    ``confirmed``: there is no other leader. ``logged``: its log may have an entry of the request.
-    """
-    if not confirmed:
-        return None
-    error = pb.ControlResponse.OUTCOME_UNKNOWN if logged else pb.ControlResponse.UNAVAILABLE
-    return error_response(request, error, view.halted)
-
-
 LONG_NS = 2_000_000_000
 """An election, or coming back after a pause, takes less."""
 _STOOD_STILL_NS = 1_000_000_000
-"""Ticks come every few ms: with more between two of them, this process stood still."""
+"""Time between two ticks after which this process counts as stopped for a while. Ticks come every few milliseconds."""
 
 
 class Leaderless:
@@ -105,17 +87,18 @@ class Leaderless:
 
 DUTY_TIMEOUT_NS = 2 * NS_PER_S
 MAX_DUTY_ORDERS = 64
-"""Orders of its own under way, from which on the leader proposes no more until some are done: what is due stays due."""
+"""Maximum number of requests of the leader itself in flight. Beyond it, the leader proposes no more until some are done. Due
+work stays due.
+"""
 LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
 """Maximum number of nodes that are asked at a time. The others follow later."""
 MAX_QUESTIONS = 256
-"""Questions under way at the same time; those beyond are not asked, and the witnesses report again."""
+"""Maximum number of questions in flight. Further ones are not asked, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
 """Interval at which the feed reports its head while nothing changes, in nanoseconds."""
 HAND_OVER_EVERY_NS = NS_PER_S
 """Interval at which a leader that leaves the group asks another controller to take over, in nanoseconds."""
-_NEW = "the metadata leader has only just been elected"
 
 
 class GroupLog(Protocol):
@@ -154,14 +137,14 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """A request that has to go into the log. The shell: ``entry``, propose, ``ended``; each once."""
+    """A request that must go into the log. The shell calls ``entry``, proposes, then calls ``ended``, each once."""
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
     here: pb.ControlResponse | None = None
     """Items of a batch that were answered without the log."""
     takes_over: int = -1
-    """The barrier with which the duties of that term begin."""
+    """Barrier after which the duties of this term begin."""
     own: bool = False
     """True if the order belongs to the leader's own duties, so no caller waits for the answer."""
     is_first: bool = False
@@ -225,7 +208,7 @@ class QuorumMember:
         self._leaving = False
         """True if it stops and accepts no more duties."""
         self._catching_up = True
-        """A barrier is being asked for; a start does so first."""
+        """True while a barrier is requested. A start does so first."""
         self._own_orders = 0
         self._looking: set[str] = set()
         self._look_at_ns = 0
@@ -262,7 +245,7 @@ class QuorumMember:
         self._leaving = True
 
     def catching_up(self) -> None:
-        """``CatchUp`` is being done."""
+        """Note that the member carries out ``CatchUp``."""
         self._catching_up = True
 
     def caught_up(self) -> None:
@@ -373,26 +356,26 @@ class QuorumMember:
         None on other members. If the controllers have different images without a majority, no decisions are logged.
         """
         decided = self._request(request, timeout_ns, now_ns)
-        view = self._log.view()
-        if not (isinstance(decided, Order) and view.halted) or catches_up(request, view):
+        if not isinstance(decided, Order):
             return decided
-        logged = self._term != self._log.term or self._duties.is_logged(request.operationId)
-        return refused(request, view, confirmed=self._duties.is_confirmed(now_ns, self._log.confirmed_ns()), logged=logged)
+        log, in_office = self._log, self.in_office and self._term == self._log.term
+        is_confirmed = self._duties.is_confirmed(now_ns, log.confirmed_ns())
+        is_logged = not in_office or self._duties.is_logged(request.operationId)
+        rejection = first_rejection(LOG, LogFacts(request, in_office, log.view(), is_confirmed, is_logged))
+        return decided if rejection is None else rejection.response
 
     def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
         log = self._log
         if not log.leads:
             return None
-        if unknown_to_others := why_not_yet(request, log.image.feature_level, self._rules.features):
-            return error_response(request, pb.ControlResponse.INVALID, unknown_to_others)
-        if not self.in_office or self._term != log.term:
-            if log.image.feature_level == NO_LEVEL and _decides(request):
-                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
-            if request.HasField("batch") or kind_of(request).looked_at_first:
-                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
+        in_office = self.in_office and self._term == log.term
+        level = log.image.feature_level
+        facts = LeaderFacts(request, level, self._rules.features, in_office, self._birth.why)
+        rejection = first_rejection(LEADER, facts)
+        if rejection is not None:
+            return rejection.response
+        if not in_office:
             return Order(request, timeout_ns)
-        if self._birth.why and _decides(request):
-            return error_response(request, pb.ControlResponse.UNAVAILABLE, self._birth.why)
         if request.HasField("batch"):
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else Order(rest, timeout_ns, here)
@@ -402,10 +385,6 @@ class QuorumMember:
             answer = self._about_controllers(request)
         else:
             answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
-        if answer is None and request.HasField("removeNode") and self._log.view().now.names(request.removeNode.nodeId):
-            # the image knows who they are after the first change only
-            detail = still_a_controller(request.removeNode.nodeId)
-            answer = error_response(request, pb.ControlResponse.INVALID, detail)
         return Order(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -498,11 +477,6 @@ class QuorumMember:
                 return error_response(
                     request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader does not know what came of it"
                 )
-
-
-def _decides(request: pb.ControlRequest) -> bool:
-    """Return whether an entry of the request could change the image."""
-    return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
 
 
 def who_steps_aside(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:

@@ -2,10 +2,8 @@
 
 Goal: every partition is on the nodes that its ``target`` names. The replicas of a node that is drained, or down for
 ``replacement_grace_s``, are copied to others. Publishers and readers notice little of it. Constraint: nothing moves
-without need. A
-partition that lacks replicas, or has a running election, is left alone. A move survives the loss of any node: its state
-is in the
-image. Only the time since which a node is down is kept here.
+without need. A partition that lacks replicas, or has a running election, is left alone. A move survives the loss of any
+node: its state is in the image. Only the time since which a node is down is kept here.
 
 Algorithm, at each check (after a change, at most four times a second):
 
@@ -70,7 +68,7 @@ _OWN = (MoveReason.REPLACED, MoveReason.DRAINED)
 
 
 class ReassignmentPlanner:
-    """The metadata leader's look at them. ``now_ns`` is monotonic."""
+    """Plans the moves of replicas. Only the metadata leader runs it. ``now_ns`` is monotonic."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._grace_ns = round(config.replacement_grace_s * NS_PER_S)
@@ -389,7 +387,7 @@ class ReassignmentPlanner:
                     yield _reassign(place, target, reason)
 
     def _without_gone(self, look: _Look, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-        """Return the replicas, others in the places of those that are gone; as far as there are others."""
+        """Return the replicas with other nodes in the place of lost ones, as far as there are enough nodes."""
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if look.is_gone(node_id):

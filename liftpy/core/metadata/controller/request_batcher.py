@@ -1,28 +1,23 @@
 """Combines the requests of a node's partitions into one entry of the metadata log. Pure.
 
 Goal: the cost of a cluster event for the group grows with the number of changes, not of messages. A thousand promotions
-are a few
-entries. Each request of a batch is decided on the image after the earlier ones, by its own compare-and-set, as if it
-had its own entry. A
-request that is rejected, or meets a bug, does not affect the others.
+are a few entries. Each request of a batch is decided on the image after the earlier ones, by its own compare-and-set,
+as if it had its own entry. A request that is rejected, or meets a bug, does not affect the others.
 
 An answer contains the number that its request had at the sender. The metadata leader answers some requests itself
-(delayed reports,
-progress of candidates). These are not in the entry, and a repeated batch may be divided differently.
+(delayed reports, progress of candidates). These are not in the entry, and a repeated batch may be divided differently.
 
 ``RequestBatcher`` collects the requests of a node's replicas on their way to the metadata group. Goal: an event that
-touches all
-partitions of a node requests each change once.
+touches all partitions of a node requests each change once.
 
 Algorithm: the newest request of each partition and kind waits, in the place of the earlier one. One batch is in flight
-at a time. The next
-one is sent when it was answered or has timed out. So the waiting requests are limited by the node's partitions, and a
-lost metadata leader
-costs one batch to repeat. Requests that give a partition a leader go before changes of an ISR.
+at a time. The next one is sent when it was answered or has timed out. So the waiting requests are limited by the node's
+partitions, and a lost metadata leader costs one batch to repeat. Requests that give a partition a leader go before
+changes of an ISR.
 
 Worked example: 3,000 followers notice within a second that their leader's node is gone. The first report is sent alone,
-200 more with the
-next batch, and so on. If a follower reports again while it waits, the newer report takes the old place.
+200 more with the next batch, and so on. If a follower reports again while it waits, the newer report takes the old
+place.
 """
 
 from __future__ import annotations
@@ -61,7 +56,9 @@ def answer_of(number: int, response: pb.ControlResponse) -> pb.BatchedAnswer:
 def decide_batch(
     image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules
 ) -> tuple[ClusterImage, tuple[Record, ...], pb.ControlResponse, int]:
-    """Decide every request in order; return the image after them, what was done, the answers, and how many met a bug."""
+    """Decide every request in order. Return the image after them, the records, the answers, and the number of requests that
+    hit a bug.
+    """
     records: list[Record] = []
     answers = pb.BatchAnswers()
     failures = 0

@@ -26,7 +26,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Sender that may make a request, besides the metadata leader."""
+    """Sender that may make a request, in addition to the metadata leader."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"
@@ -118,7 +118,7 @@ REQUESTS: dict[str, RequestKind] = {
     "settleSessionTimes": RequestKind(decide=settings.settle_session_times, asked_by=_BY.NOBODY),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }
-"""Name in ``ControlRequest.request`` -> what it is."""
+"""Name in ``ControlRequest.request`` -> its kind."""
 _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 
 

@@ -85,9 +85,8 @@ def _held(draft: RecordBuilder) -> SessionTimes:
 
 
 def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
-    """Decide by another level from the next entry on. Raises IncompatibleVersionError where this version does not speak it: a
-    controller that
-    went on would decide otherwise than the others."""
+    """Decide by another level from the next entry on. Raises IncompatibleVersionError where this version does not speak
+    it: a controller that went on would decide otherwise than the others."""
     image, spoken = draft.image, range_of(draft.features)
     if request.level == image.feature_level:
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))

@@ -46,13 +46,13 @@ class _Applied:
 
 @dataclass(slots=True)
 class _Ahead:
-    """The work on the entry that is to be applied next."""
+    """Work on the next entry that will be applied."""
 
     entry: bytes
     index: int
     work: Steps[_Applied]
     applied: _Applied | None = None
-    """When the work is done."""
+    """Result of the work. None: it is not done."""
 
     def step(self) -> bool:
         """Do some of the work. Return whether it is done."""
@@ -85,8 +85,10 @@ class ClusterFsm:
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do a step of the work on the entry that is to be applied next; whether it was the last one, so that ``apply`` is short.
-        Nothing shows before ``apply``, and whether this is called, and how often, changes nothing."""
+        """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step.
+
+        No result shows before ``apply``. The number of calls does not change the result.
+        """
         if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
             self._ahead = _Ahead(entry, index, self._applying(entry, index))
         try:
@@ -178,7 +180,7 @@ class ClusterFsm:
         return _Applied(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
-        """Return the image after the request, what was decided, and how many of a batch met a bug."""
+        """Return the image after the request, the decision, and how many requests of a batch hit a bug."""
         refused = refusal(request)
         if refused is not None:
             return image, refused, 0
@@ -220,7 +222,7 @@ def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
 
 
 def again(image: ClusterImage, done: Operation) -> bytes:
-    """Return the answer that the operation got, with the current state of its stream."""
+    """Return the earlier answer to the operation, with the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:

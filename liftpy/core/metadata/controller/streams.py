@@ -40,8 +40,11 @@ OVERLAP_ERR_CODE = 10065
 
 
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
-    """A new stream, Online, led by each partition's first replica with all replicas in the ISR: all logs are empty. Without enough
-    nodes it waits for them, without partitions."""
+    """Create a stream. Each partition is Online, led by its first replica, with all replicas in the ISR, because all logs are
+    empty.
+
+    Without enough nodes, the stream waits without partitions.
+    """
     try:
         held = draft.image.streams.get(request.name)
         config = _checked(draft, request, held)
@@ -75,7 +78,7 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
 
 
 def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
-    """Return the partitions of a stream that waits for nodes; nothing where there are too few still, or it does not wait any more."""
+    """Return the partitions of a stream that waits for nodes. Return nothing if there are still too few, or it no longer waits."""
     held = draft.image.streams.get(request.name)
     if held is None or held.uid != request.uid:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
@@ -115,7 +118,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
-    """Delete by name and unique id; without an id, the stream that has the name at apply [M11]."""
+    """Delete a stream by name and unique id. Without an id, delete the stream that has the name at apply [M11]."""
     held = _named(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -445,7 +448,7 @@ class WaitingStreams:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """An entry was applied."""
+        """Note that an entry was applied."""
         if self._image is None:
             return
         before, self._image = self._image, image

@@ -69,7 +69,7 @@ POLICIES: MappingProxyType[str, _Row] = MappingProxyType(
         "least-loaded": _Row(place=least_loaded, weighs=True),
     }
 )
-"""Beside ``manual``, which computes nothing."""
+"""Policies other than ``manual``, which computes nothing."""
 POLICY_NAMES = (*POLICIES, MANUAL)
 
 
@@ -100,7 +100,9 @@ def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
 
 
 def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
-    """Return the nodes that a policy other than ``manual`` chooses from, in order; raises as ``place`` does, but for room. Cheap."""
+    """Return the nodes that a policy other than ``manual`` chooses from, in order. Raises as ``place`` does, except for lack
+    of room. Cheap.
+    """
     row = POLICIES.get(wanted.policy or DEFAULT_POLICY)
     if row is None:
         raise PlacementError(f"placement {wanted.policy!r} is not known: use one of {', '.join(POLICY_NAMES)}")

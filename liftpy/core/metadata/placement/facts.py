@@ -28,7 +28,7 @@ class NodeFacts:
     leaders: int = 0
     """Partitions that it leads."""
     budget: int = 0
-    """Replicas that it takes, those that it holds included; 0: any number."""
+    """Maximum number of replicas of the node, including its current ones. 0: no limit."""
     leaving: bool = False
     """True if an operator drains it. It gets no replicas."""
 
@@ -38,7 +38,7 @@ class NodeFacts:
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
-        """Replicas that it still takes; ``unlimited`` where it takes any number."""
+        """Return how many more replicas the node accepts, ``unlimited`` if there is no limit."""
         return self.budget - self.replicas if self.budget else unlimited
 
 
@@ -60,7 +60,7 @@ class Wanted:
     partitions: int
     replication_factor: int
     start: int = 0
-    """Index of the first of them in the row of all partitions that were ever placed; of any size."""
+    """Index of the first partition in the row of all partitions that were ever placed. It has no upper limit."""
     first: int = 0
     """Number of the first one: above 0 where partitions are added."""
     assignment: tuple[Assigned, ...] = ()
@@ -76,7 +76,7 @@ class Placed:
     replicas: list[Replicas]
     """Replicas of each partition, in order."""
     next_start: int
-    """The start index of what is placed next."""
+    """The start index of the next placement."""
     notes: tuple[str, ...] = ()
     """Limits of the result, as text."""
 
@@ -93,7 +93,7 @@ def in_order(nodes: Sequence[str]) -> list[str]:
 
 
 def ordered(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    """``nodes`` in the order of their ids."""
+    """Return ``nodes`` in the order of their ids."""
     by_id = {node.node_id: node for node in nodes}
     return [by_id[node_id] for node_id in in_order(list(by_id))]
 
@@ -133,7 +133,7 @@ class Defect:
 
 
 class ManualError(PlacementError):
-    """A map made by hand is wrong; ``defects`` are all of them, and the text names each with its entry."""
+    """An assignment by hand is invalid. ``defects``: all errors. The text names each with its entry."""
 
     def __init__(self, defects: Sequence[Defect]) -> None:
         entries: dict[str, list[int]] = {}

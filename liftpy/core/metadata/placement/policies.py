@@ -1,19 +1,21 @@
-"""Placement policy ``round-robin``: round robin with gaps.
+"""The placement policies. Each one computes the replicas of the partitions of a stream. Pure.
 
-Goal: every node leads and follows equally many partitions, and the partitions that one node leads have different
-followers, so that the load of a lost node spreads over all others.
+Policy ``round-robin``: round robin with gaps.
 
-Constraint: only node ids, numbers and a start index go in; the same input gives the same map. The start index is
-chained: it is stored, and the next stream goes on where the last one stopped.
+Goal: every node leads and follows equally many partitions. The partitions that one node leads have different followers, so that the
+load of a lost node spreads over all others.
+
+Constraint: the input has only node ids, numbers and a start index. Equal input gives an equal map. The start index is stored, and the
+next stream continues where the last one stopped.
 
 Algorithm: let n be the number of nodes, RF the replication factor, G = n - RF + 1 the number of distinct gaps. For the
-global index i = start + partition, the gap g = (i div n) mod G is constant for one turn round the ring::
+global index i = start + partition, the gap g = (i div n) mod G is constant for one turn around the ring::
 
     leader       = nodes[i mod n]
     follower r   = nodes[(i + r + g) mod n]      for r = 1 .. RF - 1
 
-The gap stands once, between the leader and its first follower; the leader is never shifted. RF - 1 + g <= n - 1, so the
-replicas are distinct; the period is n * G, and over it every node leads equally often.
+There is one gap, between the leader and its first follower. The leader is never shifted. RF - 1 + g <= n - 1, so the replicas are
+distinct. The period is n * G, and in one period every node leads equally often.
 
 Worked example, nodes 0 to 4, RF 3, start 0::
 
@@ -21,26 +23,26 @@ Worked example, nodes 0 to 4, RF 3, start 0::
     gap         0      0      0      0      0      1      1         2      0
     replicas  0 1 2  1 2 3  2 3 4  3 4 0  4 0 1  0 2 3  1 3 4 ... 4 2 3  0 1 2 ...
 
-Source: the replica assignment of Fluvio 0.11 ("round robin with gaps"); vectors in ``tests/vectors/placement.json``.
+Source: the replica assignment of Fluvio 0.11 ("round robin with gaps"). ``tests/vectors/placement.json`` has vectors.
 
-Placement policies ``rack`` and ``rack-strict``: neighbours in one long row of nodes stand in different racks.
+Policies ``rack`` and ``rack-strict``: neighbors in one long row of nodes are in different racks.
 
-Goal: the replicas of a partition are on different racks, so that the loss of a rack takes one of them; and every node leads
-and follows equally many partitions.
+Goal: the replicas of a partition are on different racks, so that the loss of a rack loses only one of them. Every node leads and
+follows equally many partitions.
 
 Algorithm ``rack``, three stages:
 
-1. Matrix: one row per rack, its nodes in order. Longer rows come first, equal ones by the rack's name.
-2. Diagonal: with R rows and C the length of the longest, for d = 0 .. C-1 go down the rows r = 0 .. R-1 and take the cell
-   ``(r + d) mod C``; a row that is too short is read round and round. A node that has been taken is skipped. What comes of it is a
-   row of all nodes.
+1. Matrix: one row per rack, with its nodes in order. Longer rows come first. Equally long rows are ordered by the rack's name.
+2. Diagonal: let R be the number of rows and C the length of the longest row. For d = 0 .. C-1, go down the rows r = 0 .. R-1 and take
+   the cell ``(r + d) mod C``. A row that is too short is read repeatedly. A node that was taken before is skipped. The result is
+   one row of all nodes.
 3. Window: partition p has the replicas ``row[(start + p + r) mod n]``, r = 0 .. RF - 1.
 
-Where all racks are equally large and RF <= R, every window has RF different racks. Where they are not, some have not.
+If all racks are equally large and RF <= R, every window has RF different racks. Otherwise some windows have fewer.
 
-Algorithm ``rack-strict``: as ``rack``, but who stands in a rack that the partition has already is passed over. So all replicas are on
-different racks, always; the price is that a node that is alone in its rack holds more than others. It is refused where there are more
-replicas than racks.
+Algorithm ``rack-strict``: as ``rack``, but a node is skipped if the partition already has its rack. So all replicas are always on
+different racks. The price is that a node that is alone in its rack holds more than others. A stream with more replicas than racks is
+rejected.
 
 Worked example, racks a: 0, b: 1 2, c: 3 4 5, RF 3: rows c, b, a; diagonals 3 2 0 | 4 1 (0) | 5 (2) (0); the row is 3 2 0 4 1 5::
 
@@ -48,49 +50,49 @@ Worked example, racks a: 0, b: 1 2, c: 3 4 5, RF 3: rows c, b, a; diagonals 3 2 
     rack          3 2 0  2 0 4  0 4 1  4 1 5  1 5 3  5 3 2
     rack-strict   3 2 0  2 0 4  0 4 1  4 1 0  1 5 0  5 2 0
 
-Source: the rack-aware replica assignment of Fluvio 0.11; vectors in ``tests/vectors/placement.json``.
+Source: the rack-aware replica assignment of Fluvio 0.11. ``tests/vectors/placement.json`` has vectors.
 
-Placement policy ``rendezvous``: weighted highest random weight.
+Policy ``rendezvous``: weighted highest random weight.
 
-Goal: what a node holds depends on its own name and weight, and as little as possible on who else is there: a node that goes takes its
-own replicas along and moves none between the others; one that comes takes only what becomes its own. Shares are as the weights.
+Goal: the replicas of a node depend on its own name and weight, and as little as possible on the other nodes. A node that leaves moves
+nothing between the others. A new node takes only the replicas that become its own. Shares are proportional to weights.
 
 Algorithm: for partition p of stream s and node n, let h be BLAKE2b of 8 bytes, big endian, over ``s/p NUL n``. Then::
 
     score = - weight / ln((h + 0.5) / 2^64)
 
-The best scores are the replicas, the best of all the preferred leader; equal ones by id. Weight 0 is never chosen. Where nodes have
-racks the best of each rack come first, so that replicas are on different racks as far as there are as many; nodes that did not say
-where they stand count as one rack.
+The nodes with the best scores get the replicas. The best of all is the preferred leader. Equal scores are ordered by id. Weight 0 is
+never chosen. If nodes have racks, the best node of each rack comes first, so that replicas are on different racks if there are enough.
+Nodes without a rack count as one rack.
 
-Constraint: every controller comes to the same map, on any machine, and logarithms differ between machines in their last bits. So the
-scores only sort roughly: neighbours that are closer than ``CLOSE`` are compared by logarithms of ``DIGITS`` decimal digits, which are
-the same everywhere.
+Constraint: every controller computes an equal map, on any machine, but logarithms of machines differ in their last bits. So the scores
+only sort roughly. Neighbors that are closer than ``CLOSE`` are compared by logarithms of ``DIGITS`` decimal digits, which are equal
+everywhere.
 
-A node that is full is passed over. Cost: a hash per partition and node, some 0.8 us each: 8 s of a core for 10,000 partitions on 1,000
-nodes, in steps.
+A full node is skipped. Cost: one hash per partition and node, about 0.8 us each. 10,000 partitions on 1,000 nodes take 8 s of a core,
+in steps.
 
-Source: Thaler and Ravishankar 1998, with logarithmic weights; vectors in ``tests/vectors/placement.json``.
+Source: Thaler and Ravishankar 1998, with logarithmic weights. ``tests/vectors/placement.json`` has vectors.
 
-Placement policy ``least-loaded``: every replica goes where the fewest are.
+Policy ``least-loaded``: every replica goes to the node with the fewest replicas.
 
-Goal: nodes that hold little, or have just joined, are filled first, in proportion to their weights; leaders are balanced too.
+Goal: nodes with few replicas, or new nodes, are filled first, in proportion to their weights. Leaders are balanced, too.
 
-Algorithm: for each partition in turn, the nodes with the fewest replicas per weight, then the fewest leaders, then by id. The one of
-them with the fewest leaders per weight is the preferred leader (then as chosen); the others follow as they were chosen. What has been
-placed counts for the next one. In the end a second look gives a leadership to a follower that would still lead less than the leader
-does. Weight 0 is never chosen; a node that is full is passed over.
+Algorithm: for each partition in turn, choose the nodes with the fewest replicas per weight, then the fewest leaders, then by id. Among
+them, the node with the fewest leaders per weight is the preferred leader (then in the order of choice). The others follow in the order
+of choice. Each placement counts for the next one. At the end, a second pass gives a leadership to a follower that would still lead less
+than the leader does. Weight 0 is never chosen, and a full node is skipped.
 
 Worked example, nodes a and b of weight 1, c of weight 2, all empty, RF 1: a (0/1, by id), b, c (0/2), c (1/2 is fewer than 1/1), and
-so on: c gets half of them.
+so on. c gets half of the replicas.
 
-Placement policy ``manual``: a map made by hand.
+Policy ``manual``: an assignment by hand.
 
-Nothing is computed; everything is checked, and every defect is named at once, with its entry. Entries come in the order of their
-partitions, the first one with the first number that is wanted (0 for a new stream). Every partition has the same number of replicas,
-all different, of nodes that are there. Nodes that are not live are taken only where that is allowed.
+The policy computes nothing. It checks everything, and names all errors with their entries. Entries come in the order of their
+partitions, from the first requested one (0 for a new stream). Every partition has an equal number of distinct replicas on existing
+nodes. Nodes that are not live are accepted only if that is allowed.
 
-Source: the replica assignment of Fluvio, its rules and texts; vectors in ``tests/vectors/placement.json``.
+Source: the replica assignment of Fluvio, its rules and texts. ``tests/vectors/placement.json`` has vectors.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ from liftpy.core.metadata.placement.facts import (
 
 
 def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``."""
+    """Return the replicas of each partition by ``round-robin``. ``Policy`` explains the arguments."""
     ids = [node.node_id for node in nodes]
     count, factor = len(ids), wanted.replication_factor
     gaps = count - factor + 1
@@ -133,7 +135,7 @@ def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every node has a rack."""
+    """Return the replicas of each partition by ``rack``. ``Policy`` explains the arguments. Every node has a rack."""
     row = [node.node_id for node in row_of(nodes)]
     count, factor = len(row), wanted.replication_factor
     twice = row + row
@@ -147,7 +149,9 @@ def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
 
 
 def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every node has a rack, and there are as many racks as replicas."""
+    """Return the replicas of each partition by ``rack-strict``. ``Policy`` explains the arguments. Every node has a rack, and
+    there are at least as many racks as replicas.
+    """
     row = row_of(nodes)
     windows: dict[int, Replicas] = {}
     placed: list[Replicas] = []
@@ -162,7 +166,7 @@ def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def row_of(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    """Stages 1 and 2: all nodes, neighbours on different racks as far as the racks' sizes allow."""
+    """Run stages 1 and 2: return all nodes, with neighbors on different racks as far as the sizes of the racks allow."""
     racks: dict[str, list[NodeFacts]] = {}
     for node in nodes:
         racks.setdefault(node.rack, []).append(node)
@@ -196,7 +200,7 @@ _EXACT = Context(prec=DIGITS)
 
 
 def rendezvous(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every weight is above 0."""
+    """Return the replicas of each partition by rendezvous hashing. All weights are above 0."""
     spread = any(node.rack for node in nodes)
     room = {node.node_id: node.room(wanted.partitions) for node in nodes}
     ranking = _Ranking(nodes, wanted.stream)
@@ -222,7 +226,7 @@ def _first(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
-    """Return the best of each rack, best first; then, if racks are too few, the best of the others."""
+    """Return the best node of each rack, best first. If there are too few racks, the best of the others follow."""
     racks: dict[str, str] = {}
     others: list[str] = []
     for node in best_first:
@@ -268,7 +272,9 @@ class _Ranking:
 
 
 def _scores(hashes: npt.NDArray[np.uint64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Roughly: what is best has its hash near 2^64, and is counted from there, or its logarithm would lose all digits."""
+    """Return the scores. The best hashes are near 2^64. The logarithm is computed from there, because it would lose all
+    digits otherwise.
+    """
     from_above = (np.bitwise_not(hashes).astype(np.float64) + 0.5) / _TWO_64
     below = np.minimum((hashes.astype(np.float64) + 0.5) / _TWO_64, 0.5)
     logarithms = np.where(from_above < 0.5, np.log1p(-np.minimum(from_above, 0.5)), np.log(below))
@@ -282,7 +288,7 @@ def _exact_score(hashed: int, weight: float) -> Decimal:
 
 
 def least_loaded(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition; see ``Policy``. Every weight is above 0."""
+    """Return the replicas of each partition by ``least-loaded``. ``Policy`` explains the arguments. Every weight is above 0."""
     replicas = [node.replicas for node in nodes]
     leaders = [node.leaders for node in nodes]
     rooms = [node.room(wanted.partitions) for node in nodes]

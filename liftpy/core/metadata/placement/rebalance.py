@@ -1,65 +1,67 @@
-"""Plans moves of replicas so that each node has its share: after nodes were added, drained or got another weight. Pure.
+"""Plans moves of replicas and leaderships so that each node has its share. Pure.
 
-Goal: every node that stays holds its share, by weight, to within one replica; nodes that leave hold nothing; and as few replicas
-move as that takes, for each is a copy of a log. Constraint: a partition never has a node twice, never fewer racks than before, and
-no node more than it takes. Moves of one partition are done one after the other, in the order given.
+Moves by number of replicas: after nodes were added, drained or got another weight.
 
-Algorithm: let T be all replicas that lie on nodes that count (those that stay and those that leave), and a node's share T times its
-weight over all weights, at most one replica of each partition, what is too much for it going to the others. A node may hold its
-share rounded down or up. First whoever leaves gives everything away, then whoever holds more than its share rounded up gives the
-rest, then those that hold too little still are given one each by those that are at the upper bound. A replica goes to who has least
-for its weight, among those that may take it; replicas that do not lead go first.
+Goal: every node that stays has its share of the replicas, by weight, to within one replica. Nodes that leave have none. As few
+replicas move as possible, because each move copies a log. Constraint: a partition never has a node twice, never has fewer racks than
+before, and no node gets more than its budget. Moves of one partition run one after the other, in the given order.
 
-``fewest`` is a lower bound: no way to such shares moves fewer than what is too much on some nodes, or too little on others.
+Algorithm: let T be the number of replicas on all nodes that count (those that stay and those that leave). A node's share is T times its
+weight divided by all weights, at most one replica of each partition. The excess over that limit goes to the other nodes. A node may
+have its share rounded down or up.
 
-Worked example: a, b, c hold 4 partitions of 3 replicas, 4 each; d joins. Each share is 3; a, b, c give one each to d: 3 moves, and
-``fewest`` is 3. Now a is to leave: its 3 go to where they are not yet, one each to b, c, d: 3 moves.
+1. Nodes that leave give all their replicas away.
+2. Nodes above their share rounded up give the excess away.
+3. Nodes that are still below their share rounded down get one replica each from nodes at the upper bound.
 
-Who takes one replica more, and who gives one up: for a node that is gone or leaves, and for another replication factor. Pure.
+A replica goes to the allowed node with the fewest replicas for its weight. Replicas that do not lead move first. ``fewest`` is a lower
+bound: no plan with such shares moves fewer replicas than the total excess, or the total lack.
 
-Goal: what must move goes where least is for its weight, and nothing else moves. Constraint: a partition never has a node twice, no node
-is given more than it takes, and the racks of a partition stay as many as they can: a node of a rack that the partition has not yet is
-preferred to all others. Where there is none, a second replica in a rack is better than none at all; only a stream that was placed
-``rack-strict`` waits for a node of another rack.
+Worked example: a, b and c hold 4 partitions of 3 replicas, 4 replicas each. d joins. Each share is 3. a, b and c give one replica each
+to d: 3 moves, and ``fewest`` is 3. Now a leaves: its 3 replicas go to nodes that do not have these partitions, one each to b, c and d:
+3 moves.
 
-Algorithm: the nodes stand in a queue by replicas per weight, those that were given out here included. The first that may take it and
-has a new rack is taken; if there is none, the first that may take it.
+Choice of one node (``Takers``): for the replica of a lost or leaving node, and for another replication factor.
 
-Who gives one up, when there are to be fewer: never the leader; who is outside the ISR first, then who shares its rack with another
-replica, then who holds most for its weight.
+Goal: the replica goes to the node with the fewest replicas for its weight, and nothing else moves. Constraint: a partition never has a
+node twice, and no node gets more than its budget. A node of a rack that the partition does not have yet is preferred. Without one, a
+second replica in a rack is better than none. Only a stream with the policy ``rack-strict`` waits for a node of another rack.
 
-Worked example: a (rack x), b (y), c (z) hold a partition; c is gone; d (x) holds 3 replicas, e (z) holds 5: e takes it, because z is a
-rack that a and b have not. Without e, d takes it. Placed ``rack-strict`` it would wait.
+Algorithm: the nodes are in a queue by replicas per weight, including replicas that this plan gave them. The first node that may take
+the replica and has a new rack gets it. If there is none, the first node that may take it gets it. If a partition has too many
+replicas, the leader never leaves. A replica outside the ISR leaves first, then one that shares its rack, then one on the node
+with most replicas for its weight.
 
-Which leaderships to move so that nodes lead their shares: no log is copied, only the order of replicas changes. Pure.
+Worked example: a (rack x), b (y) and c (z) hold a partition. c is lost. d (x) has 3 replicas, e (z) has 5. e gets the replica, because
+a and b are not in rack z. Without e, d gets it. With ``rack-strict`` the partition would wait.
 
-Goal: every node leads its share of the partitions, by weight, to within one, with as few transfers as that takes. Constraint: only a
-replica of a partition leads it, and one that is live and not about to leave.
+Leaderships: no log is copied, only the order of replicas changes.
 
-Algorithm: a node's share is that of all partitions that have a leader to choose, at most those that it holds. Whoever leads more than
-its share rounded up gives to the nearest node that leads less: one that follows it in a partition, else over others, each of which
-takes one partition and gives one (a shortest path, so that it costs the fewest transfers). Then those that lead less than their share
-rounded down are given to, by the nearest that leads more. ``fewest``: what is too much on some nodes, or too little on others; a node
-may lead less than its share where no path leads to it.
+Goal: every node leads its share of the partitions, by weight, to within one, with as few transfers as possible. Constraint: only a live
+replica of a partition that is not about to leave can lead it.
 
-Worked example: a leads 4 partitions with the follower b, b leads 1 with the follower c, c leads none; each share is 5/3, so 1 or 2.
-a gives one to b (1 transfer), then one more over b to c: a's to b, and b's to c (2 transfers). Then a leads 2, b 2, c 1.
+Algorithm: a node's share is computed over all partitions with a choice of leaders, at most the partitions that it holds. A node that
+leads more than its share rounded up gives to the nearest node that leads less. The nearest node follows it in a partition. Otherwise
+the path goes over other nodes, each of which gets one partition and gives one. A shortest path needs the fewest transfers. Then nodes
+that lead less than their share rounded down get leaderships from the nearest node that leads more. ``fewest``: the total excess, or the
+total lack. A node may lead less than its share if no path leads to it.
 
-Which replicas to move so that nodes hold their shares of the BYTES: partitions differ, and so do disks. Pure.
+Worked example: a leads 4 partitions with the follower b, b leads 1 with the follower c, c leads none. Each share is 5/3, so 1 or 2. a
+gives one to b (1 transfer), then one over b to c: a's to b, and b's to c (2 transfers). Then a leads 2, b 2, c 1.
 
-Goal: every node that takes replicas holds about its share of all bytes, by weight, with few moves. Constraint: a partition never has a
-node twice, never fewer racks than before, and no node more replicas than it takes.
+Moves by bytes: partitions have different sizes, and so have disks.
 
-Algorithm: the node that is furthest above its share gives to the one that is furthest below, as long as that makes the larger of the
-two distances smaller: the largest replica that is no more than either distance, or the smallest one if all are more. Nobody gives when
-it is within ``TOLERANCE`` of the mean share: small differences are not worth a copy. Of equal replicas those that do not lead go first.
+Goal: every node that accepts replicas has about its share of all bytes, by weight, with few moves. Constraint: a partition never has a
+node twice, never has fewer racks than before, and no node gets more replicas than its budget.
 
-Then who is further below its share than that is given some, in the same way, by those that hold most.
+Algorithm: the node that is furthest above its share gives to the node that is furthest below, while that makes the larger of the two
+distances smaller. It gives the largest replica that is no larger than either distance, or the smallest one if all are larger. A node
+within ``TOLERANCE`` of the mean share gives nothing, because a small difference is not worth a copy. Of equal replicas, those that do
+not lead move first. Then nodes that are further below their share than the tolerance get replicas in the same way, from the nodes with
+most bytes. ``fewest_bytes``: the excess beyond the tolerance. No plan that reaches the shares copies less.
 
-``fewest_bytes``: what is too much on some nodes, beyond the tolerance: no plan that brings them there copies less.
-
-Worked example: a holds 10, 6 and 2 GB, b 4 GB, weights equal: the shares are 11. a is 7 above, b 7 below: the largest replica of at
-most 7 GB moves, 6. Then a has 12 and b 10: the next, of 2 GB, would only turn it round. One move.
+Worked example: a holds 10, 6 and 2 GB, b 4 GB, with equal weights. Each share is 11 GB. a is 7 GB above, b 7 GB below. The largest
+replica of at most 7 GB moves, 6 GB. Then a has 12 and b 10 GB. A move of 2 GB would only exchange the roles. So there is one move.
 """
 
 from __future__ import annotations
@@ -192,7 +194,7 @@ class _Mover:
             self._low[node_id], self._high[node_id] = bounds_of(share)
 
     def _give(self, node_id: str, keep: int, *, to_poor: bool = False) -> None:
-        """Move replicas away until ``keep`` are left; ``to_poor``: only to nodes below their share."""
+        """Move replicas away until ``keep`` remain. ``to_poor``: only to nodes below their share."""
         if self._count[node_id] <= keep:
             return
         queue = [(self._count[n.node_id] / n.weight, number) for number, n in enumerate(self._takers)]
@@ -247,7 +249,7 @@ RACK_STRICT = "rack-strict"
 class Takers:
     """Nodes that may take replicas: live, weight above 0, not leaving.
 
-    ``held``: replicas of each node, with those that move to it and without those that leave it.
+    ``held``: replicas of each node, including those that move to it, without those that leave it.
     """
 
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
@@ -257,7 +259,7 @@ class Takers:
         self._held = Counter(held)
         self._has_racks = any(node.rack for node in nodes)
         self._queue = [(self._load(node.node_id), number) for number, node in enumerate(self._order)]
-        """A node whose load has changed has another entry; the old one is dropped when it is met."""
+        """Heap of nodes. A changed load adds another entry for its node, and an outdated entry is dropped when it is met."""
         heapify(self._queue)
 
     @property
@@ -271,7 +273,7 @@ class Takers:
         return node.rack if node is not None else ""
 
     def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
-        """Return and count a node for one more replica beside those on ``kept``, and none of ``never``.
+        """Return a node for one more replica in addition to those on ``kept``, and count it. ``never``: excluded nodes.
 
         None: no node may take it.
         """
@@ -361,7 +363,7 @@ class LeadershipPlan:
 
 
 def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
-    """Return the transfers that balance the leaderships (``held``: partition -> replicas, preferred leader first)."""
+    """Return the transfers that balance the leaderships. ``held``: partition -> replicas, preferred leader first."""
     return _Evening(ordered(nodes), held).plan()
 
 
@@ -463,7 +465,7 @@ class SizePlan:
 
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
-    """Return the moves that even out the bytes; a partition whose size is not in ``sizes_bytes`` stays."""
+    """Return the moves that balance the bytes. A partition whose size is not in ``sizes_bytes`` stays."""
     return _Weigher(ordered(nodes), held, sizes_bytes).plan()
 
 

@@ -1,0 +1,96 @@
+"""SingleLogGroup: the metadata group as one log without Raft, for clusters in one process. Pure.
+
+The shipped state machine and the shipped active controller decide. Each entry is committed at once. The cluster in memory
+(``liftpy/testing/memory/group.py``) and the simulator (``tests/sim/group.py``) extend this class with their clock and their network.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.state_machine import ClusterFsm
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+class SingleLogGroup(ABC):
+    """One log of decisions, and the duties of its metadata leader."""
+
+    def __init__(self, config: ReplicationConfig, namespace: str = "liftpy") -> None:
+        self.fsm = ClusterFsm(namespace, elections=True)
+        self.duties = ActiveController(config, self.fsm.rules)
+        self._index = 0
+
+    @abstractmethod
+    def now_ns(self) -> int:
+        """Return the monotonic time, in nanoseconds."""
+
+    @abstractmethod
+    def time_ns(self) -> int:
+        """Return the wall clock of the metadata leader, in nanoseconds since 1970."""
+
+    @abstractmethod
+    def new_operation_id(self) -> bytes:
+        """Return a new operation id."""
+
+    @abstractmethod
+    def image_changed(self, before: ClusterImage) -> None:
+        """Pass the new image to the duties and to the nodes. ``before``: the image before the last entry."""
+
+    @abstractmethod
+    def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+        """Note the response to ``request``, with or without an entry."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """Image after the last decision."""
+        return self.fsm.image
+
+    def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Return the decision of the metadata leader."""
+        now_ns = self.now_ns()
+        if request.HasField("batch"):
+            here, rest = self.duties.divide(request, self.image, now_ns, now_ns)
+            if rest is not None:
+                return joined(here, self.apply(rest))
+            response = here
+        else:
+            answer = self.answer(request, now_ns)
+            if answer is None:
+                return self.apply(request)
+            response = answer
+        self.answered(request, response)
+        return response
+
+    def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
+        """Return the answer to a request that needs no entry, None if it needs one."""
+        return self.duties.answer(request, self.image, now_ns, now_ns)
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """Commit and apply ``request`` now."""
+        before = self.image
+        self._index += 1
+        request.operationId = request.operationId or self.new_operation_id()
+        request.timeNs = self.time_ns()
+        response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
+        self.answered(request, response)
+        if self.fsm.last_records:
+            self.image_changed(before)
+        return response
+
+    def beat(self, node_id: str, incarnation: int) -> pb.ControlResponse:
+        """Return the answer to a heartbeat."""
+        request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
+        SPOKEN.tell(request.heartbeat)
+        now_ns = self.now_ns()
+        response = self.duties.answer(request, self.image, now_ns, now_ns)
+        assert response is not None
+        return response
+
+    def apply_due(self) -> None:
+        """Apply what the metadata leader proposes by itself now."""
+        for request in self.duties.due(self.now_ns()):
+            self.apply(request)

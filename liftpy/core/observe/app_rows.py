@@ -1,0 +1,223 @@
+"""Rows of groups, queues and services for the status page: made by a node, checked and combined by the node that serves the page.
+
+A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for the services that are
+connected to it. Numbers of other nodes are checked before they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from liftpy.core.base.strict_json import is_count
+from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
+
+_MOST_TEXT = 200
+"""Maximum number of characters of a text from another node."""
+NO_MEMBERS = "no members"
+"""Problem of a group that has records to read and no member."""
+NOT_TAKEN = "not taken"
+"""Problem of a queue whose first record has waited for ``NOT_TAKEN_S`` while no worker holds a record."""
+NOT_TAKEN_S = 30.0
+
+_GROUP = {
+    "group": str, "kind": str, "members": int, "partitions": int, "streams": str, "lag_records": int, "lag_s": float, "unknown": int,
+    "in_flight": int,
+}  # fmt: skip
+_MEMBER = {"member": str, "client": str, "instance": str, "partitions": int, "streams": str, "session_s": float}
+_POSITION = {
+    "stream": str, "partition": int, "member": str, "position": int, "end": int, "lag_records": int, "lag_s": float, "in_flight": int,
+}  # fmt: skip
+_SERVICE = {
+    "service": str, "stream": str, "instances": int, "leaders": int, "gone": int, "blocked": int, "lag": int, "snapshot_age_s": float,
+    "output_backlog": int, "versions": str, "problem": str,
+}  # fmt: skip
+_INSTANCE = {
+    "service": str, "stream": str, "partition": int, "state": str, "position": int, "lag": int, "snapshot": int,
+    "snapshot_age_s": float, "output_backlog": int, "queries_waiting": int, "version": str, "problem": str,
+}  # fmt: skip
+
+_OPTIONAL = frozenset({"position", "end", "snapshot_age_s"})
+"""Numbers that may be unknown, None."""
+
+
+def groups_question(group: str = "", limit: int = MOST_ROWS) -> dict[str, Any]:
+    """Return the request for the groups of a node, or for the members and positions of one ``group``."""
+    return {"groups": {"group": group, "limit": limit}}
+
+
+def services_question(service: str = "", limit: int = MOST_ROWS) -> dict[str, Any]:
+    """Return the request for the services of a node, or for each instance of one ``service``."""
+    return {"services": {"service": service, "limit": limit}}
+
+
+def asked_name(said: object, field: str) -> tuple[str, int]:
+    """Return the name and the limit in a request. Raises ValueError."""
+    if not isinstance(said, dict) or not isinstance(said.get(field, ""), str):
+        raise ValueError(f"Invalid parameter {field}. Use a name, or an empty text for all.")
+    return said.get(field, ""), limit_of(said.get("limit", MOST_ROWS))
+
+
+def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of one service at one partition of this node. ``figures``: an object of the node's status."""
+    if figures["role"] == "GONE":
+        state = str(figures["ending"])
+    elif figures["failing"]:
+        state = "blocked"
+    elif figures.get("promotion_waits"):
+        state = "catching up"
+    else:
+        state = str(figures["role"]).lower()
+    age_s = figures.get("since_snapshot_s")
+    return {
+        "service": str(figures["service"]), "stream": stream, "partition": partition, "state": state, "position": figures["position"],
+        "lag": figures["lag"], "snapshot": figures["snapshot"], "snapshot_age_s": age_s,
+        "output_backlog": figures.get("output_backlog", 0), "queries_waiting": figures.get("queries_waiting", 0),
+        "version": str(figures.get("version", "")), "problem": str(figures["problem"]),
+    }  # fmt: skip
+
+
+def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row per service and stream, with problems first. ``rows``: of instances, or totals of several nodes."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        one = _as_total(row)
+        key = one["service"], one["stream"]
+        total = found.get(key)
+        if total is None:
+            found[key] = one
+            continue
+        for name in ("instances", "leaders", "gone", "blocked", "output_backlog"):
+            total[name] += one[name]
+        total["lag"] = max(total["lag"], one["lag"])
+        total["snapshot_age_s"] = max(
+            (age for age in (total["snapshot_age_s"], one["snapshot_age_s"]) if age is not None), default=None
+        )
+        total["versions"] = " ".join(sorted({*total["versions"].split(), *one["versions"].split()}))
+        total["problem"] = total["problem"] or one["problem"]
+    return sorted(found.values(), key=_service_order)
+
+
+def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
+    """Return the answer of a node about groups. ``parts``: those of its processes, each within ``limit``."""
+    found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": []}
+    is_cut = False
+    for part in parts:
+        is_cut = is_cut or part.get("more") is True
+        for name, rows in found.items():
+            rows += part.get(name, ())
+    found["rows"].sort(key=lambda row: (-row["lag_s"], row["group"]))
+    found["positions"].sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
+    more = is_cut or any(len(rows) > limit for rows in found.values())
+    return {**{name: rows[:limit] for name, rows in found.items()}, "more": more}
+
+
+def joined_services(parts: Iterable[Mapping[str, Any]], limit: int, *, of_one: bool) -> dict[str, Any]:
+    """Return the answer of a node about services. ``of_one``: each instance of one service. Otherwise: totals of each service."""
+    parts = list(parts)
+    rows = [row for part in parts for row in part.get("rows", ())]
+    rows = sorted(rows, key=_instance_order) if of_one else service_totals(rows)
+    return {"rows": rows[:limit], "more": len(rows) > limit or any(part.get("more") is True for part in parts)}
+
+
+def _as_total(row: Mapping[str, Any]) -> dict[str, Any]:
+    if "instances" in row:
+        return dict(row)
+    is_here = row["state"] in ("leader", "follower", "blocked", "catching up")
+    return {
+        "service": row["service"], "stream": row["stream"], "instances": int(is_here), "leaders": int(row["state"] == "leader"),
+        "gone": int(not is_here), "blocked": int(row["state"] == "blocked"), "lag": row["lag"], "snapshot_age_s": row["snapshot_age_s"],
+        "output_backlog": row["output_backlog"], "versions": row["version"],
+        "problem": f"{row['state']}: {row['problem']}" if row["problem"] else "",
+    }  # fmt: skip
+
+
+def _service_order(row: Mapping[str, Any]) -> tuple[bool, str, str]:
+    return not row["problem"], row["service"], row["stream"]
+
+
+def _instance_order(row: Mapping[str, Any]) -> tuple[bool, str, str, int, str]:
+    return not row["problem"], row["service"], row["stream"], row["partition"], str(row.get("node", ""))
+
+
+def shown_groups(said: Mapping[str, object]) -> dict[str, Any]:
+    """Return the rows of all nodes for the page of groups, the largest lag first. ``said``: node -> its answer."""
+    best: dict[str, dict[str, Any]] = {}
+    for node, row in _rows(said, "rows", _GROUP):
+        problem = _group_problem(row)
+        other = best.get(row["group"])
+        if other is None or row["members"] > other["members"]:
+            best[row["group"]] = {**row, "coordinator": node, "problem": problem}
+    rows = sorted(best.values(), key=lambda row: (not row["problem"], -row["lag_s"], -row["lag_records"], row["group"]))
+    return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
+
+
+def _group_problem(row: Mapping[str, Any]) -> str:
+    if row["kind"] == "group" and row["lag_records"] and not row["members"]:
+        return NO_MEMBERS
+    if row["kind"] == "queue" and row["lag_s"] >= NOT_TAKEN_S and not row["in_flight"]:
+        return NOT_TAKEN
+    return ""
+
+
+def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
+    """Return one group for its page: its row or None, its members and its positions."""
+    groups = shown_groups(said)["rows"]
+    own = groups[0] if groups else None
+    told = {node: one for node, one in said.items() if own is not None and node == own["coordinator"]}
+    positions = [row for _, row in _rows(told, "positions", _POSITION)]
+    positions.sort(key=lambda row: (-row["lag_records"], row["stream"], row["partition"]))
+    members = sorted((row for _, row in _rows(told, "members", _MEMBER)), key=lambda row: row["member"])
+    return {"group": own, "members": members, "positions": positions, "more": _has_more(told)}
+
+
+def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
+    """Return the rows of all nodes for the page of services, those with problems first."""
+    rows = service_totals(row for _, row in _rows(said, "rows", _SERVICE))
+    return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
+
+
+def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
+    """Return each instance of one service for its page, and its totals."""
+    rows = [{**row, "node": node} for node, row in _rows(said, "rows", _INSTANCE)]
+    rows.sort(key=_instance_order)
+    totals = service_totals(rows)
+    facts = {
+        "streams": len(totals),
+        **{name: sum(row[name] for row in totals) for name in ("instances", "leaders", "gone", "blocked", "output_backlog")},
+        "lag": max((row["lag"] for row in totals), default=None),
+    }
+    return {"service": facts, "instances": rows[:MOST_ROWS], "more": len(rows) > MOST_ROWS or _has_more(said)}
+
+
+def _has_more(said: Mapping[str, object]) -> bool:
+    return any(isinstance(one, dict) and one.get("more") is True for one in said.values())
+
+
+def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Iterate over (node, row) of the rows in which each value has the wanted type."""
+    for node, one in said.items():
+        rows = one.get(name) if isinstance(one, dict) else None
+        for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():
+            if isinstance(row, dict) and (kept := _checked(row, wanted)) is not None:
+                yield node, kept
+
+
+def _checked(row: Mapping[str, Any], wanted: Mapping[str, type]) -> dict[str, Any] | None:
+    kept: dict[str, Any] = {}
+    for name, kind in wanted.items():
+        value = row.get(name)
+        if value is None and name in _OPTIONAL:
+            kept[name] = None
+            continue
+        if kind is str:
+            if not isinstance(value, str):
+                return None
+            value = value[:_MOST_TEXT]
+        elif kind is float:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
+                return None
+        elif type(value) is not int or not is_count(value):
+            return None
+        kept[name] = value
+    return kept

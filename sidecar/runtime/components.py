@@ -1,0 +1,75 @@
+"""Components: the parts of a process, which start in order and close in reverse order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+logger = logging.getLogger("liftpy.node")
+
+T = TypeVar("T")
+Step = Callable[[], Awaitable[None] | None]
+
+
+class Closable(Protocol):
+    """A part with a close."""
+
+    @property
+    def close(self) -> Step:
+        """Close the part."""
+
+
+def no_step() -> None:
+    """Do nothing. It is the step of a component that is complete when it is created, or that needs no close."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One part of a process.
+
+    ``close`` also runs if ``start`` failed, was canceled or never ran, so it closes what there is.
+    """
+
+    name: str
+    start: Step = no_step
+    close: Step = no_step
+
+
+async def start_all(components: list[Component]) -> None:
+    """Start the components in order. The first failure ends the start. Call ``close_all`` afterwards in any case."""
+    for component in components:
+        await _run(component.start)
+
+
+async def close_all(components: list[Component], failed: Callable[[Exception], None]) -> None:
+    """Close the components in reverse order. Each of them closes even if another one fails.
+
+    Args:
+        components: All components, in the order of their start.
+        failed: Called at once with the error of a component that failed to close.
+    """
+    for component in reversed(components):
+        try:
+            await _run(component.close)
+        except Exception as error:
+            logger.error("component failed to close component=%s, closing the others", component.name, exc_info=error)
+            failed(error)
+
+
+async def _run(step: Step) -> None:
+    waits = step()
+    if waits is not None:
+        await waits
+
+
+def close_of(part: Closable | None) -> Step:
+    """Return the close of ``part``, or no step if no component has created it."""
+    return no_step if part is None else part.close
+
+
+def begun(part: T | None) -> T:
+    """Return ``part``, which an earlier component has created."""
+    assert part is not None
+    return part
