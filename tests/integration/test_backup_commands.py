@@ -105,7 +105,7 @@ async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, s
     await commands.run("create", "--stream", stream_name)
 
     async def has(name: str) -> bool:
-        return name in (await bench.client.describe_cluster()).image.streams
+        return name in (await bench.client.admin.describe_cluster()).image.streams
 
     async def restored(into: str, ends_with: int) -> Any:
         return await commands.run(
@@ -116,9 +116,9 @@ async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, s
     async with asyncio.TaskGroup() as group:
         wider, deleted = group.create_task(restored(more, 0)), group.create_task(restored(gone, 1))
         await bench.until(lambda: has(more), "a restore has created its stream")
-        await bench.client.add_partitions(more, 3)
+        await bench.client.admin.add_partitions(more, 3)
         await bench.until(lambda: has(gone), "the other one, too")
-        await bench.client.delete_stream(gone)
+        await bench.client.admin.delete_stream(gone)
     assert wider.result()["streams"][more]["offsets"] == [[0, len(VALUES) - 1]]
     whole = await bench.client.stream(more)
     assert {len(partition.replicas) for partition in whole.partitions} == {3}

@@ -185,7 +185,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_runs(
     at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = (await client.describe_cluster()).image
+    image = (await client.admin.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
     monkeypatch.setattr(create, "AGAIN_S", 0)
@@ -207,17 +207,17 @@ async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_ru
 
         return SimpleNamespace(batches=batches) if address.stream == "gone" else reads(transport, subjects, address)
 
-    async def list_groups(client: Any) -> Any:
+    async def list_groups() -> Any:
         return [SimpleNamespace(name="deleted"), SimpleNamespace(name="g")]
 
-    async def describe_group(client: Any, name: str) -> Any:
+    async def describe_group(name: str) -> Any:
         if name == "deleted":
             raise NotFoundError("There is no group 'deleted'.")
         return SimpleNamespace(positions={PartitionKey(stream, "u", 0): 5 for stream in ("gone", "orders")}, queues=[])
 
-    for name, stands_in in (("list_groups", list_groups), ("describe_group", describe_group), ("ReplicaReads", reads_of)):
-        monkeypatch.setattr(create, name, stands_in)
-    monkeypatch.setattr(client, "describe_cluster", describe_cluster)
+    monkeypatch.setattr(create, "ReplicaReads", reads_of)
+    monkeypatch.setattr(client, "groups", SimpleNamespace(list=list_groups, describe=describe_group))
+    monkeypatch.setattr(client.admin, "describe_cluster", describe_cluster)
     monkeypatch.setattr(client, "bounds", bounds_of)
     store = Store.at(str(tmp_path))
     if named:
@@ -279,7 +279,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def state() -> Any:
         return 0, b""
 
-    made.groups = made.cursors = SimpleNamespace(list=none)
+    made.groups, made.cursors = SimpleNamespace(list=none), SimpleNamespace(list=none)
     monkeypatch.setattr(
         create,
         "ReplicaReads",
