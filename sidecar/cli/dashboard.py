@@ -118,9 +118,9 @@ class ClusterSite:
 
     async def _metrics(self) -> bytes:
         with contextlib.suppress(LiftError):
-            nodes = await self._client.node_ids()
+            nodes = await self._client.admin.node_ids()
             said = await asyncio.gather(
-                *(self._client.ask_node(node, b'{"metrics": true}', 2.0) for node in nodes), return_exceptions=True
+                *(self._client.admin.ask_node(node, b'{"metrics": true}', 2.0) for node in nodes), return_exceptions=True
             )
             texts = {
                 node: one["metrics"]
@@ -139,8 +139,8 @@ class ClientAsker:
 
     async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Return the answer of a node. Raises LiftError."""
-        return await self._client.ask_node(node, asked, timeout_s)
+        return await self._client.admin.ask_node(node, asked, timeout_s)
 
     async def node_ids(self) -> list[str]:
         """Return all nodes of the metadata. Raises LiftError."""
-        return await self._client.node_ids()
+        return await self._client.admin.node_ids()
