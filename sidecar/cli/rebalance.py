@@ -216,7 +216,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
 
 async def _replaced(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
     """Return the partitions whose accepted move another request has replaced or canceled."""
-    image = (await client.describe_cluster(linearizable=True)).image
+    image = (await client.admin.describe_cluster(linearizable=True)).image
     found = {text.partition(":")[0] for text in refused}
     replaced = []
     for (stream, number), target in sorted(plan.targets.items()):
