@@ -50,6 +50,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.metadata", "cannot write events to their stream: %s; retrying"): "events.not_stored",
     ("liftpy.groups", "%s: group coordinator ended; restarting it: %s"): "group.coordinator_restarted",
     ("liftpy.groups", "inbox_prefixes leave out %s.: consumer groups have no coordi"): "group.coordinator_disabled",
+    ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
     ("liftpy.node", "settings reloaded; %s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.node", "settings not reloaded: %s"): "node.settings_rejected",
