@@ -53,7 +53,6 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "settings reloaded; %s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.node", "settings not reloaded: %s"): "node.settings_rejected",
-    ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
     ("liftpy.proposals", "%s: ISR is now %s"): "isr.changed",
     ("liftpy.proposals", "%s: removed from the ISR reason=%s"): "isr.left",
     ("liftpy.proposals", "%s: ISR change not made: %s"): "isr.change_failed",
