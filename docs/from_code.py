@@ -236,6 +236,15 @@ def renamed_commands() -> str:
     )
 
 
+def renamed_client() -> str:
+    """Methods of the client and functions for groups by their old and new names."""
+    rows = [(f"`client.{old}`", f"`client.{new}`") for old, new in sorted(renamed.CLIENT_METHODS.items())]
+    rows += [
+        (f"`group_admin.{old}(client, ...)`", f"`client.{new}(...)`") for old, new in sorted(renamed.GROUP_FUNCTIONS.items())
+    ]
+    return _table(("until now", "from now on"), rows)
+
+
 def renamed_options() -> str:
     """Options by their old and new names."""
     rows = (
@@ -249,7 +258,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
     "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
     "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
-    "renamed-options": renamed_options, "spark-options": spark_options, "spark-sink-options": spark_sink_options,
+    "renamed-options": renamed_options, "renamed-client": renamed_client,
+    "spark-options": spark_options, "spark-sink-options": spark_sink_options,
 }  # fmt: skip
 
 

@@ -257,7 +257,7 @@ STREAM_BOUNDS: dict[str, tuple[float, float]] = {
 @accept_old_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """Settings of one stream. ``Client.alter_stream`` can change the settings in ``ALTERABLE`` later.
+    """Settings of one stream. ``Admin.alter_stream`` can change the settings in ``ALTERABLE`` later.
 
     Args:
         ack_policy: When a publish with a reply subject is acked. Default ALL: when the record is committed.

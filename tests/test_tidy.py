@@ -369,6 +369,16 @@ def test_mypy_accepts_the_code_and_rejects_a_name_that_the_package_lacks(tmp_pat
     """One run for both: mypy needs half a minute for the code."""
     (tmp_path / "uses.py").write_text(
         "import liftpy\nimport liftpy.client\nliftpy.Foo\nliftpy.client.Foo\nliftpy.QueueOptions\n"
+        "from liftpy.client import Client, sync\n"
+        "async def work(client: Client, waiting: sync.SyncClient) -> None:\n"
+        "    await client.admin.create_stream('a', 'b')\n"
+        "    await client.admin.creat_stream('a', 'b')\n"
+        "    await client.create_stream('a', 'b', partition=2)\n"
+        "    await client.delete_stream('a')\n"
+        "    waiting.admin.delete_stream('a')\n"
+        "    waiting.admin.delete_strem('a')\n"
+        "    waiting.admin.delete_stream(name='a', uuid='b')\n"
+        "    waiting.delete_stream('a')\n"
     )
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
     targets = [option for name in config["packages"] for option in ("-p", name)]
@@ -383,7 +393,7 @@ def test_mypy_accepts_the_code_and_rejects_a_name_that_the_package_lacks(tmp_pat
     )
     lines = done.stdout.splitlines()
     wrong = [line.split("uses.py:")[1].split(":")[0] for line in lines if "uses.py:" in line and " error: " in line]
-    assert wrong == ["3", "4"], done.stdout + done.stderr[-2000:]
+    assert wrong == ["3", "4", "9", "10", "11", "13", "14", "15"], done.stdout + done.stderr[-2000:]
     assert [line for line in lines if " error: " in line and "uses.py:" not in line] == []
 
 

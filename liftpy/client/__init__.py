@@ -17,14 +17,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from liftpy.client.admin import ClusterState, Controller
+    from liftpy.client.admin import Admin
     from liftpy.client.batch_view import BatchSlice
     from liftpy.client.client import Client, connect
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
+    from liftpy.client.coordinator import GroupRejectedError
     from liftpy.client.cursor import Cursor
-    from liftpy.client.group import Group, GroupOptions, GroupRejectedError
+    from liftpy.client.group import Group, GroupOptions
+    from liftpy.client.group_admin import Cursors, Groups, Queues
     from liftpy.client.group_part import GroupBatch
     from liftpy.client.in_flight import PublishAck, PublishOptions
+    from liftpy.client.metadata_requests import ClusterState, Controller
     from liftpy.client.multi_consumer import ConsumedBatch, ManyConsumer, positions_from
     from liftpy.client.partition_sender import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
     from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, ReplicaCounts
@@ -33,10 +36,12 @@ if TYPE_CHECKING:
     from liftpy.client.publisher import Publisher
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
     from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
+    from liftpy.client.services import Services
     from liftpy.core.services.queries import QueryFailedError
     from liftpy.nats.credentials import Credentials
 
 __all__ = [
+    "Admin",
     "BatchSlice",
     "Bounds",
     "Client",
@@ -46,11 +51,13 @@ __all__ = [
     "Controller",
     "Credentials",
     "Cursor",
+    "Cursors",
     "EventKind",
     "Group",
     "GroupBatch",
     "GroupOptions",
     "GroupRejectedError",
+    "Groups",
     "Job",
     "LeaseLostError",
     "ManyAck",
@@ -70,10 +77,12 @@ __all__ = [
     "QueryRejectedError",
     "Queue",
     "QueueOptions",
+    "Queues",
     "ReadEvent",
     "ReadOptions",
     "Receipt",
     "ReplicaCounts",
+    "Services",
     "Source",
     "Start",
     "Until",
@@ -83,13 +92,17 @@ __all__ = [
     "positions_from",
 ]
 _NAMES = {
-    "liftpy.client.admin": ("ClusterState", "Controller"),
+    "liftpy.client.admin": ("Admin",),
+    "liftpy.client.metadata_requests": ("ClusterState", "Controller"),
     "liftpy.client.client": ("Client", "connect"),
     "liftpy.client.consumer": ("Consumer", "EventKind", "ReadEvent", "ReadOptions"),
     "liftpy.nats.credentials": ("Credentials",),
     "liftpy.client.cursor": ("Cursor",),
-    "liftpy.client.group": ("Group", "GroupOptions", "GroupRejectedError"),
+    "liftpy.client.coordinator": ("GroupRejectedError",),
+    "liftpy.client.group": ("Group", "GroupOptions"),
+    "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
     "liftpy.client.group_part": ("GroupBatch",),
+    "liftpy.client.services": ("Services",),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
     "liftpy.client.multi_consumer": ("ManyConsumer", "ConsumedBatch", "positions_from"),
     "liftpy.client.placement_plans": ("PlacementPlan", "PlacementOptions", "ReplicaCounts"),

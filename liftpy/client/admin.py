@@ -1,151 +1,54 @@
-"""Administration requests: streams, placement, elections, controllers, quotas, session times.
-
-Each change carries an operation id. ``Admin`` repeats a request with the same id until it is answered or the deadline
-passes. The metadata group applies each id once, so a lost answer never creates two streams.
-"""
+"""``Admin``: manage streams, placement, elections, controllers, quotas and session times. ``client.admin`` is one."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, SupportsIndex
 
-from liftpy.client.closest_replica import this_host
+from liftpy.client.admin_requests import NodeRequests
+from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
-from liftpy.client.positions import check_partition
+from liftpy.client.positions import Bounds, check_offset, check_partition, out_of_range, timestamp_ns
 from liftpy.client.retrying import retrying
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_utf8, shown
+from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, shown
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
-from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.feature_range import FeatureLevels, said
-from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
-from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
-from liftpy.core.wire.subjects import Subjects
+from liftpy.core.wire.filters import Filter
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
-    FencedError,
-    LiftError,
-    NoClusterError,
-    NoMajorityError,
+    NotAllowedError,
     NotFoundError,
-    OutcomeUnknownError,
+    OffsetOutOfRangeError,
     ProtocolError,
-    StaleRequestError,
     TooFewNodesError,
     UnavailableError,
 )
-from liftpy.nats.transport import NoRespondersError, Transport
-
-if TYPE_CHECKING:
-    from liftpy.core.wire.filters import Filter
 
 _Error = cluster_pb2.ControlResponse.Error
-DEADLINE_S = 15.0
-ATTEMPT_S = 1.5
-_NO_RESPONDERS_S = 1.0
-"""Time to retry without responders before the first answer. A controller that reconnects is back by then."""
 DEFAULT_REPLICAS = 3
 """Replicas of a stream whose creator names no number, in a cluster of at least three nodes."""
 _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
 """Time that a change waits for fenced nodes if it needs more live nodes, and interval of the checks."""
-_LEAST_S = 0.25
-"""Minimum time for an attempt. With less time left, no attempt is made."""
-MAJORITY_S = 1.5
-"""A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
-_WHO_S = 1.0
-"""Time for a controller to answer which controllers are connected."""
-OPERATION_ID_SIZE_BYTES = 16
+_READY = "LEADER_READY"
+_PLACED_POLL_S = 0.25
 _REQUEST_BYTES = 1024
 """Largest size of a control request without its payload."""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
-_NODES_BYTES = 64 * 1024
-"""Maximum size of a page of node ids in a request, in bytes."""
-
-_ERRORS: dict[int, type[LiftError]] = {
-    _Error.INVALID: ConfigError,
-    _Error.EXISTS: AlreadyExistsError,
-    _Error.NOT_FOUND: NotFoundError,
-    _Error.STALE: StaleRequestError,
-    _Error.FENCED: FencedError,
-    _Error.UNAVAILABLE: UnavailableError,
-    _Error.OUTCOME_UNKNOWN: OutcomeUnknownError,
-    _Error.NOT_ENOUGH_NODES: TooFewNodesError,
-    _Error.NOT_METADATA_LEADER: UnavailableError,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Controller:
-    """One controller: a member of the metadata group.
-
-    Attributes:
-        node_id: Id of its node.
-        leader: True if it is the metadata leader.
-        term: Its Raft term.
-        commit_index: Index of the last committed log entry that it knows.
-        applied_index: Index of the last log entry that it applied.
-        lag: Number of log entries that it is behind the leader.
-        connected: True if the answering controller is connected to it.
-        learner: True if it has no vote yet, because it still receives the log.
-        leaving: True if it is being removed.
-        waits_for: Why the current change of controllers does not proceed, as text. '': it does, or there is none.
-    """
-
-    node_id: str
-    leader: bool
-    term: int
-    commit_index: int
-    applied_index: int
-    lag: int
-    connected: bool
-    learner: bool = False
-    leaving: bool = False
-    waits_for: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """The cluster metadata, as the metadata leader answered.
-
-    Attributes:
-        image: Nodes, streams and partitions.
-        metadata_leader: Id of the metadata leader, '' if there is none.
-        controllers: The members of the metadata group.
-    """
-
-    image: ClusterImage
-    metadata_leader: str
-    controllers: tuple[Controller, ...]
-
-    def streams(self) -> list[StreamImage]:
-        """Return all streams, sorted by name."""
-        return [self.image.streams[name] for name in sorted(self.image.streams)]
-
-    def stream(self, name: str) -> StreamImage:
-        """Return the stream with this name.
-
-        Args:
-            name: Name of the stream.
-
-        Raises:
-            NotFoundError: No such stream.
-        """
-        found = self.image.streams.get(name)
-        if found is None:
-            known = ", ".join(sorted(self.image.streams)[:10]) or "none"
-            raise NotFoundError(f"Stream {name!r} does not exist. Existing streams: {known}.")
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,61 +105,28 @@ def check_min_isr(config: StreamConfig, replicas: int) -> None:
         )
 
 
-class _Majority:
-    """Detects, over several answers, that the metadata group has no majority."""
+class Admin(NodeRequests):
+    """Streams, placement, nodes and settings of a cluster. ``client.admin`` is one.
 
-    def __init__(self) -> None:
-        self._missing_since_s: float | None = None
-
-    @property
-    def is_missed(self) -> bool:
-        """True if the last answer showed too few controllers for a majority."""
-        return self._missing_since_s is not None
-
-    def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
-        """Take an answer of a controller, or None for no answer. Raise NoMajorityError after ``MAJORITY_S`` without a
-        majority.
-        """
-        voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
-        missing = sorted(one.nodeId for one in voters if not one.connected)
-        if len(voters) - len(missing) > len(voters) // 2 or not voters:
-            self._missing_since_s = None
-            return
-        if self._missing_since_s is None:
-            self._missing_since_s = now_s
-        elif now_s - self._missing_since_s >= MAJORITY_S:
-            raise NoMajorityError(
-                f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}). Without a "
-                "majority, the cluster cannot decide. Start these controllers and repeat the command. The request "
-                "may still have been applied."
-            )
-
-
-class Admin:
-    """Requests to the metadata group. ``Client`` has the same methods for applications.
+    - Streams: ``create_stream``, ``stream``, ``list_streams``, ``alter_stream``, ``add_partitions``, ``delete_stream``.
+    - Records: ``truncate_before``, ``purge``, ``pause``, ``resume``.
+    - Partitions: ``elect_leader``, ``reassign``, ``reassign_all``.
+    - Cluster: ``describe_cluster``, ``set_node``, ``change_controllers``, ``set_default_quota``, ``set_feature_level``.
+    - Single nodes: ``node_status``, ``node_health``, ``node_settings``, ``reload_settings``.
 
     Args:
-        transport: The NATS connection.
-        subjects: The subjects of the namespace.
-        deadline_s: Time limit of each call, retries included, in seconds. Default 15.
+        streams: The streams that the client knows.
 
     Example:
-        from liftpy.client.admin import Admin
-
-        admin = Admin(transport, subjects, deadline_s=5)
-        state = await admin.describe()
+        await client.admin.alter_stream("orders", retention_age_s=86_400)
+        print(await client.admin.node_ids())
     """
 
-    def __init__(self, transport: Transport, subjects: Subjects, deadline_s: float = DEADLINE_S) -> None:
-        self._transport = transport
-        self._subjects = subjects
-        self._deadline_s = deadline_s
-        self._done_index = 0
-        """Index of the metadata image that the last command, or linearizable question, was answered with."""
-        self._has_answered = False
-        """True if a controller of the namespace has answered. Missing responders then mean an outage, and requests wait."""
-        self.internal = False
-        """True if requests may create, change and delete internal streams (names that begin with ``_``)."""
+    def __init__(self, streams: StreamDirectory) -> None:
+        requests = streams.requests
+        super().__init__(requests.transport, requests.subjects, requests)
+        self._requests = requests
+        self._streams = streams
 
     async def create_stream(
         self,
@@ -267,11 +137,13 @@ class Admin:
         replicas: int = 0,
         config: StreamConfig | None = None,
         placement: PlacementOptions | None = None,
+        ready_s: float = 15.0,
+        exist_ok: bool = False,
         first_leader_epoch: int = 0,
     ) -> StreamImage:
-        """Create a stream for a NATS subject. Do not wait for its leaders.
+        """Create a stream for a NATS subject and wait until its leaders are ready.
 
-        With too few nodes, the stream is created and waits for more nodes (``waiting`` is True).
+        With too few nodes, the stream is created and waits for more nodes.
 
         Args:
             name: Name of the stream.
@@ -280,26 +152,73 @@ class Admin:
             replicas: Replicas per partition. Default 0: 3, or the number of live nodes if there are fewer.
             config: Settings of the stream. Default None: ``StreamConfig()``.
             placement: Placement policy, or an assignment by hand. Default None: the default policy.
-            first_leader_epoch: Lowest LeaderEpoch that the cluster uses from now on. Only a restore needs it. Default
-                0.
+            ready_s: Time to wait for the leaders, in seconds. Default 15. With 0 the call does not wait, and messages
+                sent before a leader listens are lost.
+            exist_ok: If True, accept an existing stream with the same subject, partitions, replicas and config. Default
+                False.
+            first_leader_epoch: Lowest LeaderEpoch that the cluster uses from now on, up to 2**48. Only a restore needs
+                it. Default 0.
 
         Returns:
-            The stream with its partitions.
+            The stream with its partitions and leaders.
 
         Raises:
             InvalidNameError: The name or the subject is not allowed.
-            AlreadyExistsError: The name is taken.
+            AlreadyExistsError: The name is taken. With ``exist_ok``, the text lists the differences.
             ConfigError: A setting is not allowed, or no node has room.
-            UnavailableError: The metadata group did not answer in time.
+            UnavailableError: The metadata group did not answer. Or the stream was created, but its leaders were not
+                ready within ``ready_s``.
 
         Example:
-            stream = await admin.create_stream("orders", "shop.orders", partitions=3)
+            config = liftpy.StreamConfig(retention_age_s=7 * 86_400)
+            await client.create_stream("orders", "shop.orders", partitions=3, config=config, exist_ok=True)
         """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementOptions())
         if not 0 <= first_leader_epoch < 1 << 63:
             raise ConfigError(f"Invalid first_leader_epoch = {first_leader_epoch}. Use a LeaderEpoch from 0.")
         create.firstLeaderEpoch = first_leader_epoch
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(createStream=create)))
+        try:
+            stream = await self._requests.whole(await self._requests.command(cluster_pb2.ControlRequest(createStream=create)))
+        except AlreadyExistsError:
+            if not exist_ok:
+                raise
+            stream = await self._requests.stream(name, linearizable=True)
+            differ = differences(stream, subject, partitions, replicas, config)
+            if differ:
+                raise AlreadyExistsError(
+                    f"Stream {name} already exists with other settings: {'; '.join(differ)}. Choose another name, or "
+                    "change the stream with `liftpy stream alter`."
+                ) from None
+        self._streams.cached[name] = stream
+        return await self.until_ready(stream, ready_s) if ready_s else stream
+
+    async def until_ready(self, stream: StreamImage, ready_s: float = 15.0, first: int = 0) -> StreamImage:
+        """Wait until the leaders of a stream accept messages.
+
+        Args:
+            stream: The stream, as ``create_stream`` or ``stream`` returned it.
+            ready_s: Time limit in seconds. Default 15.
+            first: Number of the first partition to wait for. Default 0: all partitions.
+
+        Returns:
+            The stream, described again if it had to wait for nodes.
+
+        Raises:
+            UnavailableError: The leaders were not ready in time, or there are too few nodes.
+        """
+        give_up_at = asyncio.get_running_loop().time() + ready_s
+        while stream.waiting:
+            left_s = give_up_at - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise UnavailableError(
+                    f"Stream {stream.name} was created but not placed ({INSUFFICIENT_NODES}). Start more nodes, or create "
+                    "it with fewer replicas."
+                )
+            await asyncio.sleep(min(left_s, _PLACED_POLL_S))
+            stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
+        new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
+        await asyncio.gather(*(self._led(stream, number, ready_s) for number in new))
+        return stream
 
     async def plan_stream(
         self,
@@ -337,7 +256,7 @@ class Admin:
         self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementOptions
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
-        check_data_subject(subject, self._subjects.namespace)
+        check_data_subject(subject, self._requests.subjects.namespace)
         if config is not None and not placement.allow_offline:  # a restore begins with one replica
             by_hand = [len(nodes) for _, nodes in placement.assignment]
             check_min_isr(config, min(by_hand, default=replicas or DEFAULT_REPLICAS))
@@ -355,18 +274,118 @@ class Admin:
         _must_fit(create, f"create stream {name}")
         return create
 
-    async def add_partitions(
-        self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
-    ) -> StreamImage:
-        """Add partitions to a stream. Do not wait for their leaders.
+    async def stream(self, name: str) -> StreamImage:
+        """Return one stream with its partitions, replicas, ISR and leaders.
 
-        Existing partitions stay where they are.
+        Args:
+            name: Name of the stream.
+
+        Returns:
+            The stream.
+
+        Raises:
+            NotFoundError: No such stream.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            print(stream.partitions[0].leader)
+        """
+        return await self._streams.stream(name)
+
+    async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
+        """Return all streams with their partitions, replicas, ISR and leaders.
+
+        Args:
+            internal: If True, include the internal streams of the cluster. Default False.
+
+        Returns:
+            The streams, sorted by name.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            for stream in await client.admin.list_streams():
+                print(stream.name, len(stream.partitions))
+        """
+        found = (await self._requests.describe()).streams()
+        return [stream for stream in found if internal or not is_internal(stream.name)]
+
+    async def alter_stream(
+        self,
+        /,
+        name: str,
+        replication_factor: int = 0,
+        *,
+        uid: str = "",
+        dry_run: bool = False,
+        config_version: int | None = None,
+        **settings: Any,
+    ) -> StreamImage:
+        """Change the settings or the number of replicas of a stream.
+
+        Settings take effect as soon as the nodes learn of them. New replicas are added, and surplus ones removed, one
+        at a time.
+
+        Args:
+            name: Name of the stream.
+            replication_factor: New number of replicas per partition. Default 0: no change.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            dry_run: If True, only return the result and change nothing. Default False.
+            config_version: Only if the stream has this config version. Default None: any.
+            **settings: New values of StreamConfig fields. Allowed are the fields in ``liftpy.config.ALTERABLE``.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream.
+            ConfigError: Not enough nodes, or a setting is wrong or cannot be changed.
+            StaleRequestError: The stream has another config version.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.alter_stream("orders", retention_age_s=86_400, read_only=True)
+        """
+        check_name(name, "stream")
+        fixed = sorted(set(settings) - set(ALTERABLE))
+        if fixed:
+            if fixed[0] in SETTINGS:
+                raise ConfigError(f"The setting {fixed[0]} was renamed. Use {SETTINGS[fixed[0]]}.")
+            raise ConfigError(
+                f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
+                "the others, create a new stream."
+            )
+        wish = cluster_pb2.AlterStream(
+            name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
+        )
+        if settings:
+            wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
+            wish.changed.extend(map(wire_name, sorted(settings)))
+        if config_version is not None:
+            wish.configVersion = config_version
+        return await self._requests.whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
+
+    async def add_partitions(
+        self,
+        name: str,
+        partitions: int = 0,
+        *,
+        uid: str = "",
+        placement: PlacementOptions | None = None,
+        ready_s: float = 15.0,
+    ) -> StreamImage:
+        """Add partitions to a stream and wait until their leaders are ready.
+
+        Existing partitions stay where they are. Records with a key may go to another partition than before.
 
         Args:
             name: Name of the stream.
             partitions: New total number of partitions. Default 0: as many as the assignment in ``placement`` makes.
             uid: Only if the stream has this uid. Default '': whatever stream has the name.
             placement: Placement policy, or an assignment by hand. Default None: the policy of the stream.
+            ready_s: Time to wait for the new leaders, in seconds. Default 15. With 0 the call does not wait.
 
         Returns:
             The stream with its new partitions.
@@ -374,10 +393,16 @@ class Admin:
         Raises:
             NotFoundError: No such stream.
             ConfigError: Fewer partitions than before, or not enough nodes.
-            UnavailableError: The metadata group did not answer in time.
+            UnavailableError: No answer in time, or the new leaders were not ready.
+
+        Example:
+            await client.admin.add_partitions("orders", 6)
         """
         more = self._more(name, partitions, uid, placement or PlacementOptions())
-        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more)))
+        before = len((await self._streams.describe(name)).partitions) if ready_s else 0
+        added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
+        stream = self._streams.cached[name] = await self._requests.whole(added)
+        return await self.until_ready(stream, ready_s, before) if ready_s else stream
 
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
@@ -416,7 +441,7 @@ class Admin:
         return more
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
-        response = await self._command(request)
+        response = await self._requests.command(request)
         if not response.HasField("plan"):  # nothing would be done, or a controller of an older version has done it
             raise ConfigError(
                 response.detail
@@ -432,6 +457,322 @@ class Admin:
                 f"Cannot decode the plan from the metadata group: {error}. Check that nodes and client have "
                 "compatible versions."
             ) from None
+
+    async def delete_stream(self, name: str, uid: str = "") -> None:
+        """Delete a stream and all its records permanently.
+
+        Args:
+            name: Name of the stream.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Raises:
+            NotFoundError: No such stream, or another uid.
+            NotAllowedError: This user may not change streams.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.delete_stream("orders")
+        """
+        check_name(name, "stream")
+        await self._requests.command(
+            cluster_pb2.ControlRequest(deleteStream=cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
+        )
+        self._streams.cached.pop(name, None)
+
+    async def truncate_before(
+        self, stream: str, partition: int, before: SupportsIndex | datetime, *, dry_run: bool = False, uid: str = ""
+    ) -> int:
+        """Delete the committed records below an offset or before a time.
+
+        Readers stop seeing the records at once. The disk space is freed segment by segment. The deletion applies to
+        every replica, also to replicas that are offline now. It cannot be undone. The batch that contains ``before``
+        stays whole. The caller needs permission to read the stream.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition, from 0.
+            before: First offset to keep, at most the high watermark + 1. Or a datetime: delete the records that the
+                leader stamped before it.
+            dry_run: If True, only return the result and delete nothing. Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The first offset that remains. It is the start of the batch that contains ``before``.
+
+        Raises:
+            NotFoundError: No such stream or partition, or another uid.
+            OffsetOutOfRangeError: The offset is above the high watermark + 1.
+            ConfigError: ``before`` is neither an offset nor a time between 1677 and 2262.
+            UnavailableError: No leader or no metadata group answered in time.
+
+        Example:
+            first = await client.admin.truncate_before("orders", 0, 1000)
+        """
+        found = await self._stream_with(stream, uid)
+        offset, bounds = await _until(self._streams.reader(stream, partition), found, before)
+        first = await self._batch_start(found, partition, offset, bounds)
+        if not dry_run and first > bounds.log_start_offset:
+            wish = cluster_pb2.TruncateBefore(stream=found.name, uid=found.uid, partition=partition, offset=offset)
+            await self._requests.command(cluster_pb2.ControlRequest(truncateBefore=wish))
+        return first
+
+    async def purge(
+        self,
+        stream: str,
+        partition: int,
+        *,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        before: SupportsIndex | datetime | None = None,
+        dry_run: bool = False,
+        uid: str = "",
+    ) -> int:
+        """Delete the committed records of some subjects or keys.
+
+        If you pass both ``subjects`` and ``keys``, a record must match one of each. Every replica drops the records
+        during its next housekeeping, usually within seconds. Records inside the deduplication window stay until the
+        window is over. Readers may still see the records until then. Offsets do not change: readers skip the gaps. It
+        cannot be undone. ``(await client.stream(name)).partitions[p].purges`` lists the purges in progress. The caller needs
+        permission to read the stream.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition, from 0.
+            subjects: Subjects to delete. NATS wildcards ``*`` and ``>`` are allowed. Default: none.
+            keys: Record keys to delete. Default: none.
+            before: Delete only below this offset, or before this datetime. Default None: everything that is committed
+                now.
+            dry_run: If True, only return the result and delete nothing. Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The offset (exclusive) below which matching records are deleted.
+
+        Raises:
+            ConfigError: Neither subjects nor keys, or too many purges in progress.
+            InvalidNameError: A subject is malformed.
+            NotFoundError: No such stream or partition, or another uid.
+            OffsetOutOfRangeError: ``before`` is above the high watermark + 1.
+            UnavailableError: No leader or no metadata group answered in time.
+
+        Example:
+            await client.admin.purge("orders", 0, keys=[b"customer-17"])
+        """
+        wanted = Filter(tuple(subjects), tuple(keys))
+        if not wanted:
+            raise ConfigError(
+                "purge needs at least one subject or key. To delete all records below an offset, use truncate_before()."
+            )
+        found = await self._stream_with(stream, uid)
+        end_offset, _ = await _until(self._streams.reader(stream, partition), found, before)
+        if not dry_run and end_offset > 0:
+            wish = cluster_pb2.PurgeRecords(
+                stream=found.name,
+                uid=found.uid,
+                partition=partition,
+                subjects=wanted.subjects,
+                keys=wanted.keys,
+                endOffset=end_offset,
+            )
+            await self._requests.command(cluster_pb2.ControlRequest(purgeRecords=wish))
+        return end_offset
+
+    async def _stream_with(self, name: str, uid: str) -> StreamImage:
+        """Return the stream. Raise NotFoundError if ``uid`` is given and the stream has another one."""
+        found = await self._streams.stream(name)
+        if uid and found.uid != uid:
+            raise NotFoundError(
+                f"Stream {name} was deleted and created again: its uid is {found.uid}, not {uid}. Check which of the "
+                "two streams you mean."
+            )
+        return found
+
+    async def _batch_start(self, stream: StreamImage, partition: int, offset: int, bounds: Bounds) -> int:
+        """Return where the log starts after the records below ``offset`` are deleted. Batches stay whole."""
+        if offset <= bounds.log_start_offset:
+            return bounds.log_start_offset
+        if offset < bounds.end_offset:
+            try:
+                async for piece in self._streams.read_range(stream.name, partition, offset, offset + 1, uid=stream.uid):
+                    return max(min(piece.batch.base_offset, offset), bounds.log_start_offset)
+            except OffsetOutOfRangeError:  # deleted by retention
+                pass
+        return offset
+
+    async def pause(
+        self,
+        stream: str,
+        partitions: Iterable[int] | None = None,
+        *,
+        resume_on_publish: bool = False,
+        resume_all: bool = False,
+        uid: str = "",
+        config_version: int | None = None,
+    ) -> StreamImage:
+        """Stop accepting publishes to some partitions until ``resume``.
+
+        A publish that waits for an ack fails with PublishRejectedError (``PAUSED``). A publish without reply subject is
+        dropped and counted. Records that were accepted before are committed and acked. Reading goes on. Leaders apply
+        the change within milliseconds.
+
+        Args:
+            stream: Name of the stream.
+            partitions: Partition numbers. Default None: all partitions.
+            resume_on_publish: If True, the next publish to a partition resumes it. This publish is stored, and its ack
+                takes a little longer. Default False.
+            resume_all: If True, the next publish to one partition resumes all partitions that are paused this way.
+                Default False.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            config_version: Only if the stream has this config version. Default None: any.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition. No partition is paused then.
+            ConfigError: ``partitions`` is empty or not valid.
+            StaleRequestError: The stream has another config version.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.pause("orders")
+            await client.admin.resume("orders")
+        """
+        on_publish = Pause.UNTIL_PUBLISH_TO_ANY if resume_all else Pause.UNTIL_PUBLISH
+        until = on_publish if resume_on_publish or resume_all else Pause.UNTIL_RESUMED
+        return await self._pause(stream, partitions, until, uid, config_version)
+
+    async def resume(self, stream: str, partitions: Iterable[int] | None = None, *, uid: str = "") -> StreamImage:
+        """Accept publishes to paused partitions again.
+
+        Leaders apply the change within milliseconds. Partitions that are not paused do not change.
+
+        Args:
+            stream: Name of the stream.
+            partitions: Partition numbers. Default None: all partitions.
+            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+
+        Returns:
+            The stream after the change.
+
+        Raises:
+            NotFoundError: No such stream or partition.
+            ConfigError: ``partitions`` is empty or not valid.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.resume("orders", [0, 1])
+        """
+        return await self._pause(stream, partitions, Pause.NOT_PAUSED, uid, None)
+
+    async def _pause(
+        self, name: str, partitions: Iterable[int] | None, pause: Pause, uid: str, config_version: int | None
+    ) -> StreamImage:
+        """Pause partitions, or resume them with ``Pause.NOT_PAUSED``."""
+        check_name(name, "stream")
+        wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
+        if partitions is not None:
+            wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
+            if not wish.partitions:
+                raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
+        if config_version is not None:
+            wish.configVersion = config_version
+        return await self._requests.whole(await self._requests.command(cluster_pb2.ControlRequest(pausePartitions=wish)))
+
+    async def elect_leader(
+        self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
+    ) -> PartitionState:
+        """Move the leadership of a partition, or elect a leader of an Offline one.
+
+        WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition. Default 0.
+            node_id: Id of the new leader. Default '': the preferred leader.
+            unclean: If True, an Offline partition may get a leader that lacks committed records. These records are
+                lost. Default False.
+
+        Returns:
+            The partition after the decision. The new leader may not be active yet.
+
+        Raises:
+            NotFoundError: No such stream, partition or node.
+            ConfigError: The election is not possible now. The text says why.
+            StaleRequestError: The partition changed at the same time.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.elect_leader("orders", 0, "n2")
+        """
+        if node_id:
+            check_name(node_id, "node")
+        check_partition(partition)
+        found = await self._streams.stream(stream)
+        request = cluster_pb2.ControlRequest()
+        request.electLeader.CopyFrom(
+            cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
+        )
+        return codec.partition_from_pb((await self._requests.command(request)).partition)
+
+    async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
+        """Move the replicas of one partition to other nodes.
+
+        Replicas move one at a time in the background. Each new replica copies the log before an old one is removed.
+
+        Args:
+            stream: The stream, as ``stream`` returned it.
+            partition: Number of the partition.
+            replicas: Target nodes, preferred leader first. Default (): cancel a reassignment. A replica that already
+                finished its copy stays.
+
+        Returns:
+            The partition with its targets. The move is not finished yet.
+
+        Raises:
+            NotFoundError: No such stream, partition or node.
+            ConfigError: The targets are not possible.
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            await client.admin.reassign(stream, 0, ["n2", "n3", "n4"])
+        """
+        for node_id in replicas:
+            check_name(node_id, "node")
+        wish = cluster_pb2.Reassign(
+            stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
+        )
+        return codec.partition_from_pb((await self._requests.command(cluster_pb2.ControlRequest(reassign=wish))).partition)
+
+    async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
+        """Move the replicas of many partitions to other nodes.
+
+        The requests are sent in batches. If the call fails, the requests that were accepted so far stay in effect.
+
+        Args:
+            wishes: One ``ReplicaMove`` per partition.
+
+        Returns:
+            One text for each rejected request: partition and reason.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
+        refused: list[str] = []
+        for asked in _batches(wishes):
+            response = await self._requests.command(_as_one([request for _, request in asked]))
+            answers = {answer.number: answer for answer in response.batch.answers}
+            if not response.HasField("batch"):
+                raise ProtocolError(
+                    "The metadata group answered a batch of requests with one answer. Its version may be older than this "
+                    "client. Upgrade the nodes, then retry."
+                )
+            for number, (wish, _) in enumerate(asked):
+                answer = answers.get(number)
+                if answer is None or answer.error != _Error.OK:
+                    refused.append(f"{wish.stream}/{wish.partition}: {answer.detail if answer is not None else 'no answer'}")
+        return refused
 
     async def set_node(
         self, node_id: str, *, weight: float | None = None, rack: str | None = None, leaving: bool | None = None
@@ -454,6 +795,9 @@ class Admin:
             NotFoundError: No such node.
             ConfigError: A value is not allowed.
             UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.set_node("n3", leaving=True)
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id)
@@ -465,7 +809,7 @@ class Admin:
             request.rack = rack
         if leaving is not None:
             request.leaving = leaving
-        return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
+        return codec.node_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def reset_node(self, node_id: str, *, weight: bool = False, rack: bool = False) -> NodeImage:
         """Reset the weight or rack of a node to the value in its own settings.
@@ -486,23 +830,7 @@ class Admin:
         """
         check_name(node_id, "node")
         request = cluster_pb2.SetNode(nodeId=node_id, weightAsItSays=weight, rackAsItSays=rack)
-        return codec.node_from_pb((await self._command(cluster_pb2.ControlRequest(setNode=request))).node)
-
-    async def delete_stream(self, name: str, uid: str = "") -> None:
-        """Delete a stream and all its records permanently.
-
-        Args:
-            name: Name of the stream.
-            uid: Only if the stream has this uid. Default '': whatever stream has the name.
-
-        Raises:
-            NotFoundError: No such stream, or another uid.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        check_name(name, "stream")
-        request = cluster_pb2.ControlRequest()
-        request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
-        await self._command(request)
+        return codec.node_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setNode=request))).node)
 
     async def remove_node(self, node_id: str) -> None:
         """Remove a stopped node that holds no replicas from the cluster.
@@ -519,13 +847,13 @@ class Admin:
             UnavailableError: The metadata group did not answer in time.
         """
         check_name(node_id, "node")
-        await self._command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
+        await self._requests.command(cluster_pb2.ControlRequest(removeNode=cluster_pb2.RemoveNode(nodeId=node_id)))
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
         """Add, remove or replace a controller of the metadata group.
 
         A new controller first receives the log. It votes after it has caught up. The change continues in the
-        background. ``describe`` shows its progress.
+        background. ``describe_cluster`` shows its progress.
 
         Args:
             add: Id of the node that becomes a controller. Default '': none.
@@ -539,6 +867,9 @@ class Admin:
             AlreadyExistsError: The node is a controller already, or another change is in progress.
             ConfigError: The change would leave no live majority, or too many or no controllers.
             UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            print(await client.admin.change_controllers(add="n4", remove="n1"))
         """
         for node_id in filter(None, (add, remove)):
             check_name(node_id, "node")
@@ -546,7 +877,7 @@ class Admin:
             raise ConfigError("Nothing to change. Name a node to add, a node to remove, or both.")
         change = cluster_pb2.ChangeControllers(node=add or remove, replaced=remove if add else "")
         change.what = (change.REPLACE if remove else change.ADD) if add else change.REMOVE
-        return (await self._command(cluster_pb2.ControlRequest(changeControllers=change))).detail
+        return (await self._requests.command(cluster_pb2.ControlRequest(changeControllers=change))).detail
 
     async def feature_levels(self, level: int = 0) -> FeatureLevels:
         """Return the feature level of the cluster and the levels that each node supports.
@@ -561,7 +892,7 @@ class Admin:
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
-        found = (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
+        found = (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
         spoken = {n.nodeId: said(n) if n.maxLevel else None for n in found.nodes}
         return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
 
@@ -580,7 +911,7 @@ class Admin:
             UnavailableError: The metadata group did not answer in time.
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"))
-        return (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
+        return (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def default_quota(self) -> DefaultQuota:
         """Return the quota of streams that have no quota of their own.
@@ -592,7 +923,7 @@ class Admin:
             UnavailableError: The metadata group did not answer in time.
         """
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        return quota_from_pb((await self._read(asked)).cluster.image.defaultQuota)
+        return quota_from_pb((await self._requests.read(asked)).cluster.image.defaultQuota)
 
     async def set_default_quota(
         self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
@@ -611,6 +942,9 @@ class Admin:
         Raises:
             ConfigError: A value is out of range, or the feature level of the cluster is below 4.
             UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.set_default_quota(records_per_s=10_000)
         """
         DefaultQuota(
             records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0
@@ -619,19 +953,19 @@ class Admin:
         for name, value in (("recordsPerS", records_per_s), ("bytesPerS", bytes_per_s), ("byToken", by_token)):
             if value is not None:
                 setattr(request, name, value)
-        return quota_from_pb((await self._command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
+        return quota_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def session_times(self) -> SessionTimes | None:
         """Return the session and lease times of the cluster.
 
         Returns:
-                    The times. None in a new cluster, whose nodes use their own settings.
+            The times. None below feature level 5: then each node uses its own settings.
 
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
         asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        image = (await self._read(asked)).cluster.image
+        image = (await self._requests.read(asked)).cluster.image
         return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
 
     async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
@@ -647,9 +981,12 @@ class Admin:
             The times after the change. A further change must wait until this one is settled.
 
         Raises:
-            ConfigError: The times are not allowed.
+            ConfigError: The times are not allowed, or the feature level of the cluster is below 5.
             StaleRequestError: Another change is not settled, or came first.
             UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            await client.admin.set_session_times(session_s=5.0, lease_s=2.0)
         """
         held = await self.session_times() or ReplicationConfig().session_times
         request = cluster_pb2.SetSessionTimes(
@@ -657,489 +994,59 @@ class Admin:
             leaseMs=held.lease_ms if lease_s is None else _milliseconds(lease_s),
             change=held.change,
         )
-        return times_from_pb((await self._command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
+        return times_from_pb((await self._requests.command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
 
-    async def elect_leader(
-        self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
-    ) -> PartitionState:
-        """Move the leadership of a partition, or elect a leader of an Offline one.
+    def allow_internal(self) -> None:
+        """Allow this client to create, change and delete internal streams.
 
-        WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
+        Internal streams belong to the cluster. Their names begin with ``_``. Without this call, requests to change them
+        are rejected. Clients never publish to them. Every client may read them by name.
 
-        Args:
-            stream: The stream, as ``stream`` returned it.
-            partition: Number of the partition.
-            node_id: Id of the new leader. Default '': the preferred leader.
-            unclean: If True, an Offline partition may get a leader that lacks committed records. These records are
-                lost. Default False.
-
-        Returns:
-            The partition after the decision. The new leader may not be active yet.
-
-        Raises:
-            NotFoundError: No such stream, partition or node.
-            ConfigError: The election is not possible now. The text says why.
-            StaleRequestError: The partition changed at the same time.
-            UnavailableError: The metadata group did not answer in time.
+        Example:
+            client.admin.allow_internal()
         """
-        if node_id:
-            check_name(node_id, "node")
-        check_partition(partition)
-        request = cluster_pb2.ControlRequest()
-        request.electLeader.CopyFrom(
-            cluster_pb2.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition, node=node_id, unclean=unclean)
-        )
-        return codec.partition_from_pb((await self._command(request)).partition)
-
-    async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
-        """Move the replicas of one partition to other nodes.
-
-        Replicas move one at a time in the background. Each new replica copies the log before an old one is removed.
-
-        Args:
-            stream: The stream, as ``stream`` returned it.
-            partition: Number of the partition.
-            replicas: Target nodes, preferred leader first. Default (): cancel a reassignment. A replica that already
-                finished its copy stays.
-
-        Returns:
-            The partition with its targets. The move is not finished yet.
-
-        Raises:
-            NotFoundError: No such stream, partition or node.
-            ConfigError: The targets are not possible.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        for node_id in replicas:
-            check_name(node_id, "node")
-        wish = cluster_pb2.Reassign(
-            stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
-        )
-        return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(reassign=wish))).partition)
-
-    async def truncate_before(self, stream: StreamImage, partition: int, offset: int) -> PartitionState:
-        """Delete the records below an offset on every replica.
-
-        This method does not check the offset. ``Client.truncate_before`` asks the leader first.
-
-        Args:
-            stream: The stream, as ``stream`` returned it.
-            partition: Number of the partition.
-            offset: First offset to keep. It must not be above the high watermark + 1.
-
-        Returns:
-            The partition after the change.
-
-        Raises:
-            NotFoundError: No such stream or partition.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        wish = cluster_pb2.TruncateBefore(stream=stream.name, uid=stream.uid, partition=partition, offset=offset)
-        return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(truncateBefore=wish))).partition)
-
-    async def purge(self, stream: StreamImage, partition: int, wanted: Filter, end_offset: int) -> PartitionState:
-        """Delete the records that match a filter below an offset, on every replica.
-
-        This method does not check the offset. ``Client.purge`` asks the leader first.
-
-        Args:
-            stream: The stream, as ``stream`` returned it.
-            partition: Number of the partition.
-            wanted: Subjects and keys of the records to delete.
-            end_offset: Delete below this offset. It must not be above the high watermark + 1.
-
-        Returns:
-            The partition after the change.
-
-        Raises:
-            NotFoundError: No such stream or partition.
-            ConfigError: Too many purges in progress.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        wish = cluster_pb2.PurgeRecords(
-            stream=stream.name,
-            uid=stream.uid,
-            partition=partition,
-            subjects=wanted.subjects,
-            keys=wanted.keys,
-            endOffset=end_offset,
-        )
-        return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(purgeRecords=wish))).partition)
-
-    async def pause(
-        self, name: str, partitions: Iterable[int] | None, pause: Pause, *, uid: str = "", config_version: int | None = None
-    ) -> StreamImage:
-        """Pause partitions, or resume them with ``Pause.NOT_PAUSED``.
-
-        Args:
-            name: Name of the stream.
-            partitions: Partition numbers. None: all partitions.
-            pause: When the partitions accept publishes again.
-            uid: Only if the stream has this uid. Default '': whatever stream has the name.
-            config_version: Only if the stream has this config version. Default None: any.
-
-        Returns:
-            The stream after the change.
-
-        Raises:
-            NotFoundError: No such stream or partition.
-            ConfigError: ``partitions`` is empty or not valid.
-            StaleRequestError: The stream has another config version.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        check_name(name, "stream")
-        wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
-        if partitions is not None:
-            wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
-            if not wish.partitions:
-                raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
-        if config_version is not None:
-            wish.configVersion = config_version
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(pausePartitions=wish)))
-
-    async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
-        """Move the replicas of many partitions to other nodes.
-
-        The requests are sent in batches. If the call fails, the requests that were accepted so far stay in effect.
-
-        Args:
-            wishes: One ``ReplicaMove`` per partition.
-
-        Returns:
-            One text for each rejected request: partition and reason.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        refused: list[str] = []
-        for asked in _batches(wishes):
-            response = await self._command(_as_one([request for _, request in asked]))
-            answers = {answer.number: answer for answer in response.batch.answers}
-            if not response.HasField("batch"):
-                raise ProtocolError(
-                    "The metadata group answered a batch of requests with one answer. Its version may be older than this "
-                    "client. Upgrade the nodes, then retry."
-                )
-            for number, (wish, _) in enumerate(asked):
-                answer = answers.get(number)
-                if answer is None or answer.error != _Error.OK:
-                    refused.append(f"{wish.stream}/{wish.partition}: {answer.detail if answer is not None else 'no answer'}")
-        return refused
-
-    async def alter_stream(
-        self,
-        /,
-        name: str,
-        replication_factor: int = 0,
-        *,
-        uid: str = "",
-        dry_run: bool = False,
-        config_version: int | None = None,
-        **settings: Any,
-    ) -> StreamImage:
-        """Change the settings or the number of replicas of a stream.
-
-        Settings take effect as soon as the nodes learn of them. New replicas are added, and surplus ones removed, one
-        at a time.
-
-        Args:
-            name: Name of the stream.
-            replication_factor: New number of replicas per partition. Default 0: no change.
-            uid: Only if the stream has this uid. Default '': whatever stream has the name.
-            dry_run: If True, only return the result and change nothing. Default False.
-            config_version: Only if the stream has this config version. Default None: any.
-            **settings: New values of StreamConfig fields. Allowed are the fields in ``liftpy.config.ALTERABLE``.
-
-        Returns:
-            The stream after the change.
-
-        Raises:
-            NotFoundError: No such stream.
-            ConfigError: Not enough nodes, or a setting is wrong or cannot be changed.
-            StaleRequestError: The stream has another config version.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        check_name(name, "stream")
-        fixed = sorted(set(settings) - set(ALTERABLE))
-        if fixed:
-            if fixed[0] in SETTINGS:
-                raise ConfigError(f"The setting {fixed[0]} was renamed. Use {SETTINGS[fixed[0]]}.")
-            raise ConfigError(
-                f"Cannot change {', '.join(fixed)} of an existing stream. You can change: {', '.join(ALTERABLE)}. For "
-                "the others, create a new stream."
-            )
-        wish = cluster_pb2.AlterStream(
-            name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
-        )
-        if settings:
-            wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
-            wish.changed.extend(map(wire_name, sorted(settings)))
-        if config_version is not None:
-            wish.configVersion = config_version
-        return await self._whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
+        self._requests.internal = True
 
     async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """Send a change that needs live nodes, as ``_command`` does.
 
         It is repeated while nodes are fenced, because they may return within a session.
         """
-        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
+        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._requests.deadline_s)
         are_live = False
         while True:
             try:
-                return await self._command(request)
+                return await self._requests.command(request)
             except TooFewNodesError:
                 if are_live or asyncio.get_running_loop().time() >= until_s:
                     raise
-                are_live = not any(node.fenced for node in await self._nodes())  # they may have come back since: a last time
+                are_live = not any(
+                    node.fenced for node in await self._requests.nodes()
+                )  # they may have come back since: a last time
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
-    async def describe(self, *, linearizable: bool = False) -> ClusterState:
-        """Return the nodes, the streams and the controllers of the cluster.
-
-        Args:
-            linearizable: If True, the answer contains every change that was committed before this call. Default False:
-                the state that the metadata leader last applied.
-
-        Returns:
-            The state of the cluster.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        request = cluster_pb2.ControlRequest(linearizable=linearizable)
-        pages = ClusterPages()
-        while pages.request is not None:
-            request.describeCluster.CopyFrom(pages.request)
-            pages.add((await self._read(request)).cluster)
-        cluster = pages.cluster
-        controllers = tuple(
-            Controller(
-                node_id=c.nodeId,
-                leader=c.leader,
-                term=c.term,
-                commit_index=c.commitIndex,
-                applied_index=c.appliedIndex,
-                lag=c.lag,
-                connected=c.connected,
-                learner=c.learner,
-                leaving=c.leaving,
-                waits_for=c.waitsFor,
-            )
-            for c in cluster.controllers
-        )
-        return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
-
-    async def open_groups(self) -> StreamImage:
-        """Return the internal stream of groups and queues. Create it if needed.
-
-        Returns:
-            The stream ``_groups``.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return await self._whole(await self._read(cluster_pb2.ControlRequest(openGroups=cluster_pb2.OpenGroups())))
-
-    async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
-        """Return the nodes on this host, and the nodes of a rack.
-
-        Args:
-            rack: Name of the rack. '': no rack.
-
-        Returns:
-            The ids of the nodes on this host, and the ids of the nodes in the rack.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        nodes, host = await self._nodes(), this_host()
-        here = {node.nodeId for node in nodes if host and node.host == host}
-        return here, {node.nodeId for node in nodes if rack and node.rack == rack}
-
-    async def node_ids(self) -> list[str]:
-        """Return the ids of all registered nodes, sorted.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return sorted(node.nodeId for node in await self._nodes())
-
-    async def controller_ids(self) -> list[str]:
-        """Return the ids of all controllers, the metadata leader first.
-
-        Raises:
-            UnavailableError: No controller answered in time.
-        """
-        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
-        cluster = (await self._read(asked)).cluster
-        return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
-
-    async def _nodes(self) -> list[cluster_pb2.Node]:
-        request, pages = cluster_pb2.ControlRequest(), ClusterPages()
-        while pages.request is not None and not pages.cluster.image.streams:  # nodes come first
-            request.describeCluster.CopyFrom(pages.request)
-            request.describeCluster.maxBytes = _NODES_BYTES
-            pages.add((await self._read(request)).cluster)
-        return list(pages.cluster.image.nodes)
-
-    async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
-        """Return one stream with its partitions, replicas, ISR and leaders.
-
-        Args:
-            name: Name of the stream.
-            linearizable: If True, the answer contains every change that was committed before this call. Default False.
-
-        Returns:
-            The stream.
-
-        Raises:
-            NotFoundError: No such stream.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        request = cluster_pb2.ControlRequest(linearizable=linearizable, describeStream=cluster_pb2.DescribeStream(name=name))
-        return await self._whole(await self._read(request))
-
-    async def _whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
-        """Return the complete stream of an answer, and request the partitions that did not fit into it."""
-        pages = StreamPages()
-        pages.add(response)
-        while pages.request is not None:
-            pages.add(await self._read(cluster_pb2.ControlRequest(describeStream=pages.request)))
-        return codec.stream_from_pb(pages.stream)
-
-    async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a read-only request. It may be repeated safely."""
+    async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
+        """Wait until the leader accepts messages, by its own answer, or by that of its node to clients without read
+        permissions."""
         try:
-            return await self._ask_on(self._subjects.info(), request)
-        except OutcomeUnknownError as error:
-            if request.HasField("openGroups"):
-                raise
-            raise UnavailableError(str(error)) from None
+            options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
+            await self._streams.reader(stream.name, partition, options).bounds(stream.uid)
+        except NotAllowedError:
+            await self._led_as_nodes_say(stream, partition, ready_s)
 
-    async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a request that needs operator permissions."""
-        request.internal = self.internal
-        return await self._ask_on(self._subjects.control_admin(), request)
-
-    async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
-        payload = frames.sealed(request)
-        give_up_at = asyncio.get_running_loop().time() + self._deadline_s
-        nobody_since: float | None = None
-        unanswered, least_s = None, min(_LEAST_S, self._deadline_s / 4)
-        majority = _Majority()
-        async for attempt in retrying(self._deadline_s):
+    async def _led_as_nodes_say(self, stream: StreamImage, partition: int, ready_s: float) -> None:
+        before = json.dumps({"after": [stream.name, partition - 1]}).encode()
+        async for attempt in retrying(ready_s):
             with attempt:
-                left_s = give_up_at - asyncio.get_running_loop().time()
-                if unanswered is not None and left_s < least_s:
-                    raise unanswered
-                try:
-                    answer = await self._transport.request(subject, payload, min(ATTEMPT_S, max(left_s, least_s)))
-                except NoRespondersError:
-                    now = asyncio.get_running_loop().time()
-                    nobody_since = now if nobody_since is None else nobody_since
-                    self._check_cluster(now - nobody_since)
-                    raise
-                except OutcomeUnknownError:
-                    waited_s = asyncio.get_running_loop().time() - give_up_at + self._deadline_s
-                    unanswered = OutcomeUnknownError(
-                        f"The metadata group did not answer within {waited_s:.1f} s. The request may or may not have been "
-                        "applied. Check the result, then retry."
-                    )
-                    cluster = await self._controllers(left_s - ATTEMPT_S)
-                    lone = cluster if cluster is not None and not cluster.metadataLeader else None
-                    majority.said(lone, asyncio.get_running_loop().time())
-                    raise unanswered from None
-                self._has_answered = True
-                response = self._decoded(answer, subject, request.operationId)
-                if self._is_behind(response, request, subject):
-                    request.linearizable = True  # the metadata leader knows what this client was told
-                    payload = frames.sealed(request)
+                page = await self._status_page(stream.partitions[partition].leader, before, 1.0)
+                said: dict[str, Any] = next(
+                    (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
+                )
+                if said.get("phase") != _READY:
                     raise UnavailableError(
-                        "The node that answered is behind: it does not know yet what this client has already read. Retry later."
+                        f"Node {stream.partitions[partition].leader} is not yet ready as leader of {stream.name}/{partition}. "
+                        "Retry later, or check `liftpy status`."
                     )
-                if response.error != _Error.OK:
-                    if response.retryAfterMs:
-                        await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
-                    raise control_error(response)
-                return response
-        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
-
-    async def watch_majority(self, *, is_patient: bool = True) -> None:
-        """Return when the metadata group has a leader and a majority. Run it concurrently with a command.
-
-        Args:
-            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
-
-        Raises:
-            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
-        """
-        majority, time = _Majority(), asyncio.get_running_loop().time
-        while True:
-            cluster = await self._controllers(_WHO_S)
-            majority.said(cluster, time())
-            if cluster is None and not is_patient:
-                return
-            if cluster is not None and cluster.metadataLeader and not majority.is_missed:
-                return
-            await asyncio.sleep(MAJORITY_S / 5)
-
-    async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """Ask any controller for the members and the leader, None without an answer."""
-        if left_s < _LEAST_S:
-            return None
-        request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
-        request.describeCluster.maxBytes = 1
-        subject = self._subjects.info()
-        try:
-            answer = await self._transport.request(subject, frames.sealed(request), min(_WHO_S, left_s))
-            response = self._decoded(answer, subject, request.operationId)
-        except (UnavailableError, OutcomeUnknownError):
-            return None
-        return response.cluster if response.error == _Error.OK else None
-
-    def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
-        """Return whether an answer is older than a command of this client: it could name a stream that was deleted and created
-        again."""
-        if subject != self._subjects.info() or request.linearizable:
-            if response.error == _Error.OK and response.index:
-                self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
-            return False
-        if not 0 < response.index < self._done_index:
-            return False
-        self._transport.counters["answers of nodes that are behind"] += 1
-        return True
-
-    def _check_cluster(self, waited_s: float) -> None:
-        """Raise NoClusterError if no node of the namespace has ever answered, and there were no responders for ``waited_s``."""
-        if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self._deadline_s / 2):
-            raise NoClusterError(
-                f"No liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}. Check "
-                "--namespace and --nats (connect: namespace, nats). If they are correct, all nodes are down: start "
-                "them, then start this client again."
-            )
-
-    def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
-        """Return the decoded answer.
-
-        An unreadable or foreign answer says nothing, so the request is repeated under the same operation id.
-        """
-        try:
-            response = frames.decode(answer, cluster_pb2.ControlResponse)
-        except ProtocolError as error:
-            self._transport.counters["damaged answers"] += 1
-            raise OutcomeUnknownError(
-                f"Cannot decode the answer on {subject}: {error}. The request may have been applied. Check that nodes "
-                "and client have compatible versions."
-            ) from None
-        if response.operationId != operation_id:
-            self._transport.counters["answers to something else"] += 1
-            raise OutcomeUnknownError(
-                f"The answer on {subject} belongs to another request. The request may have been applied. Check the "
-                "result, then retry."
-            )
-        return response
 
 
 _Asked = tuple[ReplicaMove, cluster_pb2.ControlRequest]
@@ -1175,117 +1082,47 @@ def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRe
     return cluster_pb2.ControlRequest(batch=cluster_pb2.Batch(requests=items))
 
 
-def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
-    """Return the error for a negative answer of the metadata group."""
-    name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
-    kind = _ERRORS.get(response.error, LiftError)
-    return kind(response.detail or f"the metadata group answered {name}")
-
-
 def _milliseconds(seconds: float) -> int:
     if math.isnan(seconds):
         raise ConfigError(f"Invalid time {seconds} s. Use a number of seconds.")
     return round(min(max(0, seconds * 1000), (1 << 32) - 1))
 
 
-class FeatureLevelsMixin:
-    """Methods of Client for cluster-wide settings: feature level, default quota, session times."""
+async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsIndex | datetime | None) -> tuple[int, Bounds]:
+    """Return the offset that ``before`` means, exclusive, at most HW + 1, and the partition's bounds."""
+    at_ns = timestamp_ns(before, "before") if isinstance(before, datetime) else None
+    bounds, found = await reader.bounds(stream.uid, at_ns)
+    if before is None:
+        return bounds.end_offset, bounds
+    offset = found if isinstance(before, datetime) else check_offset(before, "before")
+    if not 0 <= offset <= bounds.end_offset:
+        raise out_of_range(offset, bounds.log_start_offset, bounds.high_watermark)
+    return offset, bounds
 
-    _admin: Admin
 
-    async def feature_levels(self, level: int = 0) -> FeatureLevels:
-        """Return the feature level of the cluster and the levels that each node supports.
+def differences(stream: StreamImage, subject: str, partitions: int, replicas: int, config: StreamConfig | None) -> list[str]:
+    """Return the differences between a stream and the requested settings, as texts.
 
-        Args:
-            level: Also check whether this level can be finalized. Default 0: no check.
+    Args:
+        stream: The existing stream.
+        subject: Requested subject.
+        partitions: Requested number of partitions.
+        replicas: Requested replicas per partition. 0: any.
+        config: Requested settings. None: any.
 
-        Returns:
-            The levels. ``reasons`` says why ``level`` cannot be finalized now.
+    Returns:
+        One text for each difference.
+    """
+    pairs: list[tuple[str, object, object]] = [
+        ("subject", stream.subject, subject),
+        ("partitions", stream.partition_count, partitions),
+    ]
+    if replicas:
+        pairs.append(("replicas", stream.replica_count, replicas))
+    if config is not None:
+        pairs += [(f.name, getattr(stream.config, f.name), getattr(config, f.name)) for f in fields(config)]
+    return [f"its {name} is {_shown(there)}, not {_shown(wanted)}" for name, there, wanted in pairs if there != wanted]
 
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return await self._admin.feature_levels(level)
 
-    async def set_feature_level(self, level: int) -> str:
-        """Finalize a feature level, or return to the previous one.
-
-        Args:
-            level: The level. All nodes must support it.
-
-        Returns:
-            A sentence that says what was decided.
-
-        Raises:
-            ConfigError: A node does not support the level. The text names it.
-            StaleRequestError: A node registered at the same time. Retry.
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return await self._admin.set_feature_level(level)
-
-    async def default_quota(self) -> DefaultQuota:
-        """Return the quota of streams that have no quota of their own.
-
-        Returns:
-            The default quota of the cluster. All rates are 0 if there is none.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return await self._admin.default_quota()
-
-    async def set_default_quota(
-        self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
-    ) -> DefaultQuota:
-        """Set the quota of streams that have no quota of their own.
-
-        Args:
-            records_per_s: Records per second and stream. Default None: no change. 0: no limit.
-            bytes_per_s: Bytes per second and stream. Default None: no change. 0: no limit.
-            by_token: Number of the subject token (from 1) whose values have separate quotas. Default None: no change.
-                0: one quota per stream.
-
-        Returns:
-            The default quota after the change.
-
-        Raises:
-            ConfigError: A value is out of range, or the feature level of the cluster is below 4.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            await client.set_default_quota(records_per_s=10_000)
-        """
-        return await self._admin.set_default_quota(records_per_s=records_per_s, bytes_per_s=bytes_per_s, by_token=by_token)
-
-    async def session_times(self) -> SessionTimes | None:
-        """Return the session and lease times of the cluster.
-
-        Returns:
-            The times. None below feature level 5: then each node uses its own settings.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
-        return await self._admin.session_times()
-
-    async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
-        """Change the session and lease times of the cluster while nodes run.
-
-        Args:
-            session_s: Time without a heartbeat after which a node is fenced, in seconds (0.1 to 3600). Default None: no
-                change.
-            lease_s: Time that a leader may serve without a heartbeat answer, in seconds (0.05 to 3600, below
-                ``session_s``). Default None: no change.
-
-        Returns:
-            The times after the change. A further change must wait until this one is settled.
-
-        Raises:
-            ConfigError: The times are not allowed, or the feature level of the cluster is below 5.
-            StaleRequestError: Another change is not settled, or came first.
-            UnavailableError: The metadata group did not answer in time.
-
-        Example:
-            await client.set_session_times(session_s=5.0, lease_s=2.0)
-        """
-        return await self._admin.set_session_times(session_s=session_s, lease_s=lease_s)
+def _shown(value: object) -> str:
+    return str(getattr(value, "value", value))

@@ -22,7 +22,7 @@ from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import NoRespondersError, Transport, open_connection
 
 if TYPE_CHECKING:
-    from liftpy.client.admin import Admin
+    from liftpy.client.metadata_requests import ClusterState, MetadataRequests
 
 RELOAD = b'{"reload": true}'
 """Request body: read the settings again."""
@@ -56,12 +56,46 @@ async def whole_status(ask: Callable[[bytes], Awaitable[dict[str, Any]]]) -> dic
     return status
 
 
-class NodeViews:
-    """Methods of Client that ask single nodes and controllers."""
+class NodeRequests:
+    """Requests to single nodes and controllers. ``client.admin`` has these methods.
 
-    _admin: Admin
-    _subjects: Subjects
-    _transport: Transport
+    Args:
+        transport: The NATS connection.
+        subjects: The subjects of the namespace.
+        metadata: The way to the metadata group. Default None: created at the first request that needs it.
+    """
+
+    def __init__(self, transport: Transport, subjects: Subjects, metadata: MetadataRequests | None = None) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._given = metadata
+
+    @cached_property
+    def _metadata(self) -> MetadataRequests:
+        if self._given is not None:
+            return self._given
+        from liftpy.client.metadata_requests import MetadataRequests  # a command that asks one node starts faster without it
+
+        return MetadataRequests(self._transport, self._subjects)
+
+    async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
+        """Return the nodes, the streams and the controllers of the cluster.
+
+        Args:
+            linearizable: If True, the answer contains every change that was committed before this call. Default False:
+                the state that the metadata leader last applied.
+
+        Returns:
+            The state of the cluster.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+
+        Example:
+            state = await client.admin.describe_cluster()
+            print(state.metadata_leader, sorted(state.image.nodes))
+        """
+        return await self._metadata.describe(linearizable=linearizable)
 
     async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """Return the status of a node and all its partitions, as the node reports it.
@@ -74,7 +108,7 @@ class NodeViews:
             UnavailableError: The node did not answer in time.
 
         Example:
-            status = await client.node_status("n1")
+            status = await client.admin.node_status("n1")
             print(len(status["partitions"]))
         """
         return await whole_status(lambda question: self._status_page(node_id, question, timeout_s))
@@ -124,7 +158,7 @@ class NodeViews:
         Raises:
             UnavailableError: The metadata group did not answer in time.
         """
-        return await self._admin.node_ids()
+        return await self._metadata.node_ids()
 
     async def watch_majority(self) -> None:
         """Return when the metadata group has a majority.
@@ -132,7 +166,7 @@ class NodeViews:
         Raises:
             NoMajorityError: Too few controllers answer.
         """
-        await self._admin.watch_majority()
+        await self._metadata.watch_majority()
 
     async def check_majority(self) -> None:
         """Return when the metadata group has a majority, or at once if no controller answers.
@@ -140,7 +174,7 @@ class NodeViews:
         Raises:
             NoMajorityError: Too few controllers answer.
         """
-        await self._admin.watch_majority(is_patient=False)
+        await self._metadata.watch_majority(is_patient=False)
 
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
         """Set the log level of a node for a limited time. Needs operator permissions.
@@ -159,7 +193,7 @@ class NodeViews:
             NotAllowedError: This user has no operator permissions.
 
         Example:
-            await client.node_log_level("n1", "debug", for_s=60)
+            await client.admin.node_log_level("n1", "debug", for_s=60)
         """
         question = json.dumps({"level": level, "for_s": for_s}).encode()
         return await self._asked(node_id, self._subjects.control_level(check_name(node_id, "node")), question, timeout_s)
@@ -231,7 +265,7 @@ class NodeViews:
         Raises:
             UnavailableError: No controller answered in time.
         """
-        return await self._admin.controller_ids()
+        return await self._metadata.controller_ids()
 
     async def cluster_events(
         self, controller: str, after: tuple[int, int], since_ns: int = 0, timeout_s: float = 2.0
@@ -274,7 +308,7 @@ class NodeViews:
             NotFoundError: The cluster has no such node. The text names its nodes.
         """
         try:
-            nodes = await self._admin.node_ids()
+            nodes = await self._metadata.node_ids()
         except LiftError:
             return
         if node_id not in nodes:
@@ -285,35 +319,17 @@ class NodeViews:
         return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
 
-class Inquirer(NodeViews):
-    """Asks nodes and, on demand, the metadata group. It imports ``Admin`` only when it needs it."""
-
-    def __init__(self, transport: Transport, subjects: Subjects) -> None:
-        self._transport, self._subjects = transport, subjects
-
-    @cached_property
-    def _admin(self) -> Admin:  # type: ignore[override]  # it is made when it is asked for
-        from liftpy.client.admin import Admin
-
-        return Admin(self._transport, self._subjects)
-
-    @property
-    def admin(self) -> Admin:
-        """Requests to the metadata group."""
-        return self._admin
-
-
 @asynccontextmanager
 async def asking(
     servers: str | Sequence[str], namespace: str, *, credentials: Credentials, name: str, timeout_s: float
-) -> AsyncIterator[Inquirer]:
-    """Connect, yield an Inquirer, and close the connection at the end.
+) -> AsyncIterator[NodeRequests]:
+    """Connect, yield the requests, and close the connection at the end.
 
     Raises UnavailableError, NotAllowedError or ConfigError.
     """
     connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
     transport = Transport(connection)
     try:
-        yield Inquirer(transport, Subjects(namespace, principal=credentials.principal))
+        yield NodeRequests(transport, Subjects(namespace, principal=credentials.principal))
     finally:
         await transport.close()

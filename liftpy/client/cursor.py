@@ -7,10 +7,11 @@ moves them back with ``liftpy cursor set``.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import Consumer
-from liftpy.client.group import GroupHome, GroupRejectedError, ask_coordinator, name_of
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start, check_offset
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
@@ -19,18 +20,6 @@ from liftpy.core.wire.subjects import GROUPS_SERVICE
 from liftpy.errors import ConfigError, NotFoundError
 
 _TIMEOUT_S = 10.0
-
-
-class CursorHome(GroupHome, Protocol):
-    """The methods of Client that a cursor needs."""
-
-    async def query_service(self, service: str, query: bytes, *, partition: int, timeout_s: float) -> Any:
-        """Ask a replicated service a question."""
-        ...
-
-    def consume(self, stream: str, partition: int, *, start: Start, after_epoch: int, **how: Any) -> Consumer:
-        """Read the records of one partition."""
-        ...
 
 
 class Cursor:
@@ -49,7 +38,7 @@ class Cursor:
                 await cursor.commit(record.offset + 1)
     """
 
-    def __init__(self, client: CursorHome, name: str, stream: str) -> None:
+    def __init__(self, client: ClientHome, name: str, stream: str) -> None:
         self.name = check_name(name, "cursor")
         self.stream = check_name(stream, "stream")
         self._client = client
@@ -67,7 +56,7 @@ class Cursor:
             GroupRejectedError: The name belongs to a consumer group.
             UnavailableError: The coordinator did not answer in time.
         """
-        home = await self._client.groups_stream()
+        home = await self._client.groups.stream()
         stream = await self._client.stream(self.stream)
         self._uid = stream.uid
         self._home = partition_of(self.name, len(home.partitions))
@@ -79,7 +68,10 @@ class Cursor:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Do nothing: committed positions stay."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the use of the cursor. Committed positions stay. A second call does nothing."""
 
     async def fetch(self, partition: int = 0) -> int | None:
         """Return the committed position of a partition.
@@ -165,7 +157,7 @@ class Cursor:
     async def _committed(self, partition: int) -> pb.GroupPosition | None:
         key = await self._key(partition)
         query = pb.GroupQuery(group=self.name).SerializeToString()
-        said = await self._client.query_service(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
+        said = await self._client.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
         answer = decode_query_answer(said.value)
         if answer.code == pb.GROUP_NOT_FOUND:
             return None  # it was deleted
@@ -191,7 +183,7 @@ class Cursor:
         )
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:
-        answer = await ask_coordinator(self._client, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
+        answer = await ask_coordinator(self._client.services, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
         self._check(answer.code, answer.detail)
         return answer
 

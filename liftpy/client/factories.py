@@ -36,29 +36,3 @@ class ClientFactories:
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Any]:
         """Return a context manager for processing a record or a slice."""
         return nullcontext()
-
-
-class Processing:
-    """Method of Client that traces processing."""
-
-    _made_by: ClientFactories
-
-    def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
-        """Create a span ``process STREAM`` around the processing of a record or slice.
-
-        Messages that you publish inside the block belong to the same trace.
-
-        Args:
-            stream: Name of the stream.
-            what: The record or the slice.
-            partition: Number of the partition. Default 0.
-
-        Returns:
-            A context manager. It yields the span, or None if this record is not traced.
-
-        Example:
-            async for record in client.consume("orders"):
-                with client.processing("orders", record):
-                    print(record.value)
-        """
-        return self._made_by.around(stream, what, partition)

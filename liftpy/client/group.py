@@ -18,23 +18,22 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 from liftpy.client.batch_view import BatchSlice
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
 from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
-from liftpy.client.service_commands import CommandAnswer
-from liftpy.client.stream_copy import CopyHome, Copying, PartitionFor, Transform
+from liftpy.client.stream_copy import Copying, PartitionFor, Transform
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups import commands
-from liftpy.core.groups.commands import decode_answer, encode_command, partition_of
+from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.group import ADDED_LATER
 from liftpy.core.groups.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
-from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
-from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 
@@ -50,15 +49,6 @@ _STREAMS_S = 30.0
 """Interval at which a member lists streams and partitions. It lists them at once if one of them is gone."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
-
-
-class GroupRejectedError(LiftError):
-    """The group coordinator rejected the request. The text says why.
-
-    Another member owns the partition or the instance id, or a limit is reached.
-    """
-
-    code = "GROUP_REJECTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,51 +91,6 @@ class GroupOptions:
             raise ConfigError(f"Invalid start = {self.start!r}. Use 'earliest' or 'new'.")
 
 
-class GroupHome(Protocol):
-    """The methods of Client that a group member needs."""
-
-    async def stream(self, name: str) -> StreamImage:
-        """Return the stream from the metadata group."""
-        ...
-
-    async def groups_stream(self) -> StreamImage:
-        """Return the internal stream of groups. Create it if needed."""
-        ...
-
-    async def list_streams(self) -> list[StreamImage]:
-        """Return all streams."""
-        ...
-
-    def consume(
-        self, stream: str, partition: int, *, start: Start, after_epoch: int, options: ReadOptions | None,
-        subjects: Sequence[str], keys: Sequence[bytes],
-    ) -> Consumer:  # fmt: skip
-        """Read the records of one partition."""
-        ...
-
-    async def call_service(
-        self, service: str, stream: str, command: bytes, *, partition: int, timeout_s: float
-    ) -> CommandAnswer:
-        """Send a command to a replicated service and wait for its reply."""
-        ...
-
-
-async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-    """Send a command to the coordinator of a partition of the groups stream. Return its answer after the commit.
-
-    Raises UnavailableError, OutcomeUnknownError or GroupCommandError.
-    """
-    answer = await client.call_service(
-        GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=timeout_s
-    )
-    return decode_answer(answer.value)
-
-
-def name_of(code: int) -> str:
-    """Return the name of a coordinator's code, or its number if this client does not know it."""
-    return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)
-
-
 class _Pump:
     """Reads one owned partition. At most one part waits for the application, in addition to the read-ahead."""
 
@@ -180,7 +125,7 @@ class Group:
     """
 
     def __init__(
-        self, client: GroupHome, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
+        self, client: ClientHome, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
         on_assigned: Hook | None, on_revoked: Hook | None,
     ) -> None:  # fmt: skip
         self.name = check_name(name, "group")
@@ -226,7 +171,7 @@ class Group:
             NotFoundError: None of the streams exists.
             UnavailableError: The coordinator did not answer in time.
         """
-        home = await self._client.groups_stream()
+        home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         known = await self._known_streams()
         if not known:
@@ -353,9 +298,10 @@ class Group:
             async with client.group("billing", ["orders"]) as group:
                 await group.into("bills", lambda record: [(record.key, record.value)])
         """
-        client = cast("CopyHome", self._client)
         session_s = self._options.session_s
-        copying = Copying(client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s)
+        copying = Copying(
+            self._client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s
+        )
         await copying.run()
 
     async def commit(self) -> None:
@@ -551,7 +497,7 @@ class Group:
         return refused
 
     async def _say(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-        return await ask_coordinator(self._client, self._partition, command, timeout_s)
+        return await ask_coordinator(self._client.services, self._partition, command, timeout_s)
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -562,7 +508,7 @@ class Group:
         self._looked_s = time.monotonic()
         found = {
             stream.name: stream
-            for stream in await self._client.list_streams()
+            for stream in await self._client.admin.list_streams()
             if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
         }
         return [

@@ -1,26 +1,31 @@
-"""Administration of groups, queues and cursors: list, describe, reset, delete.
+"""Administration of consumer groups, work queues and cursors: list, describe, reset, delete.
 
-The functions send queries and commands to the group coordinator.
+``client.groups`` is a ``Groups``, ``client.queues`` a ``Queues`` and ``client.cursors`` a ``Cursors``. They send queries
+and commands to the group coordinator.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from liftpy.client.group import GroupRejectedError, name_of
+from liftpy.client.coordinator import GroupRejectedError, name_of
 from liftpy.client.positions import check_offset, check_partition
+from liftpy.client.services import Services
+from liftpy.client.stream_directory import StreamDirectory
+from liftpy.core.base import renamed
 from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
-from liftpy.errors import NotFoundError
-
-if TYPE_CHECKING:
-    from liftpy.client.client import Client
+from liftpy.errors import NotFoundError, UnavailableError
 
 _TIMEOUT_S = 5.0
+_PLACED_S = 10.0
+_POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,209 +135,358 @@ class GroupDescription:
     queues: tuple[QueueFigures, ...] = ()
 
 
-async def list_groups(client: Client) -> list[GroupSummary]:
-    """Return all groups, sorted by name.
+class GroupCoordinator:
+    """Requests to the coordinators of groups, queues and cursors.
 
     Args:
-        client: The client.
-
-    Raises:
-        UnavailableError: The coordinator did not answer in time.
+        streams: The streams that the client knows.
+        services: Calls of services. The coordinators are one.
     """
-    return [_summary(group, partition) for group, partition in await _all_names(client) if not group.cursor]
 
+    def __init__(self, streams: StreamDirectory, services: Services) -> None:
+        self._streams = streams
+        self._services = services
 
-async def list_cursors(client: Client) -> list[str]:
-    """Return the names of all cursors.
+    async def stream(self) -> StreamImage:
+        """Return the internal stream of groups, queues and cursors. Create it if needed.
 
-    Args:
-        client: The client.
+        Raises:
+            UnavailableError: No metadata group answered, or there are too few nodes.
+            ConfigError: The settings do not allow the stream.
+        """
+        give_up_at = asyncio.get_running_loop().time() + _PLACED_S
+        try:
+            found = await self._streams.stream(GROUPS_STREAM)
+        except NotFoundError:
+            found = await self._streams.requests.open_groups()
+        while not found.partitions:
+            if asyncio.get_running_loop().time() >= give_up_at:
+                raise UnavailableError(
+                    f"The internal stream {GROUPS_STREAM} was created but not placed ({INSUFFICIENT_NODES}). Start more "
+                    "nodes, then retry."
+                )
+            await asyncio.sleep(_POLL_S)
+            found = await self._streams.requests.stream(GROUPS_STREAM)
+        return found
 
-    Raises:
-        UnavailableError: The coordinator did not answer in time.
-    """
-    return [group.group for group, _ in await _all_names(client) if group.cursor]
+    async def names(self) -> list[tuple[pb.GroupSummary, int]]:
+        """Return all groups and cursors, sorted by name. Each has its partition of the internal stream."""
+        found: list[tuple[pb.GroupSummary, int]] = []
+        for partition in range(await self._partitions()):
+            after = ""
+            while True:
+                answer = await self._ask(pb.GroupQuery(after=after), partition)
+                found += [(group, partition) for group in answer.groups]
+                if not answer.more or not answer.groups:
+                    break
+                after = answer.groups[-1].group
+        return sorted(found, key=lambda one: one[0].group)
 
-
-async def describe_cursor(client: Client, name: str) -> dict[PartitionKey, int]:
-    """Return the committed positions of a cursor.
-
-    Args:
-        client: The client.
-        name: Name of the cursor.
-
-    Returns:
-        Partition -> offset of the next record.
-
-    Raises:
-        NotFoundError: No such cursor, or the name belongs to a group.
-    """
-    described, cursor = await _described(client, name, "cursor")
-    if not cursor:
-        raise NotFoundError(f"{name!r} is a consumer group, not a cursor. Use `liftpy group show {name}`.")
-    return described.positions
-
-
-async def set_cursor(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:
-    """Set the positions of a cursor, forwards or backwards. Create the cursor if needed.
-
-    A process that holds the cursor cannot commit any more.
-
-    Args:
-        client: The client.
-        name: Name of the cursor.
-        positions: Partition -> offset of the next record. -1 deletes the position.
-
-    Raises:
-        GroupRejectedError: The name belongs to a group.
-    """
-    await _tell(client, pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
-    await reset_group(client, name, positions)
-
-
-async def delete_cursor(client: Client, name: str) -> None:
-    """Delete a cursor. A process that holds it cannot commit any more.
-
-    Args:
-        client: The client.
-        name: Name of the cursor.
-
-    Raises:
-        NotFoundError: No such cursor, or the name belongs to a group.
-    """
-    await describe_cursor(client, name)
-    await delete_group(client, name)
-
-
-async def _all_names(client: Client) -> list[tuple[pb.GroupSummary, int]]:
-    """Return all groups and cursors, each with its partition of the groups stream."""
-    found: list[tuple[pb.GroupSummary, int]] = []
-    for partition in range(await _partitions(client)):
-        after = ""
-        while True:
-            answer = await _ask(client, pb.GroupQuery(after=after), partition)
-            found += [(group, partition) for group in answer.groups]
-            if not answer.more or not answer.groups:
-                break
-            after = answer.groups[-1].group
-    return sorted(found, key=lambda one: one[0].group)
-
-
-async def describe_group(client: Client, name: str) -> GroupDescription:
-    """Return one group with its members, positions and queues.
-
-    Args:
-        client: The client.
-        name: Name of the group.
-
-    Raises:
-        NotFoundError: No such group.
-    """
-    return (await _described(client, name, "group"))[0]
-
-
-async def _described(client: Client, name: str, what: str) -> tuple[GroupDescription, bool]:
-    """Return the description, and whether it is a cursor."""
-    partition = await _partition_of(client, check_name(name, what), what)
-    try:
-        answer = await _ask(client, pb.GroupQuery(group=name), partition)
-    except NotFoundError as error:
-        raise NotFoundError(f"There is no {what} {name!r}. List them with `liftpy {what} list`.") from error
-    members = tuple(
-        MemberOfGroup(
-            name=member.member,
-            instance=member.instance,
-            client=member.client,
-            streams=tuple(member.streams),
-            owned=tuple((granted.stream, number) for granted in member.owned for number in granted.partitions),
-            silent_s=member.silentMs / 1000,
-            session_s=member.sessionMs / 1000,
+    async def describe(self, name: str, what: str) -> tuple[GroupDescription, bool]:
+        """Return the description, and True if it is a cursor. ``what``: the word for it in errors."""
+        partition = await self._partition_of(check_name(name, what), what)
+        try:
+            answer = await self._ask(pb.GroupQuery(group=name), partition)
+        except NotFoundError as error:
+            raise NotFoundError(f"There is no {what} {name!r}. List them with `liftpy {what} list`.") from error
+        members = tuple(
+            MemberOfGroup(
+                name=member.member,
+                instance=member.instance,
+                client=member.client,
+                streams=tuple(member.streams),
+                owned=tuple((granted.stream, number) for granted in member.owned for number in granted.partitions),
+                silent_s=member.silentMs / 1000,
+                session_s=member.sessionMs / 1000,
+            )
+            for member in answer.members
         )
-        for member in answer.members
-    )
-    positions = {PartitionKey(at.stream, at.uid, at.partition): at.position for at in answer.positions}
-    queues = tuple(
-        QueueFigures(
-            key=PartitionKey(at.stream, at.uid, at.partition), acknowledged_below=at.acknowledgedBelow,
-            taken_below=at.takenBelow, out=at.out, returned=at.returned, dead=at.dead, held=at.held,
-            acknowledged=at.acknowledged, ranges=at.ranges,
-            holders=tuple(RecordsOut(one.member, one.records, one.first, one.deliveries) for one in at.holders),
+        positions = {PartitionKey(at.stream, at.uid, at.partition): at.position for at in answer.positions}
+        queues = tuple(
+            QueueFigures(
+                key=PartitionKey(at.stream, at.uid, at.partition), acknowledged_below=at.acknowledgedBelow,
+                taken_below=at.takenBelow, out=at.out, returned=at.returned, dead=at.dead, held=at.held,
+                acknowledged=at.acknowledged, ranges=at.ranges,
+                holders=tuple(RecordsOut(one.member, one.records, one.first, one.deliveries) for one in at.holders),
+            )
+            for at in answer.queues
+        )  # fmt: skip
+        return GroupDescription(_summary(answer.summary, partition), members, positions, queues), answer.summary.cursor
+
+    async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
+        """Set the committed positions of a group without members, or of a cursor."""
+        for key, position in positions.items():
+            check_name(key.stream, "stream")
+            check_uid(key.uid)
+            check_partition(key.partition)
+            if position != NO_OFFSET:
+                check_offset(position, "position")
+        at = [
+            pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
+            for key, position in sorted(positions.items())
+        ]
+        await self.tell(pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
+
+    async def delete(self, name: str) -> None:
+        """Delete a group without members, or a cursor."""
+        await self.tell(pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
+
+    async def tell(self, command: pb.GroupCommand) -> None:
+        """Send a command. Raise NotFoundError or GroupRejectedError if the coordinator rejects it."""
+        if command.HasField("delete"):
+            partition = await self._partition_of(command.group, "group")
+        else:  # a group may be given positions before it has had a member
+            partition = partition_of(command.group, len((await self.stream()).partitions))
+        said = await self._services.call(
+            GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=_TIMEOUT_S
         )
-        for at in answer.queues
-    )  # fmt: skip
-    return GroupDescription(_summary(answer.summary, partition), members, positions, queues), answer.summary.cursor
+        answer = decode_answer(said.value)
+        _check(answer.code, answer.detail)
+
+    async def _partitions(self) -> int:
+        """Return the number of partitions of the groups stream. 0: it does not exist yet."""
+        try:
+            return len((await self._streams.stream(GROUPS_STREAM)).partitions)
+        except NotFoundError:
+            return 0
+
+    async def _partition_of(self, group: str, what: str) -> int:
+        count = await self._partitions()
+        if not count:
+            raise NotFoundError(f"{what.capitalize()} {group!r} does not exist. The cluster has no groups and no cursors.")
+        return partition_of(group, count)
+
+    async def _ask(self, query: pb.GroupQuery, partition: int) -> pb.GroupQueryAnswer:
+        question = query.SerializeToString()
+        said = await self._services.query(GROUPS_SERVICE, question, partition=partition, timeout_s=_TIMEOUT_S)
+        answer = decode_query_answer(said.value)
+        _check(answer.code, answer.detail)
+        return answer
 
 
-async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:
-    """Set the committed positions of a group without members.
-
-    Args:
-        client: The client.
-        name: Name of the group.
-        positions: Partition -> offset of the next record. -1 deletes the position.
-
-    Raises:
-        GroupRejectedError: The group has members.
-    """
-    for key, position in positions.items():
-        check_name(key.stream, "stream")
-        check_uid(key.uid)
-        check_partition(key.partition)
-        if position != NO_OFFSET:
-            check_offset(position, "position")
-    at = [
-        pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
-        for key, position in sorted(positions.items())
-    ]
-    await _tell(client, pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
-
-
-async def delete_group(client: Client, name: str) -> None:
-    """Delete a group without members.
+class Groups:
+    """Consumer groups of the cluster. ``client.groups`` is one. ``client.group`` joins a group.
 
     Args:
-        client: The client.
-        name: Name of the group.
+        coordinator: Requests to the coordinators.
 
-    Raises:
-        NotFoundError: No such group.
-        GroupRejectedError: The group has members.
+    Example:
+        for summary in await client.groups.list():
+            print(summary.name, summary.members)
     """
-    await _tell(client, pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
+
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+
+    async def stream(self) -> StreamImage:
+        """Return the internal stream of groups, queues and cursors. Create it if needed.
+
+        The node settings ``groups_partitions`` and ``groups_replicas`` apply when it is created.
+
+        Returns:
+            The stream ``_groups`` with its partitions.
+
+        Raises:
+            UnavailableError: No metadata group answered, or there are too few nodes.
+            ConfigError: The settings do not allow the stream.
+        """
+        return await self._coordinator.stream()
+
+    async def list(self) -> list[GroupSummary]:
+        """Return all groups, sorted by name. Work queues are among them.
+
+        Raises:
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            for summary in await client.groups.list():
+                print(summary.name, summary.members)
+        """
+        return [_summary(group, partition) for group, partition in await self._coordinator.names() if not group.cursor]
+
+    async def describe(self, name: str) -> GroupDescription:
+        """Return one group with its members, positions and queues.
+
+        Args:
+            name: Name of the group.
+
+        Raises:
+            NotFoundError: No such group.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            description = await client.groups.describe("billing")
+            print(description.positions)
+        """
+        return (await self._coordinator.describe(name, "group"))[0]
+
+    async def reset(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
+        """Set the committed positions of a group without members.
+
+        Args:
+            name: Name of the group.
+            positions: Partition -> offset of the next record. -1 deletes the position.
+
+        Raises:
+            GroupRejectedError: The group has members.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            await client.groups.reset("billing", {stream.key(0): 100})
+        """
+        await self._coordinator.reset(name, positions)
+
+    async def delete(self, name: str) -> None:
+        """Delete a group without members.
+
+        Args:
+            name: Name of the group.
+
+        Raises:
+            NotFoundError: No such group.
+            GroupRejectedError: The group has members.
+            UnavailableError: The coordinator did not answer in time.
+        """
+        await self._coordinator.delete(name)
 
 
-async def _partitions(client: Client) -> int:
-    """Return the number of partitions of the groups stream. 0: it does not exist yet."""
-    try:
-        return len((await client.stream(GROUPS_STREAM)).partitions)
-    except NotFoundError:
-        return 0
+class Queues:
+    """Work queues of the cluster. ``client.queues`` is one. ``client.queue`` joins a queue as a worker.
+
+    A queue and a consumer group with the same name are one entry of the coordinator.
+
+    Args:
+        coordinator: Requests to the coordinators.
+
+    Example:
+        for figures in await client.queues.describe("workers"):
+            print(figures.key, figures.out, figures.dead)
+    """
+
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+
+    async def list(self) -> list[GroupSummary]:
+        """Return all queues, sorted by name.
+
+        Raises:
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            for summary in await client.queues.list():
+                print(summary.name, summary.queues)
+        """
+        return [_summary(group, partition) for group, partition in await self._coordinator.names() if group.queues]
+
+    async def describe(self, name: str) -> tuple[QueueFigures, ...]:
+        """Return the state of a queue in each partition that it reads.
+
+        Args:
+            name: Name of the queue.
+
+        Raises:
+            NotFoundError: No such queue.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            for figures in await client.queues.describe("workers"):
+                print(figures.key, figures.out, figures.dead)
+        """
+        queues = (await self._coordinator.describe(name, "group"))[0].queues
+        if not queues:
+            raise NotFoundError(f"Group {name!r} has no work queue. Check the name with `liftpy group show {name}`.")
+        return queues
+
+    async def delete(self, name: str) -> None:
+        """Delete a queue: its acks and its deliveries. Stop all workers first.
+
+        A worker that joins later starts as in a new queue.
+
+        Args:
+            name: Name of the queue.
+
+        Raises:
+            NotFoundError: No such queue.
+            GroupRejectedError: A consumer group with the same name has members.
+            UnavailableError: The coordinator did not answer in time.
+        """
+        await self.describe(name)
+        await self._coordinator.delete(name)
 
 
-async def _partition_of(client: Client, group: str, what: str = "group") -> int:
-    count = await _partitions(client)
-    if not count:
-        raise NotFoundError(f"{what.capitalize()} {group!r} does not exist. The cluster has no groups and no cursors.")
-    return partition_of(group, count)
+class Cursors:
+    """Cursors of the cluster. ``client.cursors`` is one. ``client.cursor`` opens a cursor.
 
+    Args:
+        coordinator: Requests to the coordinators.
 
-async def _ask(client: Client, query: pb.GroupQuery, partition: int) -> pb.GroupQueryAnswer:
-    said = await client.query_service(GROUPS_SERVICE, query.SerializeToString(), partition=partition, timeout_s=_TIMEOUT_S)
-    answer = decode_query_answer(said.value)
-    _check(answer.code, answer.detail)
-    return answer
+    Example:
+        for name in await client.cursors.list():
+            print(name, await client.cursors.describe(name))
+    """
 
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
 
-async def _tell(client: Client, command: pb.GroupCommand) -> None:
-    if command.HasField("delete"):
-        partition = await _partition_of(client, command.group)
-    else:  # a group may be given positions before it has had a member
-        partition = partition_of(command.group, len((await client.groups_stream()).partitions))
-    said = await client.call_service(
-        GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=_TIMEOUT_S
-    )
-    answer = decode_answer(said.value)
-    _check(answer.code, answer.detail)
+    async def list(self) -> list[str]:
+        """Return the names of all cursors, sorted.
+
+        Raises:
+            UnavailableError: The coordinator did not answer in time.
+        """
+        return [group.group for group, _ in await self._coordinator.names() if group.cursor]
+
+    async def describe(self, name: str) -> dict[PartitionKey, int]:
+        """Return the committed positions of a cursor.
+
+        Args:
+            name: Name of the cursor.
+
+        Returns:
+            Partition -> offset of the next record.
+
+        Raises:
+            NotFoundError: No such cursor, or the name belongs to a group.
+            UnavailableError: The coordinator did not answer in time.
+        """
+        described, cursor = await self._coordinator.describe(name, "cursor")
+        if not cursor:
+            raise NotFoundError(f"{name!r} is a consumer group, not a cursor. Use `liftpy group show {name}`.")
+        return described.positions
+
+    async def set(self, name: str, positions: Mapping[PartitionKey, int]) -> None:
+        """Set the positions of a cursor, forwards or backwards. Create the cursor if needed.
+
+        A process that holds the cursor cannot commit any more.
+
+        Args:
+            name: Name of the cursor.
+            positions: Partition -> offset of the next record. -1 deletes the position.
+
+        Raises:
+            GroupRejectedError: The name belongs to a group.
+            UnavailableError: The coordinator did not answer in time.
+
+        Example:
+            stream = await client.stream("orders")
+            await client.cursors.set("nightly", {stream.key(0): 100})
+        """
+        await self._coordinator.tell(pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
+        await self._coordinator.reset(name, positions)
+
+    async def delete(self, name: str) -> None:
+        """Delete a cursor. A process that holds it cannot commit any more.
+
+        Args:
+            name: Name of the cursor.
+
+        Raises:
+            NotFoundError: No such cursor, or the name belongs to a group.
+            UnavailableError: The coordinator did not answer in time.
+        """
+        await self.describe(name)
+        await self._coordinator.delete(name)
 
 
 def _check(code: int, detail: str) -> None:
@@ -344,3 +498,9 @@ def _check(code: int, detail: str) -> None:
 
 def _summary(group: pb.GroupSummary, partition: int) -> GroupSummary:
     return GroupSummary(group.group, partition, group.members, group.settled, group.positions, group.queues)
+
+
+if not TYPE_CHECKING:  # mypy reports the old functions
+
+    def __getattr__(name: str) -> Any:
+        return renamed.client_function(__name__, name)

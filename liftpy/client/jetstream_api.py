@@ -503,7 +503,7 @@ class StatelessReads:
 
     # ---- streams -----------------------------------------------------------------------------------------------------
     async def _places(self) -> list[tuple[StreamImage, int]]:
-        return places(await self.client.list_streams())
+        return places(await self.client.admin.list_streams())
 
     async def _stream(self, question: JsQuestion) -> tuple[StreamImage, int]:
         stream = await self.client.stream(question.stream)

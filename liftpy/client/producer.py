@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from liftpy.client.admin import Admin
 from liftpy.client.awaitable_context import Opening
 from liftpy.client.encode_publish import Address
 from liftpy.client.in_flight import Window
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_queue import PartitionQueue
 from liftpy.client.partition_sender import (
     BATCH_BYTES,
@@ -797,7 +797,13 @@ def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) 
 
 
 def open_producer(
-    transport: Transport, admin: Admin, stream: str, *, id: str = "", round: Round | None = None, options: ProducerOptions
+    transport: Transport,
+    requests: MetadataRequests,
+    stream: str,
+    *,
+    id: str = "",
+    round: Round | None = None,
+    options: ProducerOptions,
 ) -> Opening[Producer]:
     """Open a producer of ``stream``.
 
@@ -811,19 +817,19 @@ def open_producer(
         UnavailableError: No answer in time.
         PublishRejectedError: PRODUCER_FENCED if a later round has begun.
     """
-    return Opening(_open(transport, admin, stream, name_for(id, None), round, options))
+    return Opening(_open(transport, requests, stream, name_for(id, None), round, options))
 
 
 async def _open(
-    transport: Transport, admin: Admin, stream: str, name: str, round: Round | None, options: ProducerOptions
+    transport: Transport, requests: MetadataRequests, stream: str, name: str, round: Round | None, options: ProducerOptions
 ) -> Producer:
-    known = await _described(admin, check_published(stream))
+    known = await _described(requests, check_published(stream))
     check_answers(known)
     if known.waiting:
         raise UnavailableError(f"Stream {stream} is not placed, because the cluster has too few nodes. Start more nodes.")
 
     async def find(partition: int) -> Address:
-        return _address(await _described(admin, stream), partition)
+        return _address(await _described(requests, stream), partition)
 
     addresses = [_address(known, partition.partition) for partition in known.partitions]
     made = Producer(transport, stream, name, addresses, options, "key", find, round)
@@ -831,11 +837,11 @@ async def _open(
     return made
 
 
-async def _described(admin: Admin, stream: str) -> StreamImage:
+async def _described(requests: MetadataRequests, stream: str) -> StreamImage:
     try:
-        return await admin.stream(stream)
+        return await requests.stream(stream)
     except NotFoundError:  # who answered may be behind
-        return await admin.stream(stream, linearizable=True)
+        return await requests.stream(stream, linearizable=True)
 
 
 def _address(stream: StreamImage, partition: int) -> Address:

@@ -123,7 +123,7 @@ class Publisher:
         find: Asks the metadata group for the current address. Raises NotFoundError if there is none. Default None.
 
     Example:
-        async with await client.publisher("orders") as publisher:
+        async with client.publisher("orders") as publisher:
             future = await publisher.send(b"one")
             ack = await future
     """

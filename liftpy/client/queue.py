@@ -22,14 +22,15 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from liftpy.client.client_home import ClientHome
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group import GroupHome, GroupRejectedError, ask_coordinator
+from liftpy.client.coordinator import GroupRejectedError, ask_coordinator
 from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.client.positions import Bounds
-from liftpy.client.queue_log import LogHome, QueueLog
+from liftpy.client.queue_log import QueueLog
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, shown
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
@@ -224,14 +225,6 @@ class QueueOptions:
             check_published(check_name(self.dead_letters, "dead_letters"))
 
 
-class QueueHome(GroupHome, LogHome, Protocol):
-    """The methods of Client that a queue worker needs."""
-
-    async def publish(self, stream: str, value: bytes | None, **how: Any) -> Any:
-        """Publish one message and wait for its ack."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """One record that this worker has until its ack wait expires.
@@ -358,7 +351,7 @@ class Queue:
                 await job.ack()
     """
 
-    def __init__(self, client: QueueHome, stream: str, group: str, options: QueueOptions) -> None:
+    def __init__(self, client: ClientHome, stream: str, group: str, options: QueueOptions) -> None:
         self.stream = check_name(stream, "stream")
         self.name = check_name(group, "group")
         self._client, self._options = client, options
@@ -395,7 +388,7 @@ class Queue:
             NotFoundError: No such stream, or no such stream for dead letters.
             UnavailableError: The coordinator did not answer in time.
         """
-        home = await self._client.groups_stream()
+        home = await self._client.groups.stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
             await self._client.stream(self._options.dead_letters)
@@ -407,10 +400,13 @@ class Queue:
     def _know(self, stream: StreamImage) -> None:
         known = {place.key: place for place in self._places}
         found = [stream.key(partition.partition) for partition in stream.partitions]
-        self._places = deque(known.get(key) or _Place(QueueLog(self._client, key, self._options.read)) for key in found)
+        self._places = deque(known.get(key) or _Place(self._log_of(key)) for key in found)
         for place in known.keys() - set(found):
             known[place].log.close()
         self._look_at_ns = _now_ns() + (_STREAM_NS if found else round(_ASK_AGAIN_S * 1e9))
+
+    def _log_of(self, key: PartitionKey) -> QueueLog:
+        return QueueLog(self._client._streams.reader(key.stream, key.partition, self._options.read), key, self._options.read)
 
     async def __aenter__(self) -> Queue:
         return self
@@ -893,4 +889,4 @@ class Queue:
     async def _say(self, **what: Any) -> pb.GroupAnswer:
         self._number += 1
         command = pb.GroupCommand(group=self.name, number=self._number, **what)
-        return await ask_coordinator(self._client, self._partition, command, _COMMAND_S)
+        return await ask_coordinator(self._client.services, self._partition, command, _COMMAND_S)

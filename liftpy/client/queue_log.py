@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 
@@ -32,14 +31,6 @@ _RECORD_COST_BYTES = 100
 _UNKNOWN_RECORD_BYTES = 256
 _LEAST_BYTES = 4096
 _FAILED_S = 0.25
-
-
-class LogHome(Protocol):
-    """Client interface that a queue needs."""
-
-    def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
-        """Return a reader of one partition."""
-        ...
 
 
 class ReadSpan:
@@ -86,10 +77,10 @@ class QueueLog:
     Raises the errors of reads, such as NotFoundError for a stream that was created again.
     """
 
-    def __init__(self, home: LogHome, key: PartitionKey, options: ReadOptions) -> None:
+    def __init__(self, reader: PartitionReader, key: PartitionKey, options: ReadOptions) -> None:
         self.key = key
         self._options = options
-        self._reader = home._reader(key.stream, key.partition, options)
+        self._reader = reader
         self.bounds: Bounds | None = None
         """Bounds of the partition in the last answer. None: never asked."""
         self.end_offset = -1

@@ -1,6 +1,6 @@
 """Commands to a replicated service: records of the stream that it reads, with a reply.
 
-    answer = await client.call_service("bank", "commands", b'{"do": "deposit", "account": "a", "amount": 5}')
+    answer = await client.services.call("bank", "commands", b'{"do": "deposit", "account": "a", "amount": 5}')
     answer.value, answer.offset
 
 A command names two inboxes: one for the ack of the stream and one for the reply of the service. It has a message id and
@@ -91,7 +91,7 @@ async def call(
 ) -> CommandAnswer:
     """Send a command until it is answered or ``timeout_s`` have passed.
 
-    See ``Client.call_service``. ``find``: returns the address, cached or fresh.
+    See ``Services.call``. ``find``: returns the address, cached or fresh.
     """
     if not is_utf8(command.message_id):
         raise ConfigError(f"Invalid message id {shown(command.message_id)}. Use UTF-8 text.")

@@ -1,6 +1,6 @@
 """Queries to a replicated service: NATS requests that one of its processes answers.
 
-answer = await client.query_service("bank", b'{"account": "a"}')
+answer = await client.services.query("bank", b'{"account": "a"}')
 answer.value, answer.position
 """
 
@@ -64,7 +64,7 @@ async def ask_for(
     at_least: int | None,
     timeout_s: float,
 ) -> QueryAnswer:
-    """Ask the instance of ``partition``, or the one that has the records of ``key``; see ``Client.query_service``.
+    """Ask the instance of ``partition``, or the one that has the records of ``key``; see ``Services.query``.
 
     The service says how many partitions there are. The instance of partition 0 is asked first for that, with any state.
     """

@@ -27,10 +27,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from liftpy.client.awaitable_context import Opening
+from liftpy.client.client_home import ClientHome
 from liftpy.client.group_part import GroupBatch
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
-from liftpy.client.producer import Partitioner, Producer
+from liftpy.client.producer import Producer
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
@@ -50,16 +50,6 @@ _NOT_NOW = ("PAUSED", "READ_ONLY")
 """Rejections that an operator starts and ends, such as a pause."""
 _FAREWELLS = 3
 """Sessions for which either refusal may last while the coordinator says that the partition is this member's."""
-
-
-class CopyHome(Protocol):
-    """Client interface that a copy needs."""
-
-    def producer(
-        self, stream: str, *, id: str, options: ProducerOptions | None, partitioner: Partitioner, source: Source | None
-    ) -> Opening[Producer]:
-        """Open a producer, as ``Client.producer`` does."""
-        ...
 
 
 class CopyingMember(Protocol):
@@ -85,7 +75,7 @@ class Copying:
     """``run`` it until it is cancelled. ``partition_for``: (key, partitions) -> partition; the same in every run."""
 
     def __init__(
-        self, client: CopyHome, group: CopyingMember, target: str, transform: Transform, *,
+        self, client: ClientHome, group: CopyingMember, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform

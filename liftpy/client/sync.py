@@ -33,12 +33,14 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from liftpy.client.admin import Admin
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group, GroupOptions, Hook
+from liftpy.client.group_admin import Cursors, Groups, Queues
 from liftpy.client.group_part import GroupBatch
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.partition_sender import ProducerOptions, Source
@@ -46,8 +48,10 @@ from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Job, Queue, QueueOptions
+from liftpy.client.services import Services
 from liftpy.client.stream_copy import PartitionFor, Transform
 from liftpy.config import AckPolicy
+from liftpy.core.base import renamed
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import HeadersLike
@@ -201,11 +205,15 @@ class SyncCursor(Generic[_Reading]):
     def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> _Reading:
         return self._reading(self._loop.run(self._cursor.consume(partition, start=start, **how)))
 
+    @_documented(Cursor.close)
+    def close(self) -> None:
+        self._loop.run(self._cursor.close())
+
     def __enter__(self) -> SyncCursor[_Reading]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Do nothing: committed positions stay."""
+        self.close()
 
 
 class Waits(Protocol):
@@ -470,16 +478,150 @@ async def _nothing() -> None:
     pass
 
 
-def _waiting(method: Callable[Concatenate[Client, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[SyncClient, _P], _T]:
-    def call(self: SyncClient, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
-        return self._loop.run(method(self._client, *arguments, **named))
+def _waiting(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
+    """Return the method of a synchronous class that runs ``method`` of the asynchronous object, and waits for its result."""
+
+    def call(self: _Derived, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
+        return self._loop.run(method(self._wrapped, *arguments, **named))
 
     functools.update_wrapper(call, method)
     call.__doc__ = without_await(method.__doc__ or "")
     return call
 
 
-class SyncClient:
+class _Derived:
+    """A synchronous object that wraps an asynchronous one."""
+
+    def __init__(self, loop: _Loop, wrapped: Any) -> None:
+        self._loop = loop
+        self._wrapped = wrapped
+
+
+class SyncAdmin(_Derived):
+    """``client.admin`` without asyncio. Its methods are those of ``liftpy.client.admin.Admin``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
+    Example:
+        client.admin.alter_stream("orders", retention_age_s=86_400)
+    """
+
+    create_stream = _waiting(Admin.create_stream)
+    until_ready = _waiting(Admin.until_ready)
+    plan_stream = _waiting(Admin.plan_stream)
+    stream = _waiting(Admin.stream)
+    list_streams = _waiting(Admin.list_streams)
+    alter_stream = _waiting(Admin.alter_stream)
+    add_partitions = _waiting(Admin.add_partitions)
+    plan_partitions = _waiting(Admin.plan_partitions)
+    delete_stream = _waiting(Admin.delete_stream)
+    truncate_before = _waiting(Admin.truncate_before)
+    purge = _waiting(Admin.purge)
+    pause = _waiting(Admin.pause)
+    resume = _waiting(Admin.resume)
+    elect_leader = _waiting(Admin.elect_leader)
+    reassign = _waiting(Admin.reassign)
+    reassign_all = _waiting(Admin.reassign_all)
+    set_node = _waiting(Admin.set_node)
+    reset_node = _waiting(Admin.reset_node)
+    remove_node = _waiting(Admin.remove_node)
+    change_controllers = _waiting(Admin.change_controllers)
+    feature_levels = _waiting(Admin.feature_levels)
+    set_feature_level = _waiting(Admin.set_feature_level)
+    default_quota = _waiting(Admin.default_quota)
+    set_default_quota = _waiting(Admin.set_default_quota)
+    session_times = _waiting(Admin.session_times)
+    set_session_times = _waiting(Admin.set_session_times)
+    describe_cluster = _waiting(Admin.describe_cluster)
+    node_status = _waiting(Admin.node_status)
+    node_health = _waiting(Admin.node_health)
+    node_glance = _waiting(Admin.node_glance)
+    ask_node = _waiting(Admin.ask_node)
+    check_node = _waiting(Admin.check_node)
+    node_ids = _waiting(Admin.node_ids)
+    watch_majority = _waiting(Admin.watch_majority)
+    check_majority = _waiting(Admin.check_majority)
+    node_log_level = _waiting(Admin.node_log_level)
+    node_settings = _waiting(Admin.node_settings)
+    reload_settings = _waiting(Admin.reload_settings)
+    remove_data = _waiting(Admin.remove_data)
+    controller_ids = _waiting(Admin.controller_ids)
+    cluster_events = _waiting(Admin.cluster_events)
+
+    @_documented(Admin.allow_internal)
+    def allow_internal(self) -> None:
+        self._wrapped.allow_internal()
+
+
+class SyncGroups(_Derived):
+    """``client.groups`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Groups``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
+    Example:
+        print(client.groups.list())
+    """
+
+    stream = _waiting(Groups.stream)
+    list = _waiting(Groups.list)
+    describe = _waiting(Groups.describe)
+    reset = _waiting(Groups.reset)
+    delete = _waiting(Groups.delete)
+
+
+class SyncQueues(_Derived):
+    """``client.queues`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Queues``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
+    Example:
+        print(client.queues.list())
+    """
+
+    list = _waiting(Queues.list)
+    describe = _waiting(Queues.describe)
+    delete = _waiting(Queues.delete)
+
+
+class SyncCursors(_Derived):
+    """``client.cursors`` without asyncio. Its methods are those of ``liftpy.client.group_admin.Cursors``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
+    Example:
+        print(client.cursors.list())
+    """
+
+    list = _waiting(Cursors.list)
+    describe = _waiting(Cursors.describe)
+    set = _waiting(Cursors.set)
+    delete = _waiting(Cursors.delete)
+
+
+class SyncServices(_Derived):
+    """``client.services`` without asyncio. Its methods are those of ``liftpy.client.services.Services``.
+
+    Args:
+        loop: The event loop of the client.
+        wrapped: The asynchronous object.
+
+    Example:
+        print(client.services.query("bank", b'{"account": "a"}').value)
+    """
+
+    query = _waiting(Services.query)
+    call = _waiting(Services.call)
+
+
+class SyncClient(_Derived):
     """A connection to one liftpy cluster, without asyncio. Create it with ``connect``.
 
     Its methods are those of ``liftpy.client.Client``. Each call waits for its result.
@@ -495,7 +637,7 @@ class SyncClient:
     """
 
     def __init__(self, loop: _Loop, client: Client) -> None:
-        self._loop = loop
+        super().__init__(loop, client)
         self._client = client
         self._closing = weakref.finalize(self, loop.end, client.close)  # also when the program ends
 
@@ -512,27 +654,35 @@ class SyncClient:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    @property
+    def admin(self) -> SyncAdmin:
+        """Streams, placement, nodes and settings of the cluster."""
+        return SyncAdmin(self._loop, self._client.admin)
+
+    @property
+    def services(self) -> SyncServices:
+        """Commands and queries to replicated services."""
+        return SyncServices(self._loop, self._client.services)
+
+    @property
+    def groups(self) -> SyncGroups:
+        """Administration of consumer groups. ``group`` joins one."""
+        return SyncGroups(self._loop, self._client.groups)
+
+    @property
+    def queues(self) -> SyncQueues:
+        """Administration of work queues. ``queue`` joins one."""
+        return SyncQueues(self._loop, self._client.queues)
+
+    @property
+    def cursors(self) -> SyncCursors:
+        """Administration of cursors. ``cursor`` opens one."""
+        return SyncCursors(self._loop, self._client.cursors)
+
     create_stream = _waiting(Client.create_stream)
-    plan_stream = _waiting(Client.plan_stream)
-    add_partitions = _waiting(Client.add_partitions)
-    alter_stream = _waiting(Client.alter_stream)
-    delete_stream = _waiting(Client.delete_stream)
-    list_streams = _waiting(Client.list_streams)
     stream = _waiting(Client.stream)
-    truncate_before = _waiting(Client.truncate_before)
-    purge = _waiting(Client.purge)
-    pause = _waiting(Client.pause)
-    resume = _waiting(Client.resume)
-    elect_leader = _waiting(Client.elect_leader)
-    reassign = _waiting(Client.reassign)
-    set_node = _waiting(Client.set_node)
-    remove_node = _waiting(Client.remove_node)
-    describe_cluster = _waiting(Client.describe_cluster)
-    node_status = _waiting(Client.node_status)
     bounds = _waiting(Client.bounds)
     offset_at = _waiting(Client.offset_at)
-    query_service = _waiting(Client.query_service)
-    call_service = _waiting(Client.call_service)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -605,8 +755,10 @@ class SyncClient:
     def publisher(
         self, stream: str, partition: int = 0, *, subject: str = "", options: PublishOptions | None = None
     ) -> SyncPublisher:
-        made = self._loop.run(self._client.publisher(stream, partition, subject=subject, options=options))
-        return SyncPublisher(self._loop, made)
+        async def made() -> Publisher:
+            return await self._client.publisher(stream, partition, subject=subject, options=options)
+
+        return SyncPublisher(self._loop, self._loop.run(made()))
 
     @_documented(Client.producer)
     def producer(
@@ -683,6 +835,11 @@ class SyncClient:
             return await self._client.cursor(name, stream)
 
         return SyncCursor(self._loop, self._loop.run(made()), partial(SyncConsumer, self._loop))
+
+    if not TYPE_CHECKING:  # mypy reports the old names
+
+        def __getattr__(self, name: str) -> Any:
+            return renamed.client_method(self, name)
 
 
 class SyncPublisher:

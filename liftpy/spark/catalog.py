@@ -22,8 +22,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.range_size import RangeFacts
 from liftpy.core.base.partition import PartitionState
@@ -262,9 +262,9 @@ class Catalog:
     async def _describe(self) -> tuple[StreamImage, ...]:
         now_s = self._clock()
         patience_s, wanted, access = self._options.patience_s, self._options.wanted, self._options.access
-        admin = Admin(await self._link.transport(patience_s), self._link.subjects, patience_s)
+        requests = MetadataRequests(await self._link.transport(patience_s), self._link.subjects, patience_s)
         try:
-            streams = await wanted_streams(admin, wanted)
+            streams = await wanted_streams(requests, wanted)
         except (NoRespondersError, NoClusterError):
             raise NoRespondersError(
                 f"NATS answers at {access.servers}, but no node of namespace {access.namespace!r} does. Check the "
@@ -363,10 +363,10 @@ def _view_of(
     )
 
 
-async def wanted_streams(admin: Admin, wanted: Selection) -> tuple[StreamImage, ...]:
+async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple[StreamImage, ...]:
     """Return the wanted streams: named ones one by one, all for a pattern or a suggestion."""
     if not wanted.pattern:
         with suppress(NotFoundError):
-            return tuple(await asyncio.gather(*(admin.stream(name) for name in wanted.streams)))
-    there = (await admin.describe()).image.streams
+            return tuple(await asyncio.gather(*(requests.stream(name) for name in wanted.streams)))
+    there = (await requests.describe()).image.streams
     return tuple(there[name] for name in wanted.among(there))

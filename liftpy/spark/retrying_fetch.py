@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from liftpy.client.admin import Admin
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import BatchHeader
@@ -191,7 +191,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
     transport = await link.transport(span.rules.patience_s)
 
     async def exists() -> None:
-        await _is_there(Admin(transport, link.subjects, span.rules.patience_s), planned)
+        await _is_there(MetadataRequests(transport, link.subjects, span.rules.patience_s), planned)
 
     reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options, exists)
     reader.node = span.node
@@ -221,10 +221,10 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
     return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
 
 
-async def _is_there(admin: Admin, planned: PlannedRange) -> None:
+async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
     """Raise NotFoundError if the stream was deleted after the range was planned, also if there is another one with its name."""
     try:
-        now = await admin.stream(planned.stream)
+        now = await requests.stream(planned.stream)
     except NotFoundError:
         raise NotFoundError(
             f"Stream {planned.stream} was deleted after {planned} was planned. Check the stream name."

@@ -32,8 +32,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions
 from liftpy.client.producer import Producer, open_producer
 from liftpy.client.progress import BackwardProgress
@@ -212,7 +212,9 @@ def write_round(
 
         async def send() -> Sent:
             transport = await link.transport(options.patience_s)
-            return await send_round(transport, Admin(transport, link.subjects, options.patience_s), options, rows, round)
+            return await send_round(
+                transport, MetadataRequests(transport, link.subjects, options.patience_s), options, rows, round
+            )
 
         size_bytes = 0 if rows is None else rows.nbytes
         sent = link.call(send(), 4 * options.patience_s + size_bytes / _SLOWEST_BYTES_S)
@@ -224,7 +226,7 @@ def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], 
 
     async def begin() -> Appending:
         transport = await link.transport(options.patience_s)
-        return Appending(transport, Admin(transport, link.subjects, options.patience_s), options)
+        return Appending(transport, MetadataRequests(transport, link.subjects, options.patience_s), options)
 
     with _explained(None):
         patience_s = 4 * options.patience_s
@@ -313,8 +315,10 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
 
     async def ask() -> StrangeTask | None:
         transport = await link.transport(options.patience_s)
-        admin = Admin(transport, link.subjects, options.patience_s)
-        return await strange_task(transport, admin, link.subjects, options, done, len(messages), [one.sent for one in written])
+        requests = MetadataRequests(transport, link.subjects, options.patience_s)
+        return await strange_task(
+            transport, requests, link.subjects, options, done, len(messages), [one.sent for one in written]
+        )
 
     with coded():
         found = link.call(ask(), 4 * options.patience_s + _LOOK_S)
@@ -393,7 +397,9 @@ def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Tabl
     return pa.concat_tables(tables).combine_chunks() if tables else None
 
 
-async def send_round(transport: Transport, admin: Admin, options: SinkOptions, rows: pa.Table | None, round: Round) -> Sent:
+async def send_round(
+    transport: Transport, requests: MetadataRequests, options: SinkOptions, rows: pa.Table | None, round: Round
+) -> Sent:
     """Store what of the round is not stored yet. A task without rows asks, too, if its stream is known: it may have had some."""
     names = [(options.stream, None)] if options.stream else []
     shares = names if rows is None else list(by_stream(rows, options.stream))
@@ -401,7 +407,7 @@ async def send_round(transport: Transport, admin: Admin, options: SinkOptions, r
     for stream, own in shares:
         name = f"spark/{round.run}/{round.part}"
         chosen = ProducerOptions(patience_s=options.patience_s)
-        async with open_producer(transport, admin, stream, id=name, round=round, options=chosen) as producer:
+        async with open_producer(transport, requests, stream, id=name, round=round, options=chosen) as producer:
             sender = _Sender(stream, producer)
             if own is not None:
                 await sender.send(in_order(own) if options.by_content else own, producer.round_partitions)
@@ -450,7 +456,13 @@ class StrangeTask(NamedTuple):
 
 
 async def strange_task(
-    transport: Transport, admin: Admin, subjects: Subjects, options: SinkOptions, done: Round, tasks: int, sent: Sequence[Sent]
+    transport: Transport,
+    requests: MetadataRequests,
+    subjects: Subjects,
+    options: SinkOptions,
+    done: Round,
+    tasks: int,
+    sent: Sequence[Sent],
 ) -> StrangeTask | None:
     """Return a task of an earlier run of the round ``done`` that the newest run does not have, None if there is none.
 
@@ -470,7 +482,7 @@ async def strange_task(
         starts[key] = min(one.start_offset, starts.get(key, one.start_offset))
     most_bytes = _LOOK_AGAIN_BYTES if any(task.known for task in sent) else _LOOK_BYTES
     for name in sorted({stream for stream, _ in starts} | ({options.stream} - {""})):
-        known = await admin.stream(name)
+        known = await requests.stream(name)
         for place in known.partitions:
             reader = PartitionReader(transport, subjects, name, place.partition, ReadOptions(patience_s=options.patience_s))
             start = starts.get((name, place.partition))
@@ -508,9 +520,9 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 class Appending:
     """Writes rows as they come, at least once. ``open`` runs at the first use. Call ``close`` at the end."""
 
-    def __init__(self, transport: Transport, admin: Admin, options: SinkOptions) -> None:
+    def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
         self._transport = transport
-        self._admin = admin
+        self._requests = requests
         self._options = options
         self._senders: dict[str, _Sender] = {}
 
@@ -523,7 +535,7 @@ class Appending:
         for stream, own in by_stream(rows, options.stream):
             if stream not in self._senders:
                 chosen = ProducerOptions(patience_s=options.patience_s)
-                opened = await open_producer(self._transport, self._admin, stream, options=chosen)
+                opened = await open_producer(self._transport, self._requests, stream, options=chosen)
                 self._senders[stream] = _Sender(stream, opened)
             sender = self._senders[stream]
             await sender.send(own, sender.producer.partitions)

@@ -40,7 +40,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from liftpy.client.client import Client
-from liftpy.client.group_admin import set_cursor
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
@@ -105,7 +104,7 @@ class CursorWriter:
                 transport = await self._link.transport(PATIENCE_S)
                 if self._client is None or self._client.transport is not transport:
                     self._client = Client(transport, self._link.subjects, owns_connection=False)
-                await set_cursor(self._client, self._name, positions)
+                await self._client.cursors.set(self._name, positions)
         except TimeoutError:
             raise UnavailableError(
                 f"No node or NATS server answered within {PATIENCE_S:g} s. Check the option nats and `liftpy health`."

@@ -92,7 +92,7 @@ def liftpy_cluster(_liftpy_session: ClusterUnderTest) -> Iterator[ClusterUnderTe
 
     After the test, all nodes start again and the streams of the test are deleted.
     """
-    there = frozenset(stream.name for stream in _liftpy_session.client.list_streams())
+    there = frozenset(stream.name for stream in _liftpy_session.client.admin.list_streams())
     yield _liftpy_session
     _liftpy_session.heal()
     _liftpy_session.delete_streams(keep=there)

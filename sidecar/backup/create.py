@@ -29,7 +29,6 @@ from typing import Any, TypeVar
 
 from liftpy import __version__
 from liftpy.client import Client
-from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups
 from liftpy.client.positions import Bounds
 from liftpy.core.backup.manifest import (
     CursorCopy,
@@ -190,7 +189,7 @@ class _Taking:
         await self._put(running_path(self.id), json.dumps(mark).encode())
 
         self.step("barrier")
-        state = await self.client.describe_cluster(linearizable=True)
+        state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
         streams = self._chosen(state.image)
         described = await self._described()
@@ -256,14 +255,14 @@ class _Taking:
     async def _described(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
         """Return name, whether it is a cursor, and positions of all groups and cursors."""
         found: list[tuple[str, bool, dict[PartitionKey, int]]] = []
-        for group in await list_groups(self.client):
+        for group in await self.client.groups.list():
             with suppress(NotFoundError):  # it has just been deleted
-                described = await describe_group(self.client, group.name)
+                described = await self.client.groups.describe(group.name)
                 positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
                 found.append((group.name, False, positions))
-        for name in await list_cursors(self.client):
+        for name in await self.client.cursors.list():
             with suppress(NotFoundError):
-                found.append((name, True, await describe_cursor(self.client, name)))
+                found.append((name, True, await self.client.cursors.describe(name)))
         return found
 
     async def _unless_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
@@ -286,7 +285,7 @@ class _Taking:
         if stream.name in self.deleted:
             return True
         with suppress(LiftError):
-            return stream.name not in (await self.client.describe_cluster(linearizable=True)).image.streams
+            return stream.name not in (await self.client.admin.describe_cluster(linearizable=True)).image.streams
         return False
 
     def _remove_unused(self, streams: list[StreamCopy]) -> None:

@@ -35,7 +35,6 @@ from pathlib import Path
 
 from liftpy.client import Client
 from liftpy.client.admin import ReplicaMove
-from liftpy.client.group_admin import reset_group, set_cursor
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.client.positions import Bounds
 from liftpy.config import NO_QUOTA, NS_PER_MS, NS_PER_S, DefaultQuota, SessionTimes, StreamConfig
@@ -165,7 +164,7 @@ async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[Par
     give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:
-            await (set_cursor if cursor.is_cursor else reset_group)(client, cursor.name, positions)
+            await (client.cursors.set if cursor.is_cursor else client.groups.reset)(cursor.name, positions)
             return ""
         except (UnavailableError, OutcomeUnknownError) as error:
             if time.monotonic() > give_up_s:
@@ -241,7 +240,7 @@ async def set_cluster_wide(client: Client, wanted: ClusterWide, restored: Collec
 async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Collection[str]) -> str:
     """Apply one setting. Return why it failed, '' on success."""
     try:
-        image = (await client.describe_cluster(linearizable=True)).image
+        image = (await client.admin.describe_cluster(linearizable=True)).image
         is_quota = isinstance(value, DefaultQuota)
         held = image.default_quota if is_quota else image.session_times
         if held is not None and _alike(held) == _alike(value):
@@ -252,11 +251,11 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
         if others:
             return f"the cluster has streams of its own: {', '.join(others[:3])}{', ...' * (len(others) > 3)}"
         if isinstance(value, DefaultQuota):
-            await client.set_default_quota(
+            await client.admin.set_default_quota(
                 records_per_s=value.records_per_s, bytes_per_s=value.bytes_per_s, by_token=value.by_token
             )
         else:
-            await client.set_session_times(session_s=_seconds(value.session_ms), lease_s=_seconds(value.lease_ms))
+            await client.admin.set_session_times(session_s=_seconds(value.session_ms), lease_s=_seconds(value.lease_ms))
     except LiftError as error:
         return str(error)
     return ""
@@ -418,7 +417,7 @@ class Restore:
         done = False
         try:
             self._step("look")
-            state = await self._client.describe_cluster(linearizable=True)
+            state = await self._client.admin.describe_cluster(linearizable=True)
             await self._make_room(state.image)
             for one in self._streams:
                 one.plan = await self._planned(one, state.image)
@@ -454,11 +453,11 @@ class Restore:
                 self._step("open")
                 for one in self._streams:
                     self._open.add(one.wish.into)
-                    await self._client.alter_stream(one.wish.into, uid=one.uid, read_only=one.wish.config.read_only)
+                    await self._client.admin.alter_stream(one.wish.into, uid=one.uid, read_only=one.wish.config.read_only)
                 self._step("leave")
                 await self._move(with_helper=False)
                 for one in self._streams:
-                    await self._client.alter_stream(one.wish.into, len(one.plan[0]), uid=one.uid)
+                    await self._client.admin.alter_stream(one.wish.into, len(one.plan[0]), uid=one.uid)
                 self._step("remove")
                 await self._remove_helper()
                 if self._options.cursors:
@@ -479,7 +478,7 @@ class Restore:
         for one in self._streams:
             if one.image is not None and one.wish.into not in self._open:
                 with contextlib.suppress(LiftError):
-                    await self._client.delete_stream(one.wish.into, one.uid)
+                    await self._client.admin.delete_stream(one.wish.into, one.uid)
         with contextlib.suppress(LiftError):
             if self._registered and not self._open:
                 await self._remove_helper()
@@ -502,12 +501,12 @@ class Restore:
             alive = sorted(node for node in helpers if image.is_live(node))
             if alive:
                 raise AlreadyExistsError(f"Another process is restoring stream {held.name} ({alive[0]}). Wait for it.")
-            await self._client.delete_stream(held.name, held.uid)
+            await self._client.admin.delete_stream(held.name, held.uid)
             unfinished |= helpers
         abandoned = {name for name, node in image.nodes.items() if _is_abandoned(image, name, node)}
         for node in sorted(unfinished | abandoned):
             with contextlib.suppress(LiftError):  # it holds something else still
-                await self._client.remove_node(node)
+                await self._client.admin.remove_node(node)
 
     async def _planned(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
         """Return the placement of the restored stream. Fewer replicas than before if there are fewer nodes.
@@ -518,7 +517,7 @@ class Restore:
         replicas = min(wish.replicas, len(image.live_nodes()))
 
         async def planned_by(policy: str) -> PlacementPlan:
-            return await self._client.plan_stream(
+            return await self._client.admin.plan_stream(
                 wish.into,
                 wish.subject,
                 partitions=count,
@@ -563,7 +562,7 @@ class Restore:
         await asyncio.to_thread(self._helper.wait_ready)
 
     async def _is_fenced(self) -> bool:
-        image = (await self._client.describe_cluster(linearizable=True)).image
+        image = (await self._client.admin.describe_cluster(linearizable=True)).image
         if self._helper_id not in image.nodes:
             raise NotFoundError(
                 f"Node {self._helper_id} was removed during the restore that needs it. Start the restore again."
@@ -580,19 +579,19 @@ class Restore:
         """Remove the helper, after other replicas on it have moved away."""
         assert self._helper is not None
         if self._helper.running:
-            await self._client.set_node(self._helper_id, leaving=True)
+            await self._client.admin.set_node(self._helper_id, leaving=True)
 
             async def is_empty() -> bool:
-                return not (await self._client.describe_cluster()).image.replica_counts.get(self._helper_id)
+                return not (await self._client.admin.describe_cluster()).image.replica_counts.get(self._helper_id)
 
             await self._until(is_empty, "the helper still holds replicas")
             await asyncio.to_thread(self._helper.interrupt)
             await self._until(self._is_fenced, "the helper has not stopped")
-        await self._client.remove_node(self._helper_id)
+        await self._client.admin.remove_node(self._helper_id)
 
     # ---- streams ---------------------------------------------------------------------------------------------------------
     async def _first_epoch(self) -> int:
-        counters = (await self._client.describe_cluster(linearizable=True)).image.counters
+        counters = (await self._client.admin.describe_cluster(linearizable=True)).image.counters
         return first_leader_epoch(self._manifest, counters.next_leader_epoch)
 
     def _wish_on_helper(self, numbers: range, later_policy: str = "") -> PlacementOptions:
@@ -613,7 +612,7 @@ class Restore:
         for first in range(_CREATED_TOGETHER, count, _CREATED_TOGETHER):
             numbers = range(first, min(count, first + _CREATED_TOGETHER))
             placement = self._wish_on_helper(numbers)
-            one.image = await self._client.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
+            one.image = await self._client.admin.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
         if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
             raise ConfigError(
                 f"Cannot restore stream {wish.into}: at least one controller has a version that cannot skip "
@@ -651,12 +650,12 @@ class Restore:
             for one in self._streams
             for number, nodes in enumerate(one.plan)
         ]
-        refused = [text for text in await self._client.reassign_all(wishes) if text]
+        refused = [text for text in await self._client.admin.reassign_all(wishes) if text]
         if refused:
             raise UnavailableError(f"A restored replica cannot move to its node: {refused[0]}")
 
         async def is_done() -> bool:
-            image = (await self._client.describe_cluster()).image
+            image = (await self._client.admin.describe_cluster()).image
             for one in self._streams:
                 partitions = one.partitions_of(image.streams.get(one.wish.into))
                 for partition, nodes in zip(partitions, one.plan, strict=True):
@@ -673,7 +672,7 @@ class Restore:
             with contextlib.suppress(UnavailableError):
                 if await is_so():
                     return
-                image = (await self._client.describe_cluster()).image
+                image = (await self._client.admin.describe_cluster()).image
                 now = repr([image.streams.get(one.wish.into) for one in self._streams])
                 if now != seen:
                     seen, changed_s = now, time.monotonic()

@@ -324,7 +324,7 @@ def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
     manifest = Store.at(url).newest(backup_id)
 
     async def work(client: Client) -> dict[str, str]:
-        there = (await client.describe_cluster(linearizable=True)).image.streams
+        there = (await client.admin.describe_cluster(linearizable=True)).image.streams
         uids = {stream.name: there[stream.name].uid for stream in manifest.streams if stream.name in there}
         return await set_cursors(client, manifest, uids)
 

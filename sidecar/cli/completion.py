@@ -12,7 +12,6 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from liftpy import __version__
 from liftpy.client import Client, connect
-from liftpy.client.group_admin import list_cursors, list_groups
 from sidecar.cli.help import SHARED_OPTIONS, HelpCommand, options_before
 from sidecar.cli.main import TextType
 from sidecar.cli.options import target_of
@@ -51,12 +50,12 @@ def completion(shell: str) -> None:
 
 async def _names(client: Client, kind: str) -> list[str]:
     if kind == "stream":
-        return [one.name for one in await client.list_streams(internal=True)]
+        return [one.name for one in await client.admin.list_streams(internal=True)]
     if kind == "group":
-        return [one.name for one in await list_groups(client)]
+        return [one.name for one in await client.groups.list()]
     if kind == "cursor":
-        return await list_cursors(client)
-    return sorted((await client.describe_cluster()).image.nodes)
+        return await client.cursors.list()
+    return sorted((await client.admin.describe_cluster()).image.nodes)
 
 
 def names_of_cluster(ctx: click.Context, kind: str, incomplete: str) -> list[CompletionItem]:

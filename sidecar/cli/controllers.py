@@ -173,7 +173,7 @@ def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", r
         check_name(node_id, "node")
 
     async def work(client: Client) -> dict[str, Any]:
-        decided = await client.change_controllers(add=add, remove=remove)
+        decided = await client.admin.change_controllers(add=add, remove=remove)
         if not as_json:
             click.echo(decided, err=True)
         await _ended(client, timeout_s)
@@ -190,7 +190,7 @@ async def _ended(client: Client, timeout_s: float) -> None:
     """Wait until no change is in progress. Raise UnavailableError if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while timeout_s:
-        state = await client.describe_cluster(linearizable=True)
+        state = await client.admin.describe_cluster(linearizable=True)
         under_way = _under_way(state)
         if not under_way:
             return
@@ -213,7 +213,7 @@ def _under_way(state: ClusterState) -> str:
 
 async def gather(client: Client) -> dict[str, Any]:
     """Return the group as one JSON object."""
-    state = await client.describe_cluster()
+    state = await client.admin.describe_cluster()
     members = [asdict(controller) for controller in state.controllers]
     head = {"metadata_leader": state.metadata_leader, "index": state.image.index, "changed_at": state.image.controllers.index}
     return {**head, "under_way": _under_way(state), "controllers": members}

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, parse_start
-from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, set_cursor
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
 from sidecar.cli.completion import CURSOR
@@ -34,7 +33,7 @@ def cursor() -> None:
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
     """List all cursors."""
-    found = with_client(target, list_cursors)
+    found = with_client(target, lambda client: client.cursors.list())
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -49,7 +48,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     """Show the position and the lag of cursor NAME in each partition."""
 
     async def work(client: Client) -> list[tuple[PartitionKey, int, int | None]]:
-        positions = await describe_cursor(client, name)
+        positions = await client.cursors.describe(name)
         return list(await asyncio.gather(*(lag_of(client, key, at) for key, at in sorted(positions.items()))))
 
     found = with_client(target, work)
@@ -84,7 +83,7 @@ def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, t
         known = await client.stream(stream)
         numbers = [p.partition for p in known.partitions] if partition is None else [partition]
         try:
-            before = await describe_cursor(client, name)
+            before = await client.cursors.describe(name)
         except NotFoundError:
             before = {}
         wanted: dict[PartitionKey, int] = {}
@@ -94,7 +93,7 @@ def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, t
         rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
         Console().print(table(("PARTITION", "POSITION", "NEW"), rows))
         if yes:
-            await set_cursor(client, name, wanted)
+            await client.cursors.set(name, wanted)
         else:
             click.echo(_NOTHING_DONE)
 
@@ -109,10 +108,10 @@ def delete(name: str, yes: bool, target: Target) -> None:
     """Delete cursor NAME. A client that holds the cursor can no longer commit."""
 
     async def work(client: Client) -> None:
-        for key, at in sorted((await describe_cursor(client, name)).items()):
+        for key, at in sorted((await client.cursors.describe(name)).items()):
             click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
         if yes:
-            await delete_cursor(client, name)
+            await client.cursors.delete(name)
         else:
             click.echo(_NOTHING_DONE)
 

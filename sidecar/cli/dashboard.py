@@ -24,6 +24,7 @@ from sidecar.runtime.tasks import attended
 from sidecar.status.cluster_poller import TIMEOUT_S, Viewing
 from sidecar.status.http import LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.pages import Site
+from sidecar.status.records import RecordsBrowser, RecordsQuery
 
 DEFAULT_LISTEN = "127.0.0.1:8223"
 
@@ -37,9 +38,15 @@ DEFAULT_LISTEN = "127.0.0.1:8223"
     help="Address to listen on. Port 0 means any free port.",
 )
 @click.option("--hostname", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use.")
+@click.option(
+    "--records",
+    "has_records",
+    is_flag=True,
+    help="Also show records, at /records/STREAM. The command reads them with its own permissions, and prints a line per read.",
+)
 @json_option
 @connection_options
-def dashboard(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
+def dashboard(listen: str, hosts: tuple[str, ...], has_records: bool, as_json: bool, target: Target) -> None:
     """Serve the web page of the cluster, and /metrics of all nodes, until Ctrl-C.
 
     The page needs no port of a node. The command requests data over NATS only while a browser or Prometheus reads it. Each metric
@@ -49,13 +56,22 @@ def dashboard(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target
     if not address or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f"Invalid value for --listen: {listen}. Use HOST:PORT.")
     names = (*LOOPBACK, address, *hosts)
-    with_client(
-        target, lambda client: _serve(client, target.namespace, address, int(port), names, as_json), needs_majority=False
-    )
+
+    async def serve(client: Client) -> None:
+        records = RecordsBrowser(client, _print_read) if has_records else None
+        await _serve(ClusterSite(client, target.namespace, names, records), address, int(port), as_json)
+
+    with_client(target, serve, needs_majority=False)
 
 
-async def _serve(client: Client, namespace: str, address: str, port: int, names: tuple[str, ...], as_json: bool) -> None:
-    shown = ClusterSite(client, namespace, names)
+def _print_read(query: RecordsQuery, count: int) -> None:
+    """Print one line per read of records, for the log of the command."""
+    asked = {"partition": query.partition, "from": query.start or "newest", "subject": query.subject, "key": query.key}
+    given = " ".join(f"{name}={json.dumps(value)}" for name, value in asked.items() if value != "")
+    click.echo(f"records read stream={query.stream} {given} records={count}", err=True)
+
+
+async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> None:
     serving = Serving(shown.respond)
     try:
         bound = await serving.open(address.strip("[]"), port)
@@ -76,12 +92,12 @@ async def _serve(client: Client, namespace: str, address: str, port: int, names:
 
 
 class ClusterSite:
-    """Answers of the dashboard command. ``names``: accepted host names."""
+    """Answers of the dashboard command. ``names``: accepted host names. ``records``: shows records, None: it does not."""
 
-    def __init__(self, client: Client, namespace: str, names: tuple[str, ...]) -> None:
+    def __init__(self, client: Client, namespace: str, names: tuple[str, ...], records: RecordsBrowser | None = None) -> None:
         self._client = client
         self._names = frozenset(name.lower().encode() for name in names)
-        self._site = Site(Viewing(namespace, ClientAsker(client)))
+        self._site = Site(Viewing(namespace, ClientAsker(client)), records)
 
     def respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
         """Answer a request, as ``serving.Respond``."""
@@ -94,13 +110,17 @@ class ClusterSite:
         if path == b"/metrics":
             return self._metrics()
         found = self._site.respond(path.decode("ascii", "replace"), query)
-        return found if found is not None else http("404 Not Found", TEXT, b"/, /node/ID, /stream/NAME, /events, /metrics\n")
+        return (
+            found
+            if found is not None
+            else http("404 Not Found", TEXT, b"/, /node/ID, /stream/NAME, /groups, /services, /search, /events, /metrics\n")
+        )
 
     async def _metrics(self) -> bytes:
         with contextlib.suppress(LiftError):
-            nodes = await self._client.node_ids()
+            nodes = await self._client.admin.node_ids()
             said = await asyncio.gather(
-                *(self._client.ask_node(node, b'{"metrics": true}', 2.0) for node in nodes), return_exceptions=True
+                *(self._client.admin.ask_node(node, b'{"metrics": true}', 2.0) for node in nodes), return_exceptions=True
             )
             texts = {
                 node: one["metrics"]
@@ -119,8 +139,8 @@ class ClientAsker:
 
     async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Return the answer of a node. Raises LiftError."""
-        return await self._client.ask_node(node, asked, timeout_s)
+        return await self._client.admin.ask_node(node, asked, timeout_s)
 
     async def node_ids(self) -> list[str]:
         """Return all nodes of the metadata. Raises LiftError."""
-        return await self._client.node_ids()
+        return await self._client.admin.node_ids()

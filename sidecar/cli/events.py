@@ -111,9 +111,9 @@ class EventPages:
 
     async def _page(self, since_ns: int) -> dict[str, Any]:
         why: LiftError | None = None
-        for controller in await self._client.controller_ids():
+        for controller in await self._client.admin.controller_ids():
             try:
-                said = await self._client.cluster_events(controller, self._place, since_ns, _TIMEOUT_S)
+                said = await self._client.admin.cluster_events(controller, self._place, since_ns, _TIMEOUT_S)
             except NotAllowedError:
                 raise
             except LiftError as error:

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, parse_start
-from liftpy.client.group_admin import GroupDescription, QueueFigures, delete_group, describe_group, list_groups, reset_group
+from liftpy.client.group_admin import GroupDescription, QueueFigures
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
 from sidecar.cli.completion import GROUP
@@ -32,7 +32,7 @@ def group() -> None:
 @connection_options
 def list_(as_json: bool, target: Target) -> None:
     """List all consumer groups."""
-    found = with_client(target, list_groups)
+    found = with_client(target, lambda client: client.groups.list())
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(one) for one in found]))
         return
@@ -48,7 +48,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     """Show the members of group NAME, and its position and lag in each partition."""
 
     async def work(client: Client) -> tuple[GroupDescription, list[tuple[PartitionKey, int, int | None]]]:
-        described = await describe_group(client, name)
+        described = await client.groups.describe(name)
         return described, await asyncio.gather(*(lag_of(client, key, at) for key, at in sorted(described.positions.items())))
 
     described, lags = with_client(target, work)
@@ -127,7 +127,7 @@ def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, 
     async def work(client: Client) -> None:
         known = await client.stream(stream)
         numbers = [p.partition for p in known.partitions] if partition is None else [partition]
-        before = (await describe_group(client, name)).positions
+        before = (await client.groups.describe(name)).positions
         wanted: dict[PartitionKey, int] = {}
         for number in numbers:
             at = await client.consume(stream, number, start=start).position()
@@ -135,7 +135,7 @@ def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, 
         rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
         Console().print(table(("PARTITION", "COMMITTED", "NEW"), rows))
         if yes:
-            await reset_group(client, name, wanted)
+            await client.groups.reset(name, wanted)
         else:
             click.echo("nothing is done without --yes")
 
@@ -150,10 +150,10 @@ def delete(name: str, yes: bool, target: Target) -> None:
     """Delete group NAME and its committed positions. The group must have no members."""
 
     async def work(client: Client) -> None:
-        described = await describe_group(client, name)
+        described = await client.groups.describe(name)
         click.echo(f"{name}: {len(described.members)} members, {len(described.positions)} committed positions")
         if yes:
-            await delete_group(client, name)
+            await client.groups.delete(name)
         else:
             click.echo("nothing is done without --yes")
 

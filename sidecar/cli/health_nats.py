@@ -11,7 +11,7 @@ import click
 import nats
 import nats.errors
 
-from liftpy.client.admin_requests import Inquirer, NodeViews, asking
+from liftpy.client.admin_requests import NodeRequests, asking
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.observe.cluster_health import why_offline
@@ -75,12 +75,12 @@ async def _found(target: Target, level: str, node_id: str | None, probe: bool) -
         return await _asked(cluster, target, level, node_id, probe)
 
 
-async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+async def _asked(cluster: NodeRequests, target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     lines: list[str] = []
     nodes = [node_id] if node_id is not None else []
     if node_id is None:
         began = time.monotonic()
-        state = await cluster.admin.describe(linearizable=True)
+        state = await cluster.describe_cluster(linearizable=True)
         lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
         nodes = state.image.live_nodes()
         fenced = sorted(set(state.image.nodes) - set(nodes))
@@ -118,7 +118,7 @@ def _suspect(image: ClusterImage) -> list[str]:
     return [f"[-] {text}" for text in texts[:_MOST_NAMED]] + (more if len(texts) > _MOST_NAMED else [])
 
 
-async def _services(client: NodeViews, node_id: str) -> list[str]:
+async def _services(client: NodeRequests, node_id: str) -> list[str]:
     """Return a line for ended services of the node, and one for blocked ones. [] if all run."""
     try:
         glance = await client.node_glance(node_id, _TIMEOUT_S)
@@ -135,7 +135,7 @@ async def _services(client: NodeViews, node_id: str) -> list[str]:
     return lines
 
 
-async def said_by(client: NodeViews, node_id: str) -> dict[str, Any] | None:
+async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
     """Return the health of the node, None without an answer."""
     try:
         found = await client.node_health(node_id, _TIMEOUT_S)
@@ -176,8 +176,8 @@ async def _there_and_back(client: Client, target: Target) -> list[str]:
         try:
             await client.stream(PROBE)
         except NotFoundError:
-            client.allow_internal()
-            nodes = (await client.describe_cluster()).image.live_nodes()
+            client.admin.allow_internal()
+            nodes = (await client.admin.describe_cluster()).image.live_nodes()
             await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
             lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
         began, mark = time.monotonic(), f"{time.time_ns()}".encode()

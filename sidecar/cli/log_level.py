@@ -44,7 +44,7 @@ def log_level(node_id: str, level: str, how_long: str, as_json: bool, target: Ta
         raise click.BadParameter(f"{how_long!r} is not more than 0s and at most 24h.", param_hint="--for")
 
     async def work(client: Client) -> dict[str, Any]:
-        return await client.node_log_level(node_id, level, for_s)
+        return await client.admin.node_log_level(node_id, level, for_s)
 
     said = with_client(target, work, needs_majority=False)
     if "error" in said:

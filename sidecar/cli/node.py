@@ -48,8 +48,8 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
         raise click.UsageError("--cancel and --wait cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> dict[str, Any]:
-        await client.set_node(node_id, leaving=not cancel)
-        image = (await client.describe_cluster()).image
+        await client.admin.set_node(node_id, leaving=not cancel)
+        image = (await client.admin.describe_cluster()).image
         if not as_json and not cancel:
             click.echo(f"{node_id} is drained of {image.replica_counts.get(node_id, 0)} replicas")
             for line in [] if wait else _what_stays(image, node_id):
@@ -67,7 +67,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
                 quiet=as_json,
                 stays=lambda now: _what_stays(now, node_id),
             )
-            image = (await client.describe_cluster(linearizable=True)).image
+            image = (await client.admin.describe_cluster(linearizable=True)).image
             if (held := image.replica_counts.get(node_id, 0)) and not _is_leaving(image, node_id):
                 raise StaleRequestError(
                     f"Another request canceled the drain of {node_id}, which holds {held} replicas. To drain it: "
@@ -127,7 +127,7 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     The answer is no if a partition would fall below min_isr, or if the metadata group would lose its majority.
     """
     check_name(node_id, "node")
-    state = with_client(target, lambda client: client.describe_cluster(linearizable=True))
+    state = with_client(target, lambda client: client.admin.describe_cluster(linearizable=True))
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
     reasons = why_not(state.image, node_id, voters)
     if as_json:
@@ -196,10 +196,10 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
 
     async def work(client: Client) -> dict[str, Any]:
         if not directories:
-            await client.check_node(node_id)
-            found = await client.node_health(node_id)
+            await client.admin.check_node(node_id)
+            found = await client.admin.node_health(node_id)
             return {"node": node_id, "unknown": found.get("unknown_streams", []), "removed": []}
-        said = await client.remove_data(node_id, list(directories))
+        said = await client.admin.remove_data(node_id, list(directories))
         if "error" in said:
             raise ConfigError(f"{node_id}: {said['error']}")
         return {"node": node_id, **said}
@@ -225,7 +225,9 @@ def set_weight(node_id: str, weight: str, as_json: bool, target: Target) -> None
     value = None if weight == AUTO else _number(weight)
 
     async def work(client: Client) -> NodeImage:
-        return await (client.reset_node(node_id, weight=True) if value is None else client.set_node(node_id, weight=value))
+        return await (
+            client.admin.reset_node(node_id, weight=True) if value is None else client.admin.set_node(node_id, weight=value)
+        )
 
     _show_facts(with_client(target, work), as_json)
 
@@ -239,7 +241,9 @@ def set_rack(node_id: str, rack: str, as_json: bool, target: Target) -> None:
     """Set the rack of NODE. '' removes the rack. 'auto' uses the rack from the node's settings after its next start."""
 
     async def work(client: Client) -> NodeImage:
-        return await (client.reset_node(node_id, rack=True) if rack == AUTO else client.set_node(node_id, rack=rack))
+        return await (
+            client.admin.reset_node(node_id, rack=True) if rack == AUTO else client.admin.set_node(node_id, rack=rack)
+        )
 
     _show_facts(with_client(target, work), as_json)
 
@@ -272,7 +276,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
     """Remove the node. Return the cluster before that. Wait for a node that runs, or ran a moment ago, until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
-        state = await client.describe_cluster()
+        state = await client.admin.describe_cluster()
         if any(node_id == member.node_id for member in state.controllers):
             raise ConfigError(still_a_controller(node_id))
         wrong = why_it_stays(state.image, node_id)
@@ -285,7 +289,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
             return state
         if not wrong:
             try:
-                await client.remove_node(node_id)
+                await client.admin.remove_node(node_id)
             except ConfigError:
                 if time.monotonic() >= deadline:
                     raise

@@ -128,7 +128,7 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
     """
 
     async def work(client: Client) -> list[tuple[str, PartitionState]]:
-        state = await client.describe_cluster(linearizable=True)
+        state = await client.admin.describe_cluster(linearizable=True)
         if only is not None:
             state.stream(only)
         moves = [(key, node) for key, node in misplaced(state.image) if only in (None, key.stream)]
@@ -158,7 +158,7 @@ async def _moved(
 ) -> tuple[PartitionState, float]:
     """Request the change and wait until the partition has a leader in the new state. Return (partition, seconds)."""
     began = time.monotonic()
-    decided = await client.elect_leader(image.name, number, node, unclean=unclean)
+    decided = await client.admin.elect_leader(image.name, number, node, unclean=unclean)
     while True:
         current = _find(await client.stream(image.name), number)
         took_s = time.monotonic() - began

@@ -23,7 +23,7 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 
     async def ask(node_id: str) -> dict[str, Any] | None:
         try:
-            return await client.node_status(node_id, _NODE_TIMEOUT_S)
+            return await client.admin.node_status(node_id, _NODE_TIMEOUT_S)
         except (UnavailableError, OutcomeUnknownError, ProtocolError):
             return None
 
@@ -38,7 +38,7 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 async def unknown_streams(client: Client, node_id: str) -> list[str]:
     """Return directories on the node of streams that the cluster does not know. None if the node does not answer."""
     try:
-        found = (await client.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
+        found = (await client.admin.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
         return []
     return [str(name) for name in found] if isinstance(found, list) else []

@@ -123,7 +123,7 @@ async def follow(
     """
     give_up_at, said, told, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
     while True:
-        image = (await client.describe_cluster()).image
+        image = (await client.admin.describe_cluster()).image
         if is_done(image):
             return
         found = [movement for movement in movements(image) if concerns(movement)]
@@ -192,7 +192,7 @@ def move(
         image = await client.stream(stream)
         if number >= len(image.partitions):
             raise NotFoundError(f"Stream {stream} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
-        decided = await client.reassign(image, number, wanted)
+        decided = await client.admin.reassign(image, number, wanted)
         if not wait:
             return decided
         uid = image.uid

@@ -85,7 +85,7 @@ def rebalance(
         raise click.UsageError("--cancel and --dry-run cannot be combined. Remove one of them.")
 
     async def work(client: Client) -> None:
-        image = (await client.describe_cluster(linearizable=True)).image
+        image = (await client.admin.describe_cluster(linearizable=True)).image
         if cancel:
             await _cancel(client, image, as_json)
             return
@@ -208,7 +208,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
         )
         for key, target in sorted(plan.targets.items())
     ]
-    refused = await client.reassign_all(wishes)
+    refused = await client.admin.reassign_all(wishes)
     if wait and wishes:
         await _until_done(client, wishes, timeout_s, quiet)
     return refused
@@ -216,7 +216,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
 
 async def _replaced(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
     """Return the partitions whose accepted move another request has replaced or canceled."""
-    image = (await client.describe_cluster(linearizable=True)).image
+    image = (await client.admin.describe_cluster(linearizable=True)).image
     found = {text.partition(":")[0] for text in refused}
     replaced = []
     for (stream, number), target in sorted(plan.targets.items()):
@@ -241,7 +241,7 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
     ours = (MoveReason.REBALANCED.words, MoveReason.LEADERSHIPS.words)
     of_ours = [movement for movement in movements(image) if movement.why in ours]
     wishes = [ReplicaMove(stream=m.stream, uid=m.uid, partition=m.partition) for m in of_ours]
-    refused = await client.reassign_all(wishes)
+    refused = await client.admin.reassign_all(wishes)
     if as_json:
         click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))
         return

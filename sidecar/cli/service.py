@@ -128,7 +128,7 @@ def call(
     body = sys.stdin.buffer.read() if text is None else text.encode()
 
     async def work(client: Client) -> CommandAnswer:
-        return await client.call_service(
+        return await client.services.call(
             name,
             stream,
             body,
@@ -350,7 +350,7 @@ async def _position(client: Client, node: str, uid: str, partition: int, name: s
 async def _said(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
     """Return the status of the service on ``node``, {} if it is missing or does not answer."""
     try:
-        status: dict[str, Any] = await client.node_status(node)
+        status: dict[str, Any] = await client.admin.node_status(node)
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
         return {}
     for found in status.get("partitions", []):
@@ -409,7 +409,7 @@ def query(
     body = sys.stdin.buffer.read() if text is None else text.encode()
 
     async def work(client: Client) -> QueryAnswer:
-        return await client.query_service(name, body, partition=partition, key=key, at_least=at_least)
+        return await client.services.query(name, body, partition=partition, key=key, at_least=at_least)
 
     answer = with_client(target, work, needs_majority=False)
     sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))

@@ -43,7 +43,7 @@ def with_client(
             target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=timeout_s
         )
         if target.internal:
-            client.allow_internal()
+            client.admin.allow_internal()
         async with client:
             return await (_with_majority(client, work(client)) if needs_majority else work(client))
 
@@ -64,7 +64,7 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
     async def watch() -> None:
         await asyncio.sleep(WATCH_AFTER_S)
         try:
-            await client.watch_majority()
+            await client.admin.watch_majority()
         except NoMajorityError as error:
             lost.append(error)
             task.cancel()
@@ -82,7 +82,7 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
         watching.cancel()
         if lost and not task.uncancel():
             raise lost[0] from None
-        await client.check_majority()
+        await client.admin.check_majority()
         raise
     finally:
         watching.cancel()

@@ -41,7 +41,7 @@ def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
     check_name(node_id, "node")
 
     async def work(client: Client) -> list[dict[str, Any]]:
-        return await client.node_settings(node_id)
+        return await client.admin.node_settings(node_id)
 
     rows = [row for row in with_client(target, work) if not diff or "read" in row or row["value"] != row["default"]]
     if as_json:
@@ -61,7 +61,7 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     check_name(node_id, "node")
 
     async def work(client: Client) -> dict[str, Any]:
-        return await client.reload_settings(node_id)
+        return await client.admin.reload_settings(node_id)
 
     said = with_client(target, work)
     if "error" in said:
@@ -108,8 +108,8 @@ def default_quota(
 
     async def work(client: Client) -> DefaultQuota:
         if is_none:
-            return await client.set_default_quota(records_per_s=0, bytes_per_s=0, by_token=0)
-        return await (client.set_default_quota(**wanted) if wanted else client.default_quota())
+            return await client.admin.set_default_quota(records_per_s=0, bytes_per_s=0, by_token=0)
+        return await (client.admin.set_default_quota(**wanted) if wanted else client.admin.default_quota())
 
     quota = with_client(target, work)
     click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
@@ -142,8 +142,8 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
 
     async def work(client: Client) -> SessionTimes | None:
         if not sets:
-            return await client.session_times()
-        times = await client.set_session_times(session_s=session_s, lease_s=lease_s)
+            return await client.admin.session_times()
+        times = await client.admin.set_session_times(session_s=session_s, lease_s=lease_s)
         return await _settled(client, times) if wait else times
 
     times = with_client(target, work)
@@ -162,7 +162,7 @@ async def _settled(client: Client, times: SessionTimes) -> SessionTimes:
                 f"The new times are set, but not yet in use everywhere: {times.words}. The change continues in the background."
             )
         await asyncio.sleep(_LOOK_S)
-        times = await client.session_times() or times
+        times = await client.admin.session_times() or times
     return times
 
 

@@ -41,7 +41,7 @@ def status(only: str | None, as_json: bool, target: Target) -> None:
 
 async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
     """Return the state as one JSON object. Raises NotFoundError if the stream ``only`` does not exist."""
-    state = await client.describe_cluster()
+    state = await client.admin.describe_cluster()
     if only is not None:
         state.stream(only)
     reports = await ask_nodes(client, sorted(state.image.nodes))

@@ -125,7 +125,7 @@ def purge(
 
     async def carry_out(client: Client, found: list[_Purged]) -> None:
         for one in found:  # what was shown, whatever was published since
-            await client.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
+            await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
             await _gone(client, name, {one.partition for one in found}, timeout_s)
 
@@ -179,7 +179,7 @@ async def _would_go(
     before: int | datetime | None, until: float,
 ) -> _Purged:  # fmt: skip
     """Count the records of one partition that the purge would delete, until the monotonic time ``until``. Nothing changes."""
-    end = await client.purge(name, number, subjects=subjects, keys=keys, before=before, dry_run=True, uid=uid)
+    end = await client.admin.purge(name, number, subjects=subjects, keys=keys, before=before, dry_run=True, uid=uid)
     bounds = await client.bounds(name, number)
     records, at_least = 0, False
     if end > bounds.log_start_offset:
@@ -279,7 +279,7 @@ def delete_records(
 
     async def carry_out(client: Client, deletions: list[Deletion]) -> None:
         for one in deletions:  # what was shown, whatever was published since
-            await client.truncate_before(name, one.partition, one.first, uid=one.uid)
+            await client.admin.truncate_before(name, one.partition, one.first, uid=one.uid)
 
     if dry_run or not yes:
         deletions = with_client(target, plan)
@@ -343,7 +343,7 @@ async def _deletion(client: Client, name: str, uid: str, number: int, where: int
             wanted = where
         case _:
             assert_never(where)
-    first = await client.truncate_before(name, number, wanted, dry_run=True, uid=uid)
+    first = await client.admin.truncate_before(name, number, wanted, dry_run=True, uid=uid)
     begin, end = bounds.log_start_offset, max(bounds.end_offset, first)
     return Deletion(uid, number, first, max(first - begin, 0), end - begin, bounds.compacted)
 
@@ -387,7 +387,7 @@ def alter(
         before = await client.stream(name)
         if factor is not None:
             check_min_isr(before.config, factor)
-        decided = await client.alter_stream(name, factor or 0, dry_run=dry_run, **settings)
+        decided = await client.admin.alter_stream(name, factor or 0, dry_run=dry_run, **settings)
         if not as_json:
             _show(before, decided, factor, settings, dry_run)
         if dry_run or not wait or factor is None:
@@ -477,7 +477,7 @@ def pause(
     """
 
     async def work(client: Client) -> StreamImage:
-        return await client.pause(
+        return await client.admin.pause(
             name, partitions or None, resume_on_publish=resume_on_publish or resume_all, resume_all=resume_all
         )
 
@@ -492,7 +492,7 @@ def pause(
 @internal_option
 def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
     """Resume stream NAME: accept publishes again."""
-    _pause_show(with_client(target, lambda client: client.resume(name, partitions or None)), partitions, as_json)
+    _pause_show(with_client(target, lambda client: client.admin.resume(name, partitions or None)), partitions, as_json)
 
 
 def _pause_show(image: StreamImage, partitions: tuple[int, ...], as_json: bool) -> None:
@@ -592,14 +592,14 @@ class _Wanted:
 
     async def plan(self, client: Client, name: str) -> PlacementPlan:
         """Return where the stream would be placed."""
-        return await client.plan_stream(name, **self._words())
+        return await client.admin.plan_stream(name, **self._words())
 
     async def create(self, client: Client, name: str) -> tuple[StreamImage, str]:
         """Create the stream and wait for its leaders. Return the stream, and why it waits for nodes ('' if it does not)."""
         made = await client.create_stream(name, **self._words(), ready_s=0)
         if made.waiting:
-            return made, why_it_waits((await client.describe_cluster()).image, made)
-        return await client.until_ready(made), ""
+            return made, why_it_waits((await client.admin.describe_cluster()).image, made)
+        return await client.admin.until_ready(made), ""
 
     def _words(self) -> dict[str, Any]:
         return {
@@ -626,10 +626,12 @@ def add_partitions(
         raise click.UsageError("Missing option: --partitions COUNT, or an --assignment of the new partitions.")
     if dry_run:
         show_plan(
-            with_client(target, lambda client: client.plan_partitions(name, total or 0, placement=placement)), name, as_json
+            with_client(target, lambda client: client.admin.plan_partitions(name, total or 0, placement=placement)),
+            name,
+            as_json,
         )
         return
-    made = with_client(target, lambda client: client.add_partitions(name, total or 0, placement=placement))
+    made = with_client(target, lambda client: client.admin.add_partitions(name, total or 0, placement=placement))
     click.echo(json.dumps(stream_json(made)) if as_json else f"stream {name} has {_count(len(made.partitions), 'partition')}")
 
 
@@ -639,7 +641,7 @@ def add_partitions(
 @internal_option
 def list_streams(as_json: bool, target: Target) -> None:
     """List all streams. Internal streams need --internal."""
-    streams = with_client(target, lambda client: client.list_streams(internal=target.internal))
+    streams = with_client(target, lambda client: client.admin.list_streams(internal=target.internal))
     if as_json:
         click.echo(json.dumps([stream_json(s) for s in streams]))
         return
@@ -658,8 +660,8 @@ def show(name: str, as_json: bool, target: Target) -> None:
     """Show the settings, partitions, leaders and in-sync replicas of stream NAME."""
 
     async def work(client: Client) -> tuple[StreamImage, str, DefaultQuota]:
-        found, quota = await client.stream(name), await client.default_quota()
-        return found, why_it_waits((await client.describe_cluster()).image, found) if found.waiting else "", quota
+        found, quota = await client.stream(name), await client.admin.default_quota()
+        return found, why_it_waits((await client.admin.describe_cluster()).image, found) if found.waiting else "", quota
 
     found, why, quota = with_client(target, work)
     by_default = quota if found.config_under(quota) is not found.config else NO_QUOTA
@@ -709,7 +711,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         return found, await _records_of(client, found)
 
     async def carry_out(client: Client, uid: str) -> None:
-        await client.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
+        await client.admin.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
 
     found, records = with_client(target, look)
     what = (

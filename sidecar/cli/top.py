@@ -335,14 +335,14 @@ class Looking:
         """Ask once."""
         if not self.knows_any:
             with suppress(LiftError):
-                self._named = await self._client.node_ids()
+                self._named = await self._client.admin.node_ids()
         nodes = self.watching.nodes(self._named)
         said = await asyncio.gather(*map(self._ask, nodes))
         self.watching.put(self._now(), dict(zip(nodes, said, strict=True)))
 
     async def _ask(self, node: str) -> NodeSummary | None:
         try:
-            return await self._client.node_glance(node, _TIMEOUT_S)
+            return await self._client.admin.node_glance(node, _TIMEOUT_S)
         except LiftError:
             return None
 

@@ -113,9 +113,9 @@ def _target_of(levels: FeatureLevels) -> int:
 
 async def _looked(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
     """Return the requested level, and its state."""
-    levels = await client.feature_levels()
+    levels = await client.admin.feature_levels()
     wanted = _target_of(levels) if level is None else level
-    return wanted, await client.feature_levels(wanted)
+    return wanted, await client.admin.feature_levels(wanted)
 
 
 @upgrade.command(example="liftpy upgrade check")
@@ -126,10 +126,10 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
     """Check the health and the versions of the cluster, and whether a feature level can be finalized. Exit code 0: yes, 1: no."""
 
     async def work(client: Client) -> tuple[list[str], int, FeatureLevels]:
-        state = await client.describe_cluster(linearizable=True)
+        state = await client.admin.describe_cluster(linearizable=True)
         lines = []
         for node_id in sorted(state.image.nodes):
-            said = None if state.image.nodes[node_id].fenced else await said_by(client, node_id)
+            said = None if state.image.nodes[node_id].fenced else await said_by(client.admin, node_id)
             why = "does not answer" if said is None else _unwell(said)
             lines.append(f"[-] {node_id}: {why}" if why else f"[+] {node_id}: live, ready, synced")
         wanted, levels = await _looked(client, level)
@@ -173,7 +173,7 @@ def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) ->
         wanted, levels = await _looked(client, level)
         if dry_run or levels.reasons or wanted <= levels.level:
             return wanted, levels, ""
-        return wanted, levels, await client.set_feature_level(wanted)
+        return wanted, levels, await client.admin.set_feature_level(wanted)
 
     return _say(*with_client(target, work), as_json)
 
@@ -189,12 +189,12 @@ def revert(dry_run: bool, as_json: bool, target: Target) -> int:
     """
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
-        wanted = (await client.feature_levels()).level - 1
-        levels = await client.feature_levels(max(wanted, FIRST))
+        wanted = (await client.admin.feature_levels()).level - 1
+        levels = await client.admin.feature_levels(max(wanted, FIRST))
         if wanted < FIRST:
             why = f"There is no level before {FIRST}."
             return wanted, FeatureLevels(levels.level, levels.spoken, levels.versions, (why,)), ""
-        return wanted, levels, "" if dry_run or levels.reasons else await client.set_feature_level(wanted)
+        return wanted, levels, "" if dry_run or levels.reasons else await client.admin.set_feature_level(wanted)
 
     return _say(*with_client(target, work), as_json)
 
@@ -224,10 +224,10 @@ def report(as_json: bool, target: Target) -> None:
     """Show the current feature level, what each level adds, which levels each node supports, and what blocks a return."""
 
     async def work(client: Client) -> tuple[FeatureLevels, tuple[str, ...]]:
-        levels = await client.feature_levels()
+        levels = await client.admin.feature_levels()
         if levels.level <= FIRST:
             return levels, (f"There is no level before {FIRST}.",)
-        return levels, (await client.feature_levels(levels.level - 1)).reasons
+        return levels, (await client.admin.feature_levels(levels.level - 1)).reasons
 
     levels, back = with_client(target, work)
     nodes = {

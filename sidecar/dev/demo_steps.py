@@ -118,7 +118,7 @@ async def _look(client: Client, nodes: list[str], at: Positions) -> None:
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
         at.committed, at.leader = bounds.high_watermark + 1, bounds.leader
-    answers = await asyncio.gather(*(client.node_status(node) for node in nodes), return_exceptions=True)
+    answers = await asyncio.gather(*(client.admin.node_status(node) for node in nodes), return_exceptions=True)
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, dict):
             at.replicas[node] = newest_offset_of(answer, STREAM, 0) + 1

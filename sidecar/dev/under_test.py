@@ -157,7 +157,7 @@ class ClusterUnderTest:
             found.wait_ready(max(deadline - time.monotonic(), _POLL_S))
 
         def all_live() -> bool:
-            return set(self.client.describe_cluster().image.live_nodes()) >= set(self.nodes)
+            return set(self.client.admin.describe_cluster().image.live_nodes()) >= set(self.nodes)
 
         self.wait_until(all_live, max(deadline - time.monotonic(), _POLL_S), "every node is live")
 
@@ -191,9 +191,9 @@ class ClusterUnderTest:
         """Delete all streams except those in ``keep``."""
 
         def deleted() -> bool:
-            for stream in self.client.list_streams():
+            for stream in self.client.admin.list_streams():
                 if stream.name not in keep:
-                    self.client.delete_stream(stream.name, stream.uid)
+                    self.client.admin.delete_stream(stream.name, stream.uid)
             return True
 
         self.wait_until(deleted, what="streams are deleted")

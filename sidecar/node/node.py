@@ -132,12 +132,7 @@ class Node:
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
         self.status = StatusDesk(settings, self.counters)
-        self.health = self.status.health = Health(
-            lambda: self._workers.joined(self._signs()),
-            lambda: () if self.partitions is None else self.partitions.replicas(),
-            lambda: self._workers.unsynced,
-            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
-        )
+        self.health = self.status.health = self._make_health()
         self.supervisor = Supervisor(*supervised())
         self.status.answers.settings = self.reloading.shown
         self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
@@ -184,6 +179,14 @@ class Node:
         """Counts of the logs that the worker processes have recovered."""
         self._logs_are_clean = False
         """During the stop: everything that was acknowledged is on the disk, as far as the components have closed."""
+
+    def _make_health(self) -> Health:
+        return Health(
+            lambda: self._workers.joined(self._signs()),
+            lambda: () if self.partitions is None else self.partitions.replicas(),
+            lambda: self._workers.unsynced,
+            lambda: self.status.unknown.names() if self.status.unknown is not None else [],
+        )
 
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         return None if self.partitions is None else self.partitions.reads_of(key)

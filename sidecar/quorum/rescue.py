@@ -63,8 +63,9 @@ class Survivor:
     terms: dict[int, int]
 
     def parts_from(self, other: Survivor) -> int:
-        """Return the first index at which the two logs hold different entries; 0: one is the beginning of the other, as far as can be
-        seen."""
+        """Return the first index at which the two logs have different entries. 0: one log is the beginning of the other, as
+        far as can be seen.
+        """
         both = sorted(self.terms.keys() & other.terms.keys())
         return next((index for index in both if self.terms[index] != other.terms[index]), 0)
 

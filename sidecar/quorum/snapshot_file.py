@@ -24,7 +24,7 @@ MAX_SNAPSHOT_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """The state after the entry ``last``; ``previous`` is the entry before it. ``image``: ClusterFsm.snapshot()."""
+    """The state after the entry ``last``. ``previous``: the entry before it. ``image``: ClusterFsm.snapshot()."""
 
     last: Entry
     previous: Entry
@@ -93,9 +93,9 @@ def _entry(entry: pb.RaftEntry) -> Entry:
 
 
 def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
-    """Write, flush and read back [S16]; the library renames it into place right after, and then trims the journal.
+    """Write, flush and read back [S16]. The library then renames the file into place, and trims the journal.
 
-    Raises OSError, and CorruptionError when the file can't be read back.
+    Raises OSError. Raises CorruptionError if the file can't be read back.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:

@@ -64,7 +64,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         peers = tuple(i for i in members if i != node_id)
         self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
-        """Applied index of each peer as it last said to this leader; for the status."""
+        """Applied index of each peer, as last reported to this leader, for the status."""
         self.checkpoints = AppliedDigests(node_id)
         """Digests of what this member, and its followers, have applied."""
         self.diverged: Callable[[int], None] = lambda _: None
@@ -76,7 +76,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._echoes: dict[str, int] = {}
         """Sender of appends -> the stamp of the newest one in this session."""
         self._confirmed: dict[str, tuple[int, int]] = {}
-        """Follower -> term, and send time in ns of the newest append that it has answered."""
+        """Follower -> term, and sending time in ns of the newest append that it has answered."""
         self._leader_heard_at = self._transfer_asked_at = -1e9
         self._not_forwarded: list[tuple[Node, int | None]] = []
         """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and

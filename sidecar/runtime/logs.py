@@ -166,7 +166,7 @@ _OTHER = "other"
 LEVELS = ("debug", "info", "warning", "error")
 _NOISY = ("nats", "pysyncobj", "asyncio")
 _EPOCH_AT = {"replica.role_changed": 3}
-"""Event -> which of its arguments is the LeaderEpoch."""
+"""Event -> index of its argument that is the LeaderEpoch."""
 
 
 def event_of(record: logging.LogRecord) -> str:
@@ -182,7 +182,7 @@ def partition_of(record: logging.LogRecord) -> PartitionKey | None:
 
 
 class Suppression(logging.Filter):
-    """Leaves lines out; ``say`` logs a record past the filter. ``clock``: monotonic, s. May be called on any thread."""
+    """Limits the number of log lines. ``say``: logs a record that passes. ``clock``: monotonic, s. Any thread may call it."""
 
     def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class NodeLogs:
         self._until: Any = None
 
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
-        """Log to ``stream`` (default: the standard error) from ``level`` on; ``form``: text or json."""
+        """Log to ``stream`` (default: the standard error) from ``level`` on. ``form``: text or json."""
         self.facts, self._level = {"node": node_id}, level
         handler = self._handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(self._formatter(form))

@@ -51,9 +51,9 @@ def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
 
 
 OPENED = 128
-"""Partitions, after the opening of which what they hold is put out of sight."""
+"""Number of opened partitions after which their objects are hidden from the garbage collector."""
 CLOSED = 256
-"""Partitions, after the end of which what is out of sight is looked at once; more where more are open."""
+"""Number of closed partitions after which hidden objects are checked once. It is higher if more are open."""
 
 
 YOUNG = 10_000

@@ -304,8 +304,8 @@ def target_from(
 ) -> Target:
     """Return how to reach the cluster, from flags (None: not given), the environment and a context.
 
-    A context that the user names wins over the environment. The selected context is the default; it is not used at all
-    where a flag or the environment names the NATS servers: its credentials are for its own servers.
+    A context that the user names wins over the environment. The selected context is the default. It is not used if a flag or
+    the environment names the NATS servers, because its credentials are for its own servers.
 
     Raises:
         ConfigError: A value is not valid, or the file of contexts cannot be used.

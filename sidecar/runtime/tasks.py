@@ -102,7 +102,7 @@ def run_loop(work: Coroutine[Any, Any, int]) -> int:
 
 
 def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]) -> Callable[[], None]:
-    """Call ``fatal`` for unexpected ends of ``spawn``'s tasks and of our callbacks on ``loop``; return what takes that back."""
+    """Call ``fatal`` for unexpected ends of ``spawn``'s tasks and of callbacks on ``loop``. Return a function that undoes this."""
     before = loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Timer:
         self._wanted_ns: int | None = None
         """Monotonic time at which it must fire, in nanoseconds. None: it is not set."""
         self._queued_ns: int | None = None
-        """The slot that it is in, its earliest; never later than wanted, rounded up to the grid."""
+        """Earliest slot of the grid in which it is queued, never later than the requested time, rounded up."""
 
 
 class Timers:

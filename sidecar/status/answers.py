@@ -12,12 +12,13 @@ import json
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import partial
 from heapq import nsmallest
 from typing import Any, TypeVar
 
-from liftpy.config import NS_PER_S
+from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
@@ -25,7 +26,7 @@ from liftpy.core.base.worker_assignment import WHOLE
 from liftpy.core.log.log import Log
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.observe.app_rows import asked_name, instance_row, joined_groups, joined_services
-from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
+from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, match_in, place_of, urgency
 from liftpy.core.observe.history import History, asked_rows
 from liftpy.core.observe.timeline import FILTERS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
@@ -41,6 +42,7 @@ from sidecar.status.report import Reporter
 
 T = TypeVar("T")
 Answer = Callable[[bytes], None]
+_DEFAULT_CONFIG = StreamConfig()
 SLICE_S = 0.002
 PER_SECOND = 4
 MOST_KEPT = 16
@@ -192,7 +194,9 @@ class PageAnswers:
         chosen = nsmallest(limit, behind, key=lambda one: one[0])
         now_ns = clock.now_ns()
         rows = [_row(place, held_as, now_ns) async for place, held_as in _sliced(chosen)]
-        return {"rows": rows, "more": len(behind) > len(chosen), "count": len(found), "problems": problems}
+        made = {"rows": rows, "more": len(behind) > len(chosen), "count": len(found), "problems": problems}
+        known = reporter.group.image.streams.get(stream) if stream else None
+        return made if known is None else {**made, "about": _about(known)}
 
     # ---- streams -----------------------------------------------------------------------------------------------------------
     async def _streams(self, reporter: Reporter, said: Any) -> dict[str, Any]:
@@ -201,13 +205,14 @@ class PageAnswers:
                 after = (rank, name)
             case _:
                 raise ValueError("Invalid parameter after. Use [urgency, name].")
-        limit, streams = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams
+        limit, streams, match = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams, match_in(said)
         found = []
         async for stream in _sliced(list(streams.values())):
             known = self._summaries.get(stream.name)
             if known is None or known[0] is not stream:
                 known = self._summaries[stream.name] = (stream, _summary(stream))
-            found.append(((known[1]["urgency"], stream.name), known[1]))
+            if match in stream.name.lower() or match in stream.subject.lower():
+                found.append(((known[1]["urgency"], stream.name), known[1]))
         if len(self._summaries) > len(streams):
             self._summaries = {name: known for name, known in self._summaries.items() if name in streams}
         behind = [one for one in found if one[0] > after]
@@ -217,21 +222,21 @@ class PageAnswers:
 
 async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
     """Answer ``{"group": "", "limit": 500}`` with the groups led here, or with one group, its members and its positions."""
-    name, limit = asked_name(said, "group")
+    (name, limit), match = asked_name(said, "group"), match_in(said)
     if not name:
-        rows = [row async for row in _sliced(reporter.group_rows())]
+        rows = [row async for row in _sliced(reporter.group_rows()) if match in row["group"].lower()]
         return joined_groups([{"rows": rows}], limit)
     return joined_groups([reporter.group_rows_of(name)], limit)
 
 
 async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
     """Answer ``{"service": "", "limit": 500}`` with totals of the services here, or with each instance of one service."""
-    name, limit = asked_name(said, "service")
+    (name, limit), match = asked_name(said, "service"), match_in(said)
     rows = []
     async for worker in _sliced(list(reporter.partitions)):
         if not is_internal(worker.key.stream):
             for figures in (*worker.services.report(), *worker.services.gone()):
-                if not name or figures["service"] == name:
+                if (not name or figures["service"] == name) and match in str(figures["service"]).lower():
                     rows.append(instance_row(worker.key.stream, worker.key.partition, figures))
     return joined_services([{"rows": rows}], limit, of_one=bool(name))
 
@@ -287,6 +292,25 @@ def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
             "lag_records": records, "lag_s": round(age_ns / 1e9, 3), "waiting_acks": worker.acks.count,
         }  # fmt: skip
     return made
+
+
+def _about(stream: StreamImage) -> dict[str, Any]:
+    """Return the subject of a stream, and its settings that differ from the default."""
+    differ = [(one.name, getattr(stream.config, one.name)) for one in fields(StreamConfig)]
+    return {
+        "subject": stream.subject,
+        "partitions": stream.partition_count,
+        "replicas": stream.replica_count,
+        "settings": [[name, _setting(value)] for name, value in differ if value != getattr(_DEFAULT_CONFIG, name)],
+    }
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if is_dataclass(value):
+        return ", ".join(f"{one.name}={getattr(value, one.name)}" for one in fields(value))
+    return str(value)
 
 
 def _summary(stream: StreamImage) -> dict[str, Any]:

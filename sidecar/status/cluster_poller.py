@@ -43,7 +43,15 @@ from liftpy.core.observe.history import (
     with_gaps,
 )
 from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, glance_of
-from liftpy.core.observe.page_model import checked_row, checked_stream, cluster_object, newest_of, node_row, stream_rows
+from liftpy.core.observe.page_model import (
+    checked_row,
+    checked_stream,
+    cluster_object,
+    newest_of,
+    node_row,
+    stream_about,
+    stream_rows,
+)
 from liftpy.core.observe.timeline import FILTERS, fits, marks
 from liftpy.errors import LiftError
 from sidecar.runtime.tasks import spawn
@@ -60,6 +68,8 @@ KEEP_EVERY_S, MOST_KEPT = 10.0, 16
 """Interval, and number of other nodes, for storing history without viewers. They are the next ones by name."""
 KEPT_FOR_S = LENGTHS[TENS] * TENS
 """Maximum age of stored history, in seconds. Older parts could not be shown."""
+MOST_FOUND = 50
+"""Maximum number of results of a search, of each kind."""
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
@@ -306,7 +316,7 @@ class Viewing:
         looked.set()
 
     async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """Return the one field that the answer has; None: it does not answer."""
+        """Return the one field of the answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
             return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
@@ -413,13 +423,17 @@ class Viewing:
         shown = self._wanted(stream, "", after).shown()
         rates = [row["records_in_s"] for row in shown["rows"] if row["records_in_s"] is not None]
         problems = sum(1 for row in shown["rows"] if row["problem"])
+        about = stream_about(one.get("about") for one in self._wanted(stream, "", after).said.values())
+        settings = about.pop("settings")
         facts = {
             "stream": stream,
+            **about,
+            "size_bytes": sum(row["log_bytes"] for row in shown["rows"]),
             "records_in_s": sum(rates) if rates else None,
             "shown": len(shown["rows"]),
             "problems": problems,
         }
-        return self._object({"stream": facts, "partitions": shown})
+        return self._object({"stream": facts, "settings": settings, "partitions": shown})
 
     def groups(self, group: str = "") -> dict[str, Any]:
         """Return the data of the page of groups, or of one group."""
@@ -430,6 +444,33 @@ class Viewing:
         """Return the data of the page of services, or of one service."""
         said = self._wanted_answers("services", service).said
         return self._object(shown_service(said) if service else shown_services(said))
+
+    async def search(self, text: str) -> dict[str, Any]:
+        """Return nodes, streams, groups and services with ``text`` in their name, at most ``MOST_FOUND`` of each."""
+        known = [node for node, one in self._glances.items() if one is not None]
+        leader = self._watching.model().metadata_leader
+        first = leader if leader in known else next(iter(known), "")
+        streams = await self._ask(first, streams_question(limit=MOST_FOUND, match=text)) if text and first else None
+        groups, services = {}, {}
+        if text:
+            asked = (groups_question("", MOST_FOUND, text), services_question("", MOST_FOUND, text))
+            said = await asyncio.gather(*(self._ask(node, question) for question in asked for node in known))
+            groups, services = (
+                dict(zip(known, said[: len(known)], strict=True)),
+                dict(zip(known, said[len(known) :], strict=True)),
+            )
+        rows = streams.get("rows") if isinstance(streams, dict) else None
+        found = [kept for row in (rows if isinstance(rows, list) else []) if (kept := checked_stream(row)) is not None]
+        nodes = [node_row(one) for one in self._watching.model().rows if text and text.lower() in one.node.lower()]
+        return self._object(
+            {
+                "text": text,
+                "nodes": nodes[:MOST_FOUND],
+                "streams": found[:MOST_FOUND],
+                "groups": shown_groups(groups)["rows"][:MOST_FOUND],
+                "services": shown_services(services)["rows"][:MOST_FOUND],
+            }
+        )
 
     async def happened(self, **only: str) -> dict[str, Any]:
         """Return at most ``MOST_ROWS`` events, newest first: those in memory, then those of the stream of events if there is

@@ -54,7 +54,7 @@ _SUMS_HERE = (
 )  # fmt: skip
 Labels = tuple[str, ...]
 MOST_ENDED = 16
-"""Ended services that a node names; all are counted."""
+"""Maximum number of ended services that a node names. All of them are counted."""
 
 
 class BoundedLabels:
@@ -89,7 +89,7 @@ class ResumingCount:
 
 
 class Figures:
-    """Metric -> label values -> figure; the label ``stream``, where there is one, comes last. ``pids``: the node's processes."""
+    """Metric -> label values -> figure. The label ``stream`` comes last, if there is one. ``pids``: the node's processes."""
 
     def __init__(self, bounded: BoundedLabels | None = None) -> None:
         self.pids = [os.getpid()]

@@ -29,7 +29,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 
 
@@ -62,7 +62,7 @@ def host_of(request: bytes) -> bytes:
 
 
 class Serving:
-    """Answers on one address. ``respond``: as ``Respond``; ``counters``: of the node."""
+    """Answers on one address. ``respond``: as ``Respond``. ``counters``: counters of the node."""
 
     def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
         self._respond = respond

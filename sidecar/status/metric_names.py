@@ -388,7 +388,7 @@ INCIDENTS = {
     "scrub: interrupted": "scrub_interrupted",
     "jetstream requests refused": "jetstream_rejected",
 }
-"""Name of a node's counter -> how it is labelled; of others the page tells."""
+"""Name of a node's counter -> its label. The page shows other counters."""
 ERRORS = {
     "send buffer full": "send_buffer_full",
     "dropped while disconnected": "dropped_disconnected",

@@ -31,7 +31,7 @@ OF_A_PARTITION: dict[str, tuple[str, str, str]] = {
     "partition_readers_waiting": ("gauge", "waiting_readers", "Readers in a long poll."),
     "partition_is_leader": ("gauge", "role", "1 where this node leads it."),
 }
-"""Metric -> (kind, field of the node's report, what it says); labels ``stream`` and ``partition``."""
+"""Metric -> (kind, field of the node's report, help). The labels are ``stream`` and ``partition``."""
 MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)
 
 

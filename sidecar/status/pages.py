@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
@@ -21,13 +21,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, in_words
-from liftpy.core.observe.cluster_health import DEGRADED, FIRST, OK, Place, place_of
+from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
 from liftpy.core.observe.timeline import FILTERS, group_in_words, grouped
 from liftpy.errors import ConfigError
 from sidecar.status.cluster_poller import Viewing, place_before
 from sidecar.status.http import HTML, JSON, TEXT, Live, http
+from sidecar.status.records import RecordsBrowser, RecordsQuery, records_query
 
 _SIGNS = {OK: "ok", DEGRADED: "degraded"}
 
@@ -86,6 +87,10 @@ INSTANCE_COLUMNS = _columns(
     ("snapshot_age_s", "snapshot age", "age"), ("output_backlog", "outputs waiting", "int"), ("queries_waiting", "queries waiting", "int"),
     ("version", "version"),
 )  # fmt: skip
+RECORD_COLUMNS = _columns(
+    ("offset", "offset", "int"), ("time", "time, UTC"), ("subject", "subject"), ("key", "key"), ("headers", "headers"), ("value", "value"),
+)  # fmt: skip
+SETTING_COLUMNS = _columns(("setting", "setting"), ("value", "value"))
 EVENT_COLUMNS = _columns(("time", "time, UTC"), ("place", "entry"), ("kind", "kind"), ("text", "what happened"))
 _NAVIGATION = (("/", "Cluster"), ("/groups", "Groups"), ("/services", "Services"), ("/events", "Events"))
 PLOTS = (
@@ -120,16 +125,20 @@ def node_page(shown: dict[str, Any], node: str) -> str:
     return _page(node, f"node/{quote(node, safe='')}", body, shown)
 
 
-def stream_page(shown: dict[str, Any], stream: str) -> str:
-    """Return the page ``/stream/<name>``."""
+def stream_page(shown: dict[str, Any], stream: str, *, has_records: bool = False) -> str:
+    """Return the page ``/stream/<name>``. ``has_records``: with a link to its records."""
+    records = f' <a class="aside" href="/records/{quote(stream, safe="")}">records</a>' if has_records else ""
     facts = (
-        ("records_in_s", "Records in /s, of those shown", "rate"), ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
+        ("subject", "Subject", "text"), ("partitions", "Partitions", "int"), ("replicas", "Replicas", "int"),
+        ("records_in_s", "Records in /s, of those shown", "rate"), ("size_bytes", "Size of one replica, of those shown", "bytes"),
+        ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
     )  # fmt: skip
     body = (
-        f"<h1>{html.escape(stream)}</h1>{_tiles([(f'page.stream.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        f"<h1>{html.escape(stream)}{records}</h1>{_tiles([(f'page.stream.{name}', title, kind, '') for name, title, kind in facts], shown)}"
         + _section(
             "Partitions, worst first", _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown) + _further(shown)
         )
+        + _section("Settings that differ from the default", _table("settings", "page.settings", SETTING_COLUMNS, shown))
     )
     return _page(stream, f"stream/{quote(stream, safe='')}", body, shown)
 
@@ -177,6 +186,36 @@ def service_page(shown: dict[str, Any], service: str) -> str:
     return _page(service, f"service/{quote(service, safe='')}", body, shown)
 
 
+def records_page(shown: dict[str, Any], query: RecordsQuery) -> str:
+    """Return the page ``/records/<stream>``."""
+    fields = "".join(
+        f'<label>{title} <input name="{name}" value="{html.escape(str(getattr(query, name)))}" placeholder="{hint}"></label>'
+        for name, title, hint in (
+            ("partition", "Partition", "0"), ("start", "From", "newest, or 1200, -10m, 2026-01-31T12:00"), ("subject", "Subject", "all"),
+            ("key", "Key", "all"), ("limit", "Limit", "20"),
+        )
+    )  # fmt: skip
+    note = f'<p class="note">{html.escape(shown["page"]["note"])}</p>' if shown["page"]["note"] else ""
+    title = "From the start" if query.start else "Newest first"
+    body = (
+        f'<h1>Records of <a href="/stream/{quote(query.stream, safe="")}">{html.escape(query.stream)}</a></h1>'
+        f'<form class="query" action="/records/{quote(query.stream, safe="")}">{fields}<button>Show</button></form>{note}'
+        + _section(title, _table("records", "page.rows", RECORD_COLUMNS, shown))
+    )
+    return _page(f"Records of {query.stream}", f"records/{quote(query.stream, safe='')}", body, shown)
+
+
+def search_page(shown: dict[str, Any]) -> str:
+    """Return the page ``/search?q=TEXT``."""
+    page = shown["page"]
+    tables = (("nodes", NODE_COLUMNS), ("streams", STREAM_COLUMNS), ("groups", GROUP_COLUMNS), ("services", SERVICE_COLUMNS))
+    found = "".join(
+        _section(name.capitalize(), _table(name, f"page.{name}", columns, shown)) for name, columns in tables if page[name]
+    )
+    note = "" if found else '<p class="note">No node, stream, group or service has this text in its name.</p>'
+    return _page("Search", "search", f"<h1>Search: {html.escape(page['text'])}</h1>{found}{note}", shown)
+
+
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
     """Return the page ``/events``, of one kind or all. ``fields``: query of the request."""
     page, kind = shown["page"], fields.get("kind", "")
@@ -217,12 +256,13 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
 def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
     cluster = shown["cluster"]
     namespace, sign = html.escape(str(cluster["namespace"])), _SIGNS.get(cluster["word"], "unavailable")
-    here = {"cluster": "/", "node": "/", "stream": "/", "group": "/groups", "service": "/services"}.get(
+    here = {"cluster": "/", "node": "/", "stream": "/", "records": "/", "group": "/groups", "service": "/services"}.get(
         view.partition("/")[0], f"/{view}"
     )
     links = "".join(
         f'<a href="{where}"{" aria-current=page" if where == here else ""}>{text}</a>' for where, text in _NAVIGATION
     )
+    json_link = "" if view.startswith("records/") else f'<a href="/api/{view}.json">JSON</a> '
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(cluster["word"])} · {html.escape(title)} · liftpy {namespace}</title>'
         '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
@@ -230,9 +270,10 @@ def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
         '<script src="/static/uPlot.iife.min.js" defer></script><script type="module" src="/static/app.js"></script></head>'
         f'<body data-view="{html.escape(view)}" data-seq="{shown["seq"]}" data-sign="{sign}"><a class="skip" href="#main">Skip to content</a>'
         f'<header><span class="brand">liftpy</span><span class="namespace">{namespace}</span><nav aria-label="pages">{links}</nav>'
-        f'<span class="chip" id="chip">{html.escape(cluster["word"])}</span><span id="live" class="quiet" role="status">as of '
+        f'<form action="/search" role="search"><input type="search" name="q" aria-label="search" placeholder="search" maxlength="{MOST_MATCH}">'
+        f'</form><span class="chip" id="chip">{html.escape(cluster["word"])}</span><span id="live" class="quiet" role="status">as of '
         f"{datetime.fromtimestamp(shown['time_ms'] / 1000, UTC):%H:%M:%S} UTC</span></header>"
-        f'<main id="main">{body}</main><footer class="quiet">Read-only. <a href="/api/{view}.json">JSON</a> <a href="/metrics">metrics</a></footer>'
+        f'<main id="main">{body}</main><footer class="quiet">Read-only. {json_link}<a href="/metrics">metrics</a></footer>'
         "</body></html>"
     )
 
@@ -414,7 +455,7 @@ def _inline(text: str) -> str:
 # The pages of a cluster by their addresses: HTML, JSON, the live stream, and what pages are made of. Reads only.
 #
 # ``/`` the cluster, ``/node/<id>``, ``/stream/<name>``, ``/groups``, ``/group/<name>``, ``/services``, ``/service/<name>``,
-# ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``: the same names with ``.json``, ``cluster.json``,
+# ``/search?q=TEXT``, ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``: the same names with ``.json``, ``cluster.json``,
 # ``history.json``, ``timeline.json``, and ``live``: one JSON object a second, as Server-Sent Events.
 
 
@@ -432,10 +473,11 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """The status web site. ``viewing`` has its data."""
+    """The status web site. ``viewing`` has its data. ``records``: reads records for ``/records/<stream>``, None: there is no such page."""
 
-    def __init__(self, viewing: Viewing) -> None:
+    def __init__(self, viewing: Viewing, records: RecordsBrowser | None = None) -> None:
         self._viewing = viewing
+        self._records = records
         self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
         """Data of this second for viewers of the same page. It is built once for all of them."""
 
@@ -455,6 +497,8 @@ class Site:
                 if step not in LENGTHS:
                     raise ValueError("Invalid parameter step. Use 1 or 10.")
                 return self._plots(path, step, fields.get("node", ""))
+            if path.startswith("/records/"):
+                return self._records_page(records_query(unquote(path.removeprefix("/records/")), fields))
             as_json = path.startswith("/api/") and path.endswith(".json")
             name = path[5:-5] if as_json else "cluster" if path == "/" else path[1:]
             if not as_json and name == "cluster" and path != "/":
@@ -500,6 +544,14 @@ class Site:
 
             return made
 
+        async def search() -> dict[str, Any]:
+            await viewing.fresh()
+            return await viewing.search(text)
+
+        if name == "search":
+            text = fields.get("q", "").strip()
+            match_in({"match": text})
+            return search
         if name in ("groups", "services"):
             return about(name, viewing.groups if name == "groups" else viewing.services)
         if name == "cluster":
@@ -520,6 +572,18 @@ class Site:
         check_name(what, kind)
         return found
 
+    def _records_page(self, query: RecordsQuery) -> Awaitable[bytes] | None:
+        browser = self._records
+        if browser is None:
+            return None
+
+        async def made() -> bytes:
+            await self._viewing.fresh()
+            page = await browser.read(query)
+            return http("200 OK", HTML, records_page({**self._viewing.cluster(), "page": page}, query).encode())
+
+        return made()
+
     async def _json(self, view: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
         return http("200 OK", JSON, json.dumps(await view()).encode())
 
@@ -529,10 +593,17 @@ class Site:
         if kind == "events":
             made = events_page(shown, fields)
         elif what:
-            of_one = {"node": node_page, "stream": stream_page, "group": group_page, "service": service_page}
+            with_records = partial(stream_page, has_records=self._records is not None)
+            of_one: dict[str, Callable[[dict[str, Any], str], str]] = {
+                "node": node_page,
+                "stream": with_records,
+                "group": group_page,
+                "service": service_page,
+            }
             made = of_one[kind](shown, unquote(what))
         else:
-            made = {"cluster": cluster_page, "groups": groups_page, "services": services_page}[kind](shown)
+            of_all = {"cluster": cluster_page, "groups": groups_page, "services": services_page, "search": search_page}
+            made = of_all[kind](shown)
         return http("200 OK", HTML, made.encode())
 
     async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> Live:

@@ -41,7 +41,7 @@ _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
 
 class Reporter:
-    """Gathers the report; reads only."""
+    """Gathers the report. It changes nothing."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from liftpy.core.observe.trace_context import SpanBudget, SpanTree, TraceContext
 logger = logging.getLogger("liftpy.tracing")
 
 MOST_QUEUED_SPANS = 2048
-"""Finished and not exported; half a megabyte, about."""
+"""Maximum number of finished spans that are not exported yet. They use about half a megabyte."""
 EXPORT_EVERY_S = 0.5
 EXPORT_TIMEOUT_S = 5.0
 _SPANS_AT_ONCE = 512

@@ -42,7 +42,7 @@ logger = logging.getLogger("liftpy.nats")
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024
 _LEFT_BYTES = 256 * 1024
-"""Received while the reading task is busy; beyond it the socket is left alone."""
+"""Maximum number of bytes to receive while the reading task is busy. Beyond it, the socket is not read."""
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
@@ -147,11 +147,11 @@ class BusConnection(StrictConnection):
     def send(
         self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
     ) -> bool:
-        """Publish the concatenation of ``pieces`` without copying it, behind the header block ``headers`` if there is one; False
-        (counted) when it can't be sent now.
+        """Publish the concatenation of ``pieces`` without copying it, with the header block ``headers`` if there is one.
 
-        ``keep``: while disconnected keep it for the next connection, if there is room (acks). The pieces must not change
-        until they are sent. ``subject`` must be a checked one: it is written as it is.
+        Return False (counted) if it can't be sent now. ``keep``: while disconnected, keep it for the next connection, if
+        there is room (acks). The pieces must not change until they are sent. ``subject`` must be checked, because it is
+        written as it is.
         """
         size_bytes = len(headers) + sum(map(len, pieces))
         connected = self._is_up
@@ -317,7 +317,7 @@ class BusConnection(StrictConnection):
         self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:
-        """Leave, and close when nothing is on its way any more; until then the sinks are called."""
+        """Unsubscribe, and close when no message is in flight any more. Until then the sinks are called."""
         for listener in listeners:
             listener.leave()
         self._leaving.extend(listeners)
@@ -357,7 +357,7 @@ class BusConnection(StrictConnection):
                 heard()
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until the server has handled all that was sent and what it had sent before has arrived; raises as ``flush``."""
+        """Wait until the server has processed everything sent, and its earlier messages have arrived. Raises as ``flush``."""
         self._let_go()
         for _ in range(2):  # nats-py's PING overtakes what waits to be sent; the second one can't
             await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number

@@ -34,7 +34,7 @@ from sidecar.transport.parser import Sink
 _STANDBY_PARTS = 4
 """Divisor of a standby's buffer that limits its unread messages."""
 _READS_BYTES = 32 * 1024 * 1024
-"""Answers to readers that wait to be sent; what is asked for beyond is not read."""
+"""Maximum size of answers to readers that wait to be sent, in bytes. Beyond it, requests are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Subscribed:
         asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once everything that was published before has arrived; after ``_SETTLES_S`` at the latest."""
+        """Call back when everything that was published before has arrived, at the latest after ``_SETTLES_S``."""
         link, loop = self._standby.link, asyncio.get_running_loop()
         waiting: list[Callable[[], None]] = [callback]
 

@@ -52,7 +52,7 @@ class _Cut:
     server_id: str
     client_id: int
     last: ConnectionStats | None
-    """Last answer of its server about it, while it was open."""
+    """Last answer of its server about the connection, while it was open."""
 
 
 class Cuts:
@@ -121,7 +121,7 @@ class Cuts:
 logger = logging.getLogger("liftpy.nats")
 
 _PIECE_BYTES = 64 * 1024
-"""Parsed at a time; the clock is looked at in between."""
+"""Number of bytes to parse at once. The clock is read between two pieces."""
 _TURN_BYTES = 256 * 1024
 _REFUSING_BYTES = 1024 * 1024
 """Maximum size per turn while most of it is rejected, in bytes."""
@@ -177,7 +177,7 @@ class Inflow(BusConnection):
         self._position = 0
         """Position in the first chunk up to which it was parsed."""
         self._arrived_bytes = 0
-        """Into the buffer, ever; the loop and the thread take turns in counting."""
+        """Total number of bytes that arrived in the buffer. The loop and the thread take turns in counting."""
         self._done_bytes = 0
         """Out of the buffer, ever."""
         self._due_to = 0
@@ -258,7 +258,7 @@ class Inflow(BusConnection):
             self._pings_outstanding = 0  # this node is the one that does not read
 
     def _takes_at_once(self, data: bytes) -> bool:
-        """Return whether ``data`` need not go through the buffer; then it counts as taken."""
+        """Return whether ``data`` can bypass the buffer. Then it counts as processed."""
         if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
             return False
         self._see(len(data))
@@ -510,8 +510,10 @@ _SILENT_AFTER_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """``backlog_bytes``: held for it; ``delivered``: messages that were, or were to be, sent to it; ``reason``: why it was closed, ""
-    while it is open. ``asked_ns``: when. A client id is one of a server: others give the same."""
+    """Statistics of a connection from its server. ``backlog_bytes``: bytes held for it. ``delivered``: messages sent to it,
+    or to be sent. ``reason``: why it was closed, "" while it is open. ``asked_ns``: time of the request. A client id is
+    unique only within one server.
+    """
 
     asked_ns: int
     server_id: str
@@ -593,10 +595,11 @@ _GATHER_S = 0.001
 
 
 class SocketThread:
-    """Gives ``take`` what a plain socket brings while ``has_room``; calls ``ended``, and reads no more, when the other side closed it.
+    """Calls ``take`` with the data of a plain socket while ``has_room``. Calls ``ended``, and reads no more, when the other
+    side closed it.
 
-    All three are called in the thread. The socket keeps its owner: the thread has a descriptor of its own. Raises OSError or
-    RuntimeError where no descriptor or no thread is to be had.
+    All three are called in the thread. The owner keeps the socket, and the thread has its own descriptor. Raises OSError or
+    RuntimeError if no descriptor or no thread is available.
     """
 
     def __init__(

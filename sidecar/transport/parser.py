@@ -17,14 +17,16 @@ from liftpy.core.wire.subjects import MAX_REPLY_BYTES
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, message_fields, size_of
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
-"""(subject, reply or b"", payload, raw NATS header block or b""); called on the loop, must not raise and not block."""
+"""Function (subject, reply or b"", payload, raw NATS header block or b""). It is called on the loop, and must not raise or block."""
 
 _SIZES = {b"%d" % size_bytes: size_bytes for size_bytes in range(4096)}
 """A look-up is cheaper than ``int``, and as strict as ``size_of``."""
 
 
 class SinkParser(StrictParser):
-    """``sinks`` maps the subscription's id to its sink; ``expect`` says which subjects a sink is given (without it: all)."""
+    """Parser that calls sinks. ``sinks``: id of a subscription -> its sink. ``expect``: subjects that a sink may get
+    (default: all).
+    """
 
     takes_plain = False
     pauses = False
@@ -143,9 +145,10 @@ envelope next.
 
 
 class InflowParser(SinkParser):
-    """``lost``: how many connections were lost whose bytes are still to be parsed; their commands mean nothing any more.
-    ``leaving_out``: whether it leaves out what may be. ``seen``: messages ever; ``left_out``: of these, without being taken;
-    ``refused``: of these, unread."""
+    """Parser of received publishes. ``lost``: number of lost connections whose bytes are not parsed yet. Their commands have
+    no meaning any more. ``leaving_out``: True if it skips messages that may be skipped. ``seen``: all messages.
+    ``left_out``: skipped ones. ``refused``: skipped ones that were rejected unread.
+    """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)

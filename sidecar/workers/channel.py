@@ -44,7 +44,7 @@ class Channel:
         self._writer = threading.Thread(target=self._write, name="liftpy-channel-out", daemon=True)
 
     def setup(self) -> bytes:
-        """Return the body of the first frame; blocks. The process ends if the node does."""
+        """Wait for the first frame and return its body. The process ends if the node does."""
         while not self._early:
             self._early += self._read()
         first = self._early.pop(0)

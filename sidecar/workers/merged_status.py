@@ -83,7 +83,7 @@ def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int)
         count, problems = count + one.get("count", 0), problems + one.get("problems", 0)
         more = more or one.get("more", False)
     rows.sort(key=itemgetter("urgency", "stream", "partition"))
-    return {"rows": rows[:limit], "more": more or len(rows) > limit, "count": count, "problems": problems}
+    return {**own, "rows": rows[:limit], "more": more or len(rows) > limit, "count": count, "problems": problems}
 
 
 # ---- reports --------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class WholeNode:
 
 
 class Telling:
-    """``reporter``: the worker's own, of its partitions, connections and counters."""
+    """The status that a worker reports. ``reporter``: of its partitions, connections and counters."""
 
     def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:
         self._reporter = reporter

@@ -22,7 +22,7 @@ from sidecar.workers.worker_process import WorkerHandle
 
 WITHIN_S = 0.3
 MOST_AT_ONCE = 256
-"""Questions that wait for workers; those beyond go unanswered, and are asked again."""
+"""Maximum number of questions that wait for workers. Further ones get no answer, and are asked again."""
 
 
 class SharedQuiet:
@@ -70,7 +70,7 @@ class SharedQuiet:
 
 
 def taken_apart(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
-    """Return the number of a share -> the places of its fetches in the question, ascending."""
+    """Return number of a share -> indexes of its fetches in the question, ascending."""
     parts: dict[int, list[int]] = {}
     for place, fetch in enumerate(question.fetches):
         parts.setdefault(share_of(fetch.stream, fetch.partition, workers), []).append(place)

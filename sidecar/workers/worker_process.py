@@ -37,7 +37,7 @@ ANSWER_S = 1.0
 
 
 class WorkerError(LiftError):
-    """A worker process has ended, or is silent, or has failed: so has its node. Blame: its log says; start the node again."""
+    """A worker process has ended, is silent, or has failed, so its node fails, too. Read its log, then start the node again."""
 
     code = "WORKER"
 
@@ -68,7 +68,9 @@ def failure_of(number: int, body: bytes) -> Exception:
 
 
 class WorkerHandle(asyncio.Protocol):
-    """``start`` it; ``most_silent``: pings in a row that it may leave unanswered."""
+    """One worker process. Call ``start``. ``most_silent``: number of consecutive pings without an answer until it counts as
+    silent.
+    """
 
     def __init__(self, share: WorkerShare, hears: WorkerListener, most_silent: int) -> None:
         self.share = share
@@ -155,7 +157,7 @@ class WorkerHandle(asyncio.Protocol):
         self.send(FrameKind.PING)
 
     async def stop(self, timeout_s: float) -> bool:
-        """End it, in good order if that takes no longer than this; whether everything that it had acknowledged is on the disk."""
+        """Stop the process in good order within a limited time. Return whether everything that it had acknowledged is on disk."""
         self._is_stopping = True
         clean = False
         if self._transport is not None and not self._has_failed:

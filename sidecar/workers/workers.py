@@ -233,7 +233,7 @@ SHARED_OUT = {
     "copy_bytes_per_s": 1,
     "copy_min_bytes_per_s": 1,
 }
-"""Bounds of ``ReplicationConfig`` that are a node's -> what a process has at least; 0 stays 0."""
+"""Limits of ``ReplicationConfig`` per node -> minimum for a process. 0 stays 0."""
 
 
 def shared_out(settings: NodeSettings) -> NodeSettings:

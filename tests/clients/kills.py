@@ -79,7 +79,7 @@ class Cluster:
             await asyncio.sleep(_BETWEEN_S)
             image = await self.client.stream(stream)
             followers = [replica for replica in image.partitions[0].isr if replica != image.partitions[0].leader]
-            await self.client.elect_leader(stream, 0, followers[number % 2])
+            await self.client.admin.elect_leader(stream, 0, followers[number % 2])
         await self.leader(stream)
         await asyncio.sleep(_BETWEEN_S)
 

@@ -49,7 +49,7 @@ async def check(dev: DevCluster, name: str) -> None:
             await client.create_stream(stream, f"{stream}.>", config=StreamConfig(codec=codec))
             for country in ("eu", "us"):
                 options = PublishOptions(message_ids=True)
-                async with await client.publisher(stream, subject=f"{stream}.{country}", options=options) as publisher:
+                async with client.publisher(stream, subject=f"{stream}.{country}", options=options) as publisher:
                     for number in range(200):
                         key = b"k%d" % number if number % 3 else None
                         await publisher.send(b"%s %d" % (country.encode(), number) * 20, key=key, headers={"h": b"v"})
@@ -62,7 +62,7 @@ async def check(dev: DevCluster, name: str) -> None:
         count = (await client.bounds(stream)).end_offset
         follows = await started(url, stream, str(count + 200), f"{stream}.>", ">")
         leader = (await client.stream(stream)).partitions[0].leader
-        async with await client.publisher(stream, subject=f"{stream}.eu") as publisher:
+        async with client.publisher(stream, subject=f"{stream}.eu") as publisher:
             for number in range(600):
                 if number == 300:
                     await asyncio.to_thread(dev.nodes[leader].kill)

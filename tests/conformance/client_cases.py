@@ -74,7 +74,7 @@ async def refused(error: type[Exception], *words: str) -> AsyncIterator[None]:
 @case
 async def what_is_acked_is_read_back_in_order(place: Place) -> None:
     await place.client.create_stream(place.name, f"data.{place.name}")
-    async with await place.client.publisher(place.name, options=PublishOptions(window=512)) as publisher:
+    async with place.client.publisher(place.name, options=PublishOptions(window=512)) as publisher:
         sent = [await publisher.send(b"%d" % i, key=b"k%d" % i, headers={"n": b"%d" % i}) for i in range(3000)]
     assert [ack.result().offset for ack in sent] == list(range(3000))
     records = await place.read()
@@ -187,7 +187,7 @@ async def consumers_begin_and_end_where_they_say(place: Place) -> None:
     following = asyncio.create_task(place.values(start="earliest", until=49))
     only_new = client.consume(place.name, start="new", until=49)
     await only_new.begin()
-    async with await client.publisher(place.name) as publisher:
+    async with client.publisher(place.name) as publisher:
         for number in range(1, 100):
             await publisher.send(b"%d" % number)
     every = [b"%d" % n for n in range(100)]
@@ -223,7 +223,7 @@ async def only_what_fits_and_the_newest_first(place: Place) -> None:
     name = place.name
     await place.client.create_stream(name, f"data.{name}.>")
     for country in ("eu", "us", "eu"):
-        async with await place.client.publisher(name, subject=f"data.{name}.{country}") as publisher:
+        async with place.client.publisher(name, subject=f"data.{name}.{country}") as publisher:
             for number in range(20):
                 await publisher.send(b"%d" % number, key=b"k%d" % (number % 4))
     every = [(r.offset, r.subject, r.key) for r in await place.read()]
@@ -246,7 +246,7 @@ async def only_what_fits_and_the_newest_first(place: Place) -> None:
 async def a_planned_range_is_the_same_from_every_replica(place: Place) -> None:
     stream = await place.client.create_stream(place.name, f"data.{place.name}")
     assert len(stream.partitions[0].replicas) == 3
-    async with await place.client.publisher(place.name) as publisher:
+    async with place.client.publisher(place.name) as publisher:
         for number in range(1000):
             await publisher.send(b"%d" % number)
     for node in stream.partitions[0].replicas:
@@ -276,7 +276,7 @@ async def truncated_records_are_an_error_and_no_silent_reset(place: Place) -> No
     await place.client.create_stream(place.name, f"data.{place.name}")
     for number in range(20):
         await place.client.publish(place.name, b"%d" % number)
-    start = await place.client.truncate_before(place.name, 0, 7)
+    start = await place.client.admin.truncate_before(place.name, 0, 7)
     assert 0 < start <= 7
     while (await place.client.bounds(place.name)).log_start_offset < start:
         await asyncio.sleep(0.01)
@@ -292,12 +292,12 @@ async def purged_records_are_gone_and_their_offsets_stay(place: Place) -> None:
     for number in range(12):
         await place.nc.request(f"data.{name}.{'ab'[number % 2]}", b"%d" % number, 30)
     with pytest.raises(ConfigError):
-        await client.purge(name, 0)
+        await client.admin.purge(name, 0)
     async with refused(OffsetOutOfRangeError):
-        await client.purge(name, 0, subjects=["x"], before=99)
-    assert await client.purge(name, 0, subjects=[f"data.{name}.a"], before=8, dry_run=True) == 8
+        await client.admin.purge(name, 0, subjects=["x"], before=99)
+    assert await client.admin.purge(name, 0, subjects=[f"data.{name}.a"], before=8, dry_run=True) == 8
     assert not (await client.stream(name)).partitions[0].purges
-    assert await client.purge(name, 0, subjects=[f"data.{name}.a"], before=8) == 8
+    assert await client.admin.purge(name, 0, subjects=[f"data.{name}.a"], before=8) == 8
     while (await client.stream(name)).partitions[0].purges:
         await asyncio.sleep(0.05)
     found = await place.read()
@@ -328,7 +328,7 @@ async def what_is_paused_takes_nothing_until_it_is_resumed(place: Place) -> None
     client, name = place.client, place.name
     await client.create_stream(name, f"data.{name}", partitions=2)
     await client.publish(name, b"before")
-    paused = await client.pause(name, [0])
+    paused = await client.admin.pause(name, [0])
     assert [p.pause for p in paused.partitions] == [Pause.UNTIL_RESUMED, Pause.NOT_PAUSED]
     while not await refused_as_paused(place):  # the leader hears of it a moment later
         pass
@@ -336,11 +336,11 @@ async def what_is_paused_takes_nothing_until_it_is_resumed(place: Place) -> None
     end = (await client.bounds(name)).end_offset
     async with refused(PublishRejectedError, "PAUSED"):
         await client.publish(name, b"meanwhile")
-    again = await client.pause(name, [0])
+    again = await client.admin.pause(name, [0])
     assert again.partitions == (await client.stream(name)).partitions == paused.partitions, "nothing is to be done"
     assert (await place.values())[0] == b"before", "reading goes on"
     assert (await client.bounds(name)).end_offset == end
-    resumed = await client.resume(name)
+    resumed = await client.admin.resume(name)
     assert [p.pause for p in resumed.partitions] == [Pause.ENDING, Pause.NOT_PAUSED]
     while await refused_as_paused(place):
         pass
@@ -348,13 +348,13 @@ async def what_is_paused_takes_nothing_until_it_is_resumed(place: Place) -> None
         await asyncio.sleep(0.01)
     for partitions in ([2], [0, 7]):
         async with refused(NotFoundError, "no partition"):
-            await client.pause(name, partitions)
+            await client.admin.pause(name, partitions)
     async with refused(NotFoundError, "no stream"):
-        await client.resume("nobody-knows-it")
+        await client.admin.resume("nobody-knows-it")
     async with refused(ConfigError, "The list of partitions is empty"):
-        await client.pause(name, [])
+        await client.admin.pause(name, [])
     async with refused(ConfigError, "-1"):
-        await client.pause(name, [-1])
+        await client.admin.pause(name, [-1])
 
 
 @case
@@ -363,7 +363,7 @@ async def a_publish_resumes_what_is_paused_until_then(place: Place) -> None:
     await client.create_stream(name, f"data.{name}", partitions=3)
     for how in ({"resume_on_publish": True}, {"resume_all": True}):
         await client.publish(name, b"before", partition=1)
-        paused = await client.pause(name, **how)
+        paused = await client.admin.pause(name, **how)
         assert all(p.pause.until_publish for p in paused.partitions)
         first = await client.publish(name, b"first", partition=1)
         assert first is not None
@@ -372,7 +372,7 @@ async def a_publish_resumes_what_is_paused_until_then(place: Place) -> None:
             await client.publish(name, b"more", partition=1)  # the leader may have heard of the pause after the first
         others = [p.pause.until_publish for p in stream.partitions]
         assert others == ([True, False, True] if "resume_on_publish" in how else [False] * 3)
-        await client.resume(name)
+        await client.admin.resume(name)
 
 
 # ---- administration --------------------------------------------------------------------------------------------------------
@@ -382,20 +382,20 @@ async def a_stream_is_made_listed_enlarged_altered_and_deleted(place: Place) -> 
     stream = await client.create_stream(name, f"data.{name}", partitions=2)
     assert (stream.name, stream.subject, len(stream.partitions)) == (name, f"data.{name}", 2)
     assert all(len(p.replicas) == 3 and sorted(p.replicas) == sorted(p.isr) for p in stream.partitions)
-    assert name in [s.name for s in await client.list_streams()]
-    assert len((await client.add_partitions(name, 4)).partitions) == 4
+    assert name in [s.name for s in await client.admin.list_streams()]
+    assert len((await client.admin.add_partitions(name, 4)).partitions) == 4
     ack = await client.publish(name, b"x", partition=3)
     assert ack is not None
-    altered = await client.alter_stream(name, read_only=True)
+    altered = await client.admin.alter_stream(name, read_only=True)
     assert altered.config.read_only
     while not await is_read_only(place):  # the leader hears of it a moment later
         pass
-    await client.alter_stream(name, read_only=False)
+    await client.admin.alter_stream(name, read_only=False)
     while await is_read_only(place):
         pass
     async with refused(NotFoundError):
-        await client.delete_stream(name, "another-uid")
-    await client.delete_stream(name, stream.uid)
+        await client.admin.delete_stream(name, "another-uid")
+    await client.admin.delete_stream(name, stream.uid)
     async with refused(NotFoundError, "no stream"):
         await client.stream(name)
 
@@ -427,7 +427,7 @@ async def a_stream_made_again_is_another_stream(place: Place) -> None:
     await client.publish(name, b"old")
     consumer = client.consume(name, options=ReadOptions(patience_s=30, wait_s=0.2))
     await consumer.begin()
-    await client.delete_stream(name)
+    await client.admin.delete_stream(name)
     second = await client.create_stream(name, f"data.{name}")
     assert second.uid != first.uid
     await client.publish(name, b"new")
@@ -456,7 +456,7 @@ async def bad_input_is_told_at_the_edge(place: Place) -> None:
     async with refused(NotFoundError, "no partition 5"):
         await client.publish(name, b"x", partition=5)
     async with refused(ConfigError):
-        await client.alter_stream(name, no_such_setting=1)
+        await client.admin.alter_stream(name, no_such_setting=1)
     async with refused(ConfigError):
         await place.values(start="yesterday")
 
@@ -464,7 +464,7 @@ async def bad_input_is_told_at_the_edge(place: Place) -> None:
 @case
 async def the_cluster_describes_itself(place: Place) -> None:
     await place.client.create_stream(place.name, f"data.{place.name}")
-    state = await place.client.describe_cluster(linearizable=True)
+    state = await place.client.admin.describe_cluster(linearizable=True)
     assert sorted(state.image.nodes) == ["n1", "n2", "n3"] == sorted(state.image.live_nodes())
     assert state.metadata_leader in state.image.nodes
     assert state.stream(place.name).partitions[0].leader in state.image.nodes
@@ -476,7 +476,7 @@ async def a_leadership_moves_and_nothing_is_lost(place: Place) -> None:
     stream = await client.create_stream(name, f"data.{name}")
     before = await client.publish(name, b"before")
     heir = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
-    moved = await client.elect_leader(name, 0, heir)
+    moved = await client.admin.elect_leader(name, 0, heir)
     assert moved.leader_epoch > stream.partitions[0].leader_epoch
     after = await client.publish(name, b"after")
     assert before is not None
@@ -492,7 +492,7 @@ async def plain_nats_messages_are_stored_with_subject_and_headers(place: Place) 
     await place.client.create_stream(place.name, f"data.{place.name}.>")
     await place.nc.publish(f"data.{place.name}.a.b", b"plain", headers={"colour": "red"})
     await place.nc.flush()
-    async with await place.client.publisher(place.name, subject=f"data.{place.name}.c") as publisher:
+    async with place.client.publisher(place.name, subject=f"data.{place.name}.c") as publisher:
         await publisher.publish(b"acked")
     records = await place.read()
     assert sorted((r.value, r.subject) for r in records) == [
@@ -544,7 +544,7 @@ async def subscriptions_beside_the_streams_work_as_ever(place: Place) -> None:
     plain = await place.nc.subscribe(f"data.{name}.x")
     assert (await place.nc.request(f"serve.{name}.a.b", b"1", timeout=30)).data == b"served"
     assert (await place.nc.request(f"shared.{name}", b"2", timeout=30)).data == b"served"
-    async with await place.client.publisher(name, subject=f"data.{name}.x") as publisher:
+    async with place.client.publisher(name, subject=f"data.{name}.x") as publisher:
         await publisher.post(b"both")
         await publisher.publish(b"acked")
     assert (await plain.next_msg(timeout=30)).data == b"both"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from liftpy.client import GroupOptions, GroupRejectedError
-from liftpy.client.group_admin import describe_group
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError
 from tests.conformance.client_cases import Case, Place, refused
@@ -21,7 +20,7 @@ def group_case(body: Case) -> Case:
 async def fed(place: Place, count: int, partitions: int = 2) -> None:
     """``count`` more records in each partition of the case's stream."""
     for partition in range(partitions):
-        async with await place.client.publisher(place.name, partition) as publisher:
+        async with place.client.publisher(place.name, partition) as publisher:
             for number in range(count):
                 await publisher.send(b"%d" % number, key=b"k%d" % (number % 2))
 
@@ -74,7 +73,7 @@ async def a_group_reads_only_what_fits(place: Place) -> None:
 
 
 async def positions_of(place: Place, group: str) -> dict[int, int]:
-    return {key.partition: at for key, at in (await describe_group(place.client, group)).positions.items()}
+    return {key.partition: at for key, at in (await place.client.groups.describe(group)).positions.items()}
 
 
 @group_case

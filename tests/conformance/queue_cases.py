@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from liftpy.client import Job, LeaseLostError, Queue, QueueOptions
-from liftpy.client.group_admin import describe_group
+from liftpy.errors import NotFoundError
 from tests.conformance.client_cases import Case, Place
 
 QUEUE_CASES: list[Case] = []
@@ -25,7 +25,7 @@ def numbers(jobs: list[Job]) -> list[int]:
 async def filled(place: Place, keys: str) -> str:
     """A stream with a record for each character, its key; '-': none."""
     await place.client.create_stream(place.name, f"data.{place.name}")
-    async with await place.client.publisher(place.name) as publisher:
+    async with place.client.publisher(place.name) as publisher:
         for number, key in enumerate(keys):
             await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
     return place.name
@@ -45,7 +45,7 @@ async def workers_share_the_records_and_what_is_done_stays_done(place: Place) ->
     name = await filled(place, "-" * 30)
     async with place.connect() as other, place.client.queue(name, name) as one, other.queue(name, name) as two:
         first, second = await taken(one, 10), await taken(two, 10)
-        (queue,) = (await describe_group(place.client, name)).queues
+        (queue,) = (await place.client.groups.describe(name)).queues
         assert sorted((out.first, out.records, out.deliveries) for out in queue.holders) == [(0, 10, 1), (10, 10, 1)]
         assert sorted(numbers([*first, *second])) == list(range(20))
         await one.ack(first)
@@ -54,7 +54,7 @@ async def workers_share_the_records_and_what_is_done_stays_done(place: Place) ->
         assert sorted(numbers(rest)) == list(range(20, 30))
         await one.ack(rest)
         assert await two.take(5, timeout_s=0.0) == []
-    (queue,) = (await describe_group(place.client, name)).queues
+    (queue,) = (await place.client.groups.describe(name)).queues
     assert (queue.acknowledged_below, queue.out, queue.returned, queue.holders) == (30, 0, 0, ())
 
 
@@ -115,3 +115,29 @@ async def of_a_key_one_record_is_out(place: Place) -> None:
         assert await queue.take(5, timeout_s=0.0) == []
         await queue.ack(first)
         assert numbers(await taken(queue, 1)) == [1]
+
+
+@case
+async def queues_are_listed_described_and_deleted(place: Place) -> None:
+    name = await filled(place, "---")
+    async with place.client.queue(name, name) as queue:
+        await queue.ack(await taken(queue, 3))
+        assert name in [one.name for one in await place.client.queues.list()]
+    (figures,) = await place.client.queues.describe(name)
+    assert (figures.acknowledged_below, figures.out) == (3, 0)
+    await place.client.queues.delete(name)
+    assert name not in [one.name for one in await place.client.queues.list()]
+    for gone in (place.client.queues.describe(name), place.client.queues.delete(name)):
+        with pytest.raises(NotFoundError):
+            await gone
+
+
+@case
+async def a_group_without_jobs_is_no_queue(place: Place) -> None:
+    name = await filled(place, "-")
+    async with place.client.group(name, [name]) as group, asyncio.timeout(45):
+        await anext(aiter(group))
+        await group.commit()
+    assert name not in [one.name for one in await place.client.queues.list()]
+    with pytest.raises(NotFoundError, match="no work queue"):
+        await place.client.queues.describe(name)

@@ -37,18 +37,22 @@ async def the_clusters_default_quota_holds_at_once_where_a_stream_has_none(place
     await client.create_stream(f"{name}-own", f"data.{name}-own", config=StreamConfig(quota_records_per_s=1_000_000))
     assert not await throttled(place, f"data.{name}")
     try:
-        assert await client.set_default_quota(records_per_s=1) == await client.default_quota() == DefaultQuota(records_per_s=1)
+        assert (
+            await client.admin.set_default_quota(records_per_s=1)
+            == await client.admin.default_quota()
+            == DefaultQuota(records_per_s=1)
+        )
         await until(lambda: throttled(place, f"data.{name}"))
         assert not await throttled(place, f"data.{name}-free")
         assert not await throttled(place, f"data.{name}-own")
         heir = next(node for node in stream.partitions[0].replicas if node != stream.partitions[0].leader)
-        await client.elect_leader(name, 0, heir)
+        await client.admin.elect_leader(name, 0, heir)
         await client.publish(name, b"its first")
         assert await throttled(place, f"data.{name}"), "who leads next holds it too"
-        await client.alter_stream(f"{name}-free", quota_exempt=False)
+        await client.admin.alter_stream(f"{name}-free", quota_exempt=False)
         await until(lambda: throttled(place, f"data.{name}-free"))
     finally:
-        await client.set_default_quota(records_per_s=0)
+        await client.admin.set_default_quota(records_per_s=0)
 
     async def takes_all() -> bool:
         return not await throttled(place, f"data.{name}")

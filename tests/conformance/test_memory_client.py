@@ -120,7 +120,7 @@ async def test_publish_rejected_after_an_unanswered_attempt_is_rejected(size_byt
     """The leader knows the message id: its rejection says that the first attempt was not stored either."""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders", config=StreamConfig(max_message_bytes=1000))
-        async with await client.publisher("orders") as publisher:
+        async with client.publisher("orders") as publisher:
             await publisher.publish(b"first")
             coming = await publisher.send(bytes(size_bytes), msg_id="m", expected_last=None if size_bytes else 7)
             cluster.restart_nats()
@@ -178,7 +178,7 @@ async def test_memory_cluster_followers_and_readers_wait_with_long_polls() -> No
         reading = aiter(client.consume("orders", options=ReadOptions(wait_s=30)))
         for number in range(20):  # the reader asks for the next one before it is there, most times
             coming = asyncio.create_task(anext(reading))
-            await client.describe_cluster()
+            await client.admin.describe_cluster()
             await client.publish("orders", b"%d" % number)
             assert (await coming).value == b"%d" % number
         cluster.kill_leader("orders")  # known at once: no session has to end
@@ -190,7 +190,7 @@ async def test_memory_cluster_leases_continue_when_a_decision_changes_nothing() 
     async with memory_cluster(config=short) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         for _ in range(3):
-            await client.describe_cluster(linearizable=True)
+            await client.admin.describe_cluster(linearizable=True)
         beats = 0.0
         while beats < 1:  # until any lease of before is over
             await asyncio.sleep(0.1)
@@ -223,7 +223,7 @@ async def test_memory_cluster_truncation_does_not_wait(monkeypatch: pytest.Monke
         await client.create_stream("orders", "shop.orders", config=StreamConfig(segment_bytes=4096))
         for _ in range(30):
             await client.publish("orders", bytes(400))
-        assert await client.truncate_before("orders", 0, 20) == 20
+        assert await client.admin.truncate_before("orders", 0, 20) == 20
         sizes = [0]
         while not sizes[0] or max(sizes) > 10_000:  # of the oldest of four segments nothing is left
             sizes = [r.log.size_bytes for node in cluster._nodes.values() for r in node.replicas.values()]
@@ -238,7 +238,7 @@ async def test_memory_cluster_rejects_a_stream_among_the_inboxes() -> None:
         response = frames.decode(answer, cluster_pb2.ControlResponse)
         assert response.error == cluster_pb2.ControlResponse.INVALID
         assert "overlap with the inboxes" in response.detail
-        assert await client.list_streams() == []
+        assert await client.admin.list_streams() == []
 
 
 class Counting(Service):
@@ -273,17 +273,17 @@ def test_memory_cluster_service_answers_and_writes_outputs() -> None:
         client.create_stream("commands", "data.commands", replicas=3)
         client.create_stream("results", "data.results")
         cluster.serve(Counting, "counting", "commands", output_stream="results", tick_interval_s=0.05)
-        answers = [client.call_service("counting", "commands", b"x", key=b"a", timeout_s=30).value for _ in range(7)]
+        answers = [client.services.call("counting", "commands", b"x", key=b"a", timeout_s=30).value for _ in range(7)]
         assert answers == [b"%d" % n for n in range(1, 8)]
         cluster.kill_leader("commands")
-        assert client.call_service("counting", "commands", b"later", key=b"b", timeout_s=30).value == b"1"
-        assert client.query_service("counting", b"a", timeout_s=30).value == b"7"
+        assert client.services.call("counting", "commands", b"later", key=b"b", timeout_s=30).value == b"1"
+        assert client.services.query("counting", b"a", timeout_s=30).value == b"7"
         with client.publisher("commands") as publisher:
             for _ in range(300):  # more than are applied at a time
                 publisher.send(b"x", key=b"c")
-        assert client.query_service("counting", b"c", timeout_s=30).value == b"300"
+        assert client.services.query("counting", b"c", timeout_s=30).value == b"300"
         cluster.wait_until(
-            lambda: client.query_service("counting", b"timers", timeout_s=30).value == b"1", what="the timer fires"
+            lambda: client.services.query("counting", b"timers", timeout_s=30).value == b"1", what="the timer fires"
         )
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
 
@@ -311,15 +311,15 @@ def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() ->
             cluster.serve(Counting, "counting", "commands", partition=partition)
         keys = [b"key %d" % n for n in range(8)]
         for key in keys:
-            client.call_service("counting", "commands", b"x", key=key, timeout_s=30)
-        found = [client.query_service("counting", key, key=key, timeout_s=30) for key in keys]
+            client.services.call("counting", "commands", b"x", key=key, timeout_s=30)
+        found = [client.services.query("counting", key, key=key, timeout_s=30) for key in keys]
         assert [answer.value for answer in found] == [b"1"] * len(keys)
         assert len({answer.partition for answer in found}) > 1
-        assert client.query_service("counting", keys[0], partition=found[0].partition, timeout_s=30).value == b"1"
+        assert client.services.query("counting", keys[0], partition=found[0].partition, timeout_s=30).value == b"1"
         with pytest.raises(ConfigError, match="4 partitions"):
-            client.query_service("counting", keys[0], timeout_s=30)
+            client.services.query("counting", keys[0], timeout_s=30)
         with pytest.raises(ConfigError, match="4 partitions"):
-            client.call_service("counting", "commands", b"x", timeout_s=30)
+            client.services.call("counting", "commands", b"x", timeout_s=30)
 
 
 async def test_memory_cluster_group_members_share_partitions() -> None:
@@ -384,9 +384,9 @@ async def test_client_assignment_too_large_for_one_request_is_rejected_with_what
         with pytest.raises(ConfigError, match="add_partitions") as caught:
             await client.create_stream("s", "data.s", placement=PlacementOptions(assignment=assignment))
         (fitting,) = map(int, re.findall(r"one request holds at most (\d+)", str(caught.value)))
-        plan = await client.plan_stream("s", "data.s", placement=PlacementOptions(assignment=assignment[:fitting]))
+        plan = await client.admin.plan_stream("s", "data.s", placement=PlacementOptions(assignment=assignment[:fitting]))
         assert len(plan.replicas) == fitting > 1000
         await client.create_stream("s", "data.s", placement=PlacementOptions(assignment=assignment[:1]))
         with pytest.raises(ConfigError, match="add_partitions"):
-            await client.add_partitions("s", placement=PlacementOptions(assignment=assignment[1:]))
+            await client.admin.add_partitions("s", placement=PlacementOptions(assignment=assignment[1:]))
         assert len((await client.stream("s")).partitions) == 1

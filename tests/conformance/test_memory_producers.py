@@ -28,7 +28,7 @@ async def another_leader(cluster: MemoryCluster, client: Client, how: str) -> No
         cluster.kill(before)
     else:
         (state,) = (await client.stream("s")).partitions
-        await client.elect_leader("s", 0, next(node for node in state.isr if node != before))
+        await client.admin.elect_leader("s", 0, next(node for node in state.isr if node != before))
     cluster.leader("s", other_than=before)
 
 
@@ -105,14 +105,14 @@ def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> N
         for _ in range(20):
             client.publish("s", bytes(1000))
         if how == "truncation":
-            client.truncate_before("s", 0, 45)
+            client.admin.truncate_before("s", 0, 45)
         records_are_dropped(cluster, client, 35)
         if then == "restart":
             lose_all_but_the_log(cluster)
         else:
             old = client.stream("s").partitions[0].replicas
             (new,) = set(nodes) - set(old)
-            client.reassign(client.stream("s"), 0, [new])
+            client.admin.reassign(client.stream("s"), 0, [new])
             if then != "new replica":
                 cluster.kill(new)
                 cluster.start(new)
@@ -171,7 +171,7 @@ async def test_producer_repeats_after_partitions_were_added_chooses_the_same(
             "s", id="job", options=ProducerOptions(begin=first_begin), partitioner=partitioner
         ) as producer:
             await producer.send_many(values[:150], keys=keys and keys[:150])
-        await client.add_partitions("s", 4)
+        await client.admin.add_partitions("s", 4)
         async with client.producer("s", id="job", options=REPEAT, partitioner=partitioner) as producer:
             await producer.send_many(values, keys=keys)
             assert producer.used_partitions == 2
@@ -198,7 +198,7 @@ async def test_producer_repeating_records_sent_under_two_partition_counts_is_rej
         await client.create_stream("s", "data.s", partitions=2)
         async with client.producer("s", id="job") as producer:
             await producer.send_many(values, keys=values)
-        await client.add_partitions("s", 4)
+        await client.admin.add_partitions("s", 4)
         async with client.producer("s", id="job") as producer:  # it resumes, and chooses among all four
             await producer.send_many([b"more"], keys=[b"more"])
         async with client.producer("s", id="job", options=REPEAT) as producer:
@@ -214,8 +214,8 @@ async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_
         async with client.producer("s", id="job", options=REPEAT) as producer:
             await producer.send_many(values)
         for partition in (0, 1):
-            await client.truncate_before("s", partition, 30)
-        await client.add_partitions("s", 4)
+            await client.admin.truncate_before("s", partition, 30)
+        await client.admin.add_partitions("s", 4)
         (node,) = cluster.nodes
         cluster.kill(node)
         cluster.heal()
@@ -254,7 +254,7 @@ async def test_live_producer_whose_records_were_deleted_continues(dropped: str) 
             await producer.send_many([bytes(1000)] * 20)
             await producer.flush()
             if dropped == "truncation":
-                await client.truncate_before("s", 0, 20)
+                await client.admin.truncate_before("s", 0, 20)
             cluster.keep_house()
             (node,) = cluster.nodes
             cluster.kill(node)
@@ -273,7 +273,7 @@ def test_partly_known_batch_does_not_pass_the_limits_of_the_stream(setting: dict
         client.create_stream("s", "data.s")
         with client.producer("s", id="p") as producer:
             producer.send_many(known)
-        client.alter_stream("s", **setting)
+        client.admin.alter_stream("s", **setting)
         with client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer:
             producer.send_many(known)
         with (

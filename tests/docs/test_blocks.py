@@ -40,7 +40,6 @@ from liftpy.client import (
     ReadOptions,
     Source,
 )
-from liftpy.client.group_admin import describe_group
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.runtime.settings import GivenSettings
 from tests.docs.commands_said import said, wrong_with
@@ -258,8 +257,8 @@ async def test_readme_blocks_run_and_store_the_records(monkeypatch: pytest.Monke
 async def test_docs_block_about_calling_a_service_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "commands", "receipts") as page:
         page.cluster.serve(Bank, "bank", "commands", output_stream="receipts")
-        await page.client.call_service("bank", "commands", b'{"id": "1", "do": "open", "account": "a"}')
-        answer = (await run(block_of("docs/replicated-services.md", "call_service"), page))["answer"]
+        await page.client.services.call("bank", "commands", b'{"id": "1", "do": "open", "account": "a"}')
+        answer = (await run(block_of("docs/replicated-services.md", "services.call"), page))["answer"]
         assert json.loads(answer.value)["ok"]
 
 
@@ -310,7 +309,7 @@ async def test_docs_program_of_a_group_member_commits_and_leaves_on_sigterm(monk
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().remove_signal_handler(number)
-        left = await describe_group(page.client, "audit")
+        left = await page.client.groups.describe("audit")
         assert (program.cancelled(), left.members, list(left.positions.values())) == (True, (), [2])
 
 

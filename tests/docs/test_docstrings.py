@@ -19,22 +19,24 @@ from liftpy.client.sync import without_await
 from tests.docs.test_blocks import wrong_names
 
 MODULES = (
-    "liftpy", "liftpy.client", "liftpy.client.sync", "liftpy.client.admin", "liftpy.client.group_admin", "liftpy.service",
+    "liftpy", "liftpy.client", "liftpy.client.sync", "liftpy.client.admin", "liftpy.client.group_admin", "liftpy.client.services",
+    "liftpy.service",
     "liftpy.spark", "liftpy.testing", "liftpy.testing.memory", "liftpy.errors", "liftpy.config",
 )  # fmt: skip
 OF_THE_FRAMEWORK = {"Outbox"}
 """Classes that ``liftpy.service`` exports for its own processes."""
-NOT_FOR_USERS = {"Runs", "Waits", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
+NOT_FOR_USERS = {"GroupCoordinator", "Runs", "Waits", "without_await", "check_min_isr", "control_error", "ServiceMachine"}
 BY_FIELD = {"ReplicationConfig"}
 """Settings that are described field by field, for the reference."""
 ENTRY_POINTS = (
     "connect", "Client", "Admin", "StreamConfig", "FlushPolicy", "Credentials", "PublishOptions", "ProducerOptions", "ReadOptions",
     "GroupOptions", "QueueOptions", "PlacementOptions", "Publisher", "Producer", "Consumer", "ManyConsumer", "Group", "Queue", "Cursor",
     "BatchSlice", "Position", "Source", "Receipt", "ManyReceipt", "Service", "ServiceTest", "MemoryCluster", "memory_cluster",
-    "Client.create_stream", "Client.alter_stream", "Client.delete_stream", "Client.publish", "Client.publisher", "Client.producer",
+    "Client.create_stream", "Admin.alter_stream", "Admin.delete_stream", "Client.publish", "Client.publisher", "Client.producer",
     "Client.consume", "Client.consume_many", "Client.read_range", "Client.bounds", "Client.group", "Client.queue", "Client.cursor",
-    "Client.call_service", "Client.query_service", "Client.purge", "Client.truncate_before", "Client.pause", "Client.reassign",
-    "Client.elect_leader", "Client.describe_cluster", "Publisher.send", "Publisher.publish", "Producer.send", "Producer.send_many",
+    "Groups", "Queues", "Cursors", "Services", "Services.call", "Services.query",
+    "Admin.purge", "Admin.truncate_before", "Admin.pause", "Admin.reassign",
+    "Admin.elect_leader", "Admin.describe_cluster", "Publisher.send", "Publisher.publish", "Producer.send", "Producer.send_many",
     "Consumer.getmany", "Consumer.batches", "Group.take", "Group.into", "Group.commit", "Queue.take", "Job.ack", "Job.nack",
     "Job.extend", "Job.reject", "Cursor.commit", "Cursor.consume", "SyncClient", "local_session", "lag_listener", "processing",
     "archive", "archived", "whole", "replay", "compact", "stats", "audit", "ArchivePlan", "ReplayPlan", "CompactPlan",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from liftpy import config
-from liftpy.client import admin, jetstream_api, multi_consumer
+from liftpy.client import jetstream_api, metadata_requests, multi_consumer
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.in_flight import PublishOptions
 from liftpy.client.partition_sender import ProducerOptions
@@ -119,7 +119,7 @@ LIMITS: dict[str, Iterable[str]] = {
     "batches in flight of a producer, of a partition": [f"{PRODUCER.window}"],
     "memory of a producer": [size(PRODUCER.buffer_bytes), f"{PRODUCER.buffer_records:,} records"],
     "time in which a producer tries again": [f"{PRODUCER.patience_s:g} s"],
-    "time in which a command of the cluster tries again": [f"{admin.DEADLINE_S:g} s"],
+    "time in which a command of the cluster tries again": [f"{metadata_requests.DEADLINE_S:g} s"],
     "subjects of a filter": [f"{filters.MAX_SUBJECTS}"],
     "keys of a filter": [f"{filters.MAX_KEYS}"],
     "size of a filter": [size(filters.MAX_FILTER_BYTES)],

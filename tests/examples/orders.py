@@ -14,7 +14,7 @@ async def publishes(url: str) -> int:
         await client.create_stream("orders", "shop.orders", config=liftpy.StreamConfig(min_isr=2), exist_ok=True)
         ack = await client.publish("orders", b"one", key=b"k", msg_id="order-1", expected_last=-1)
         assert_type(await client.publish("orders", b"two", ack=liftpy.AckPolicy.NONE), None)
-        async with await client.publisher("orders", options=liftpy.PublishOptions(window=8)) as publisher:
+        async with client.publisher("orders", options=liftpy.PublishOptions(window=8)) as publisher:
             assert_type((await publisher.publish(b"three")).offset, int)
         try:
             await client.publish("orders", b"four", ack=liftpy.AckPolicy.LEADER, timeout_s=5)

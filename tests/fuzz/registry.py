@@ -39,7 +39,7 @@ ELSEWHERE = {
     "liftpy.core.base.strict_json:load_json": "what reads JSON calls it",
     "liftpy.nats.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",
     "liftpy.nats.transport:Transport.parse_errors": "counts",
-    "liftpy.client.admin:Admin._decoded": "calls frames.decode, with one error of its own",
+    "liftpy.client.metadata_requests:MetadataRequests._decoded": "calls frames.decode, with one error of its own",
     "liftpy.client.admin_requests:object_of": "JSON for people, of any form",
     "sidecar.cli.health_nats:_published": "an ack as JSON, of a command that ends either way",
     "liftpy.core.metadata.controller.cluster_events:events_of": "of entries that the state machine has decoded and applied before",

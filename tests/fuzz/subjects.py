@@ -430,7 +430,9 @@ class Fuzz:
                 await asyncio.sleep(0.1)
 
     async def _reports(self, client: Client) -> list[dict[str, Any]]:
-        found = await asyncio.gather(*(client.node_status(node, 10.0) for node in self._cluster.nodes), return_exceptions=True)
+        found = await asyncio.gather(
+            *(client.admin.node_status(node, 10.0) for node in self._cluster.nodes), return_exceptions=True
+        )
         return [report for report in found if isinstance(report, dict)]
 
     async def _starts(self, client: Client) -> dict[str, int]:
@@ -462,7 +464,7 @@ class Fuzz:
                 self._sent(question, b"")  # or the sniffer takes it for a forged message
                 answer = await client.transport.request(question, b"", 10.0)
                 assert json.loads(answer)["streams"] >= PARTITIONS
-                await client.describe_cluster()
+                await client.admin.describe_cluster()
             async with asyncio.timeout(_DEADLINE_S):
                 await self._unchanged(client)
         except (LiftError, TimeoutError, AssertionError) as error:

@@ -126,7 +126,7 @@ class Bench:
 
     async def replica(self, node: str, name: str, partition: int = 0) -> dict[str, Any]:
         """What ``node`` says of its replica."""
-        status = await self.client.node_status(node)
+        status = await self.client.admin.node_status(node)
         return next((p for p in status["partitions"] if (p["stream"], p["partition"]) == (name, partition)), {})
 
     async def leader(self, name: str) -> str:

@@ -147,7 +147,7 @@ class Running:
 
     async def publish(self, count: int) -> None:
         """``count`` more commands, each acknowledged; over a fail-over one may be in the log twice, which is counted by ``sent``."""
-        async with await self.bench.client.publisher(self.stream) as publisher:
+        async with self.bench.client.publisher(self.stream) as publisher:
             futures = [await publisher.send(self.command(self.sent + n), key=b"k%d" % (n % 7)) for n in range(count)]
             await publisher.flush()
         self.sent = max(self.sent, *(future.result().offset + 1 for future in futures))
@@ -205,7 +205,7 @@ async def exists(path: Path) -> bool:
 
 async def _is_deleted(bench: Bench, stream: str) -> bool:
     with contextlib.suppress(NotFoundError):
-        await bench.client.delete_stream(stream)
+        await bench.client.admin.delete_stream(stream)
     return True
 
 

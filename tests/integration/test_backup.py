@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.client.group_admin import describe_cursor, describe_group, reset_group, set_cursor
 from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import split_batches
@@ -30,17 +29,17 @@ async def test_backup_restore_returns_committed_records_byte_for_byte(bench: Ben
     """Under load, after many LeaderEpochs; offsets, LeaderEpochs, positions; increments; nothing is overwritten [D1, D14, R3, R9]."""
     client, store = bench.client, Store.at(str(tmp_path / "store"))
     stream = await bench.create(stream_name, partitions=3)  # nothing is published to the last one
-    async with await client.publisher(stream_name, 1) as publisher:
+    async with client.publisher(stream_name, 1) as publisher:
         for number in range(3000):
             await publisher.send(b"%d" % number * 9)
     jobs = await bench.create(f"{stream_name}-jobs")
     async with client.producer(jobs.name, id="job") as producer:
         await (await producer.send_many([b"%d" % number for number in range(30)]))
-    await client.truncate_before(jobs.name, 0, 30)
+    await client.admin.truncate_before(jobs.name, 0, 30)
     await client.create_stream(f"e{stream_name}", f"e.{stream_name}", first_leader_epoch=5_000_000)
     at = [PartitionKey(stream_name, stream.uid, 0), PartitionKey(stream_name, stream.uid, 1)]
-    await bench.until(lambda: _said(reset_group(client, f"g{stream_name}", {at[1]: 1234})), "a group has a position")
-    await bench.until(lambda: _said(set_cursor(client, f"c{stream_name}", {at[1]: 77})), "a cursor has one")
+    await bench.until(lambda: _said(client.groups.reset(f"g{stream_name}", {at[1]: 1234})), "a group has a position")
+    await bench.until(lambda: _said(client.cursors.set(f"c{stream_name}", {at[1]: 77})), "a cursor has one")
 
     async def load() -> None:
         for number in range(1_000_000):
@@ -76,7 +75,7 @@ async def test_backup_restore_returns_committed_records_byte_for_byte(bench: Ben
             done = await Restore(fresh.client, store, manifest, [wish, jobs_wish], target).run()
             async with fresh.client.producer(jobs.name, id="job") as producer:
                 assert producer.next_sequence(0) == 30, "its records are gone, and its place is known"
-            now = (await fresh.client.describe_cluster(linearizable=True)).image
+            now = (await fresh.client.admin.describe_cluster(linearizable=True)).image
             restored = now.streams[stream_name]
             assert restored.uid != stream.uid
             assert manifest.leader_epoch >= 5_000_000
@@ -89,8 +88,8 @@ async def test_backup_restore_returns_committed_records_byte_for_byte(bench: Ben
                 bounds = await fresh.client.bounds(stream_name, copy.partition)
                 assert (bounds.log_start_offset, bounds.high_watermark) == (0, copy.high_watermark)
             key = PartitionKey(stream_name, restored.uid, 1)
-            assert (await describe_group(fresh.client, f"g{stream_name}")).positions == {key: 1234}
-            assert await describe_cursor(fresh.client, f"c{stream_name}") == {key: 77}
+            assert (await fresh.client.groups.describe(f"g{stream_name}")).positions == {key: 1234}
+            assert await fresh.client.cursors.describe(f"c{stream_name}") == {key: 77}
             assert done.settings == [RestoredSetting(value) for value in (wide.quota, wide.times) if value is not None]
             assert now.default_quota == wide.quota
             assert now.session_times is not None

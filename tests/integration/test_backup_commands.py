@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from liftpy.client import ReadOptions
-from liftpy.client.group_admin import describe_cursor, set_cursor
 from liftpy.core.base.ids import PartitionKey
 from tests import fork_server
 from tests.integration.conftest import Bench
@@ -59,11 +58,13 @@ async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: B
     stream = await bench.create(stream_name)
     async with bench.client.producer(stream_name, id="job") as producer:
         await (await producer.send_many(VALUES[:DROPPED]))
-    await bench.client.truncate_before(stream_name, 0, DROPPED)  # the backup knows the producer, whose records it does not have
+    await bench.client.admin.truncate_before(
+        stream_name, 0, DROPPED
+    )  # the backup knows the producer, whose records it does not have
     key, cursor = PartitionKey(stream_name, stream.uid, 0), f"c{stream_name}"
-    async with await bench.client.publisher(stream_name) as publisher:
+    async with bench.client.publisher(stream_name) as publisher:
         await asyncio.gather(*[await publisher.send(value) for value in VALUES])
-    await bench.until(lambda: _said(set_cursor(bench.client, cursor, {key: 77})), "a cursor has a position")
+    await bench.until(lambda: _said(bench.client.cursors.set(cursor, {key: 77})), "a cursor has a position")
 
     first = await commands.run("create", "--stream", stream_name)
     assert first["streams"] == {stream_name: {"0": [DROPPED, LAST]}}
@@ -81,12 +82,12 @@ async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: B
     found = [record.value async for record in bench.client.consume(into, start="earliest", until="end", options=on_n2)]
     assert found == VALUES
     assert (drilling.result()["streams"], drilling.result()["records"]) == (1, len(VALUES))
-    assert not [name for name in (await bench.client.describe_cluster()).image.streams if name.startswith("drill-")]
+    assert not [name for name in (await bench.client.admin.describe_cluster()).image.streams if name.startswith("drill-")]
 
-    await set_cursor(bench.client, cursor, {key: 1})
+    await bench.client.cursors.set(cursor, {key: 1})
     pruned, cursors = await asyncio.gather(commands.run("prune", "--keep", "1"), commands.run("cursors"))
     assert cursors == {cursor: ""}
-    assert await describe_cursor(bench.client, cursor) == {key: 77}
+    assert await bench.client.cursors.describe(cursor) == {key: 77}
     assert pruned["backups"] == [first["backup"]]
     assert len(pruned["waits_for"]) == 1, "the one that was killed may still be running, for all that is known here"
     prom = tmp_path / "backup.prom"
@@ -104,7 +105,7 @@ async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, s
     await commands.run("create", "--stream", stream_name)
 
     async def has(name: str) -> bool:
-        return name in (await bench.client.describe_cluster()).image.streams
+        return name in (await bench.client.admin.describe_cluster()).image.streams
 
     async def restored(into: str, ends_with: int) -> Any:
         return await commands.run(
@@ -115,9 +116,9 @@ async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, s
     async with asyncio.TaskGroup() as group:
         wider, deleted = group.create_task(restored(more, 0)), group.create_task(restored(gone, 1))
         await bench.until(lambda: has(more), "a restore has created its stream")
-        await bench.client.add_partitions(more, 3)
+        await bench.client.admin.add_partitions(more, 3)
         await bench.until(lambda: has(gone), "the other one, too")
-        await bench.client.delete_stream(gone)
+        await bench.client.admin.delete_stream(gone)
     assert wider.result()["streams"][more]["offsets"] == [[0, len(VALUES) - 1]]
     whole = await bench.client.stream(more)
     assert {len(partition.replicas) for partition in whole.partitions} == {3}

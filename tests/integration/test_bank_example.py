@@ -57,7 +57,7 @@ class Customer:
         """One command about account a; what it was answered."""
         name = message_id or f"c{len(self.replies)}"
         command = json.dumps({"id": name, "do": do, "account": "a", "amount": amount}).encode()
-        answer = await self.bench.client.call_service(
+        answer = await self.bench.client.services.call(
             self.service.name, self.service.stream, command, message_id=name, timeout_s=PATIENCE_S
         )
         assert self.replies.setdefault(name, answer.value) == answer.value, "one command has one answer"
@@ -96,8 +96,8 @@ async def test_bank_service_survives_rollout_and_the_death_of_the_leader(service
         await said_by(*shlex.split(printed), "--timeout", "60", "--nats", bench.cluster.nats_url)
         == b'{"balance": 0, "id": "1", "ok": true}\n'
     )
-    (printed,) = re.findall(r"answer = (await client\.call_service\(\"bank\", .*)", page)
-    client = SimpleNamespace(call_service=partial(bench.client.call_service, timeout_s=PATIENCE_S))
+    (printed,) = re.findall(r"answer = (await client\.services\.call\(\"bank\", .*)", page)
+    client = SimpleNamespace(services=SimpleNamespace(call=partial(bench.client.services.call, timeout_s=PATIENCE_S)))
     found: dict[str, Any] = {}
     exec(f"async def call(client):\n    return {printed}", found)
     assert json.loads((await found["call"](client)).value) == {"balance": 5, "id": "2", "ok": True}
@@ -130,7 +130,7 @@ async def test_bank_service_survives_rollout_and_the_death_of_the_leader(service
     await customer.goes_on()
     customer.going = False
     await working
-    asked = await bench.client.query_service(service.name, b'{"account": "a"}', timeout_s=PATIENCE_S)
+    asked = await bench.client.services.query(service.name, b'{"account": "a"}', timeout_s=PATIENCE_S)
     last = json.loads(list(customer.replies.values())[-1])
     assert json.loads(asked.value) == {"account": "a", "balance": last["balance"], "locked": False}
     assert (await customer.call("audit"))["percent"] == 100

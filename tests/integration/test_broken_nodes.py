@@ -53,7 +53,7 @@ async def test_follower_that_stops_returns_without_loss(fragile: Any, stream_nam
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
     follower = next(node for node in NODES if node != leader)
-    before = (await fragile.client.node_status(follower))["incarnation"]
+    before = (await fragile.client.admin.node_status(follower))["incarnation"]
     acked = payloads("before", 20)
     await fragile.publish_acked(subject, acked)
     node = fragile.cluster.nodes[follower]
@@ -65,7 +65,7 @@ async def test_follower_that_stops_returns_without_loss(fragile: Any, stream_nam
     await asyncio.to_thread(node.start)
     await asyncio.to_thread(node.wait_ready)
     await settle(fragile, stream_name)
-    assert (await fragile.client.node_status(follower))["incarnation"] > before
+    assert (await fragile.client.admin.node_status(follower))["incarnation"] > before
     last = payloads("after", 5)
     await fragile.publish_acked(subject, last)
     await expect_everywhere(fragile, stream_name, acked + more + last)
@@ -169,7 +169,7 @@ async def test_node_survives_nats_restart(fragile: Any, stream_name: str) -> Non
     await settle(fragile, stream_name)
     await expect_everywhere(fragile, stream_name, acked + last)
     for node in NODES:
-        status = await fragile.client.node_status(node)
+        status = await fragile.client.admin.node_status(node)
         assert status["nats"]["reconnects"] >= 1
         assert status["nats"]["errors"]["disconnected"] >= 1
 

@@ -61,25 +61,25 @@ async def test_client_creates_lists_and_deletes_a_stream(client: Client, name: s
     stream = await client.create_stream(name, f"data.{name}", partitions=2)
     assert (stream.name, stream.subject, len(stream.partitions)) == (name, f"data.{name}", 2)
     assert all(sorted(p.replicas) == ["n1", "n2", "n3"] == sorted(p.isr) for p in stream.partitions)
-    assert name in [s.name for s in await client.list_streams()]
+    assert name in [s.name for s in await client.admin.list_streams()]
     assert (await client.stream(name)).uid == stream.uid
     with pytest.raises(AlreadyExistsError):
         await client.create_stream(name, "data.other")
     waits = await client.create_stream(f"{name}x", f"data.{name}x", replicas=9, ready_s=0)
     assert (waits.waiting, waits.partitions) == (1, ())
     with pytest.raises(UnavailableError, match="insufficient-nodes"):
-        await client.until_ready(waits, 0.3)
-    await client.delete_stream(f"{name}x")
+        await client.admin.until_ready(waits, 0.3)
+    await client.admin.delete_stream(f"{name}x")
     with pytest.raises(NotFoundError):
-        await client.delete_stream(name, "another-uid")
-    await client.delete_stream(name, stream.uid)
+        await client.admin.delete_stream(name, "another-uid")
+    await client.admin.delete_stream(name, stream.uid)
     with pytest.raises(NotFoundError, match="no stream"):
         await client.stream(name)
 
 
 async def test_acked_records_are_read_back_in_order(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
-    async with await client.publisher(name, options=PublishOptions(window=512)) as publisher:
+    async with client.publisher(name, options=PublishOptions(window=512)) as publisher:
         futures = [await publisher.send(p, key=b"k%d" % i, headers={"n": b"%d" % i}) for i, p in enumerate(payloads(0, 5000))]
     assert [f.result().offset for f in futures] == list(range(5000))
     records = await read(client, name)
@@ -101,7 +101,7 @@ async def test_publish_ack_has_partition_and_offset(client: Client, name: str, a
 
 async def test_plain_messages_keep_headers_and_subject(client: Client, dev: DevCluster, name: str) -> None:
     await client.create_stream(name, f"data.{name}.>")
-    async with await client.publisher(name, subject=f"data.{name}.a.b") as publisher:
+    async with client.publisher(name, subject=f"data.{name}.a.b") as publisher:
         await publisher.post(b"plain", headers={"colour": b"red"})
         await publisher.publish(b"acked")
     records = await read(client, name)
@@ -117,7 +117,7 @@ async def test_consume_follows_stream_and_stops_at_until(client: Client, name: s
     following = asyncio.create_task(read(client, name, start="earliest", until=99))
     only_new = client.consume(name, start="new", until=99)
     await only_new.begin()
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         for payload in payloads(1, 150):
             await publisher.send(payload)
     assert [r.value for r in await following] == payloads(0, 100)
@@ -130,7 +130,7 @@ async def test_consume_follows_stream_and_stops_at_until(client: Client, name: s
 
 async def test_planned_range_is_the_same_from_every_replica(client: Client, name: str) -> None:
     stream = await client.create_stream(name, f"data.{name}")
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         for payload in payloads(0, 3000):
             await publisher.send(payload)
     for node in stream.partitions[0].replicas:
@@ -145,7 +145,7 @@ async def test_stream_created_again_has_another_uid(client: Client, name: str) -
     await client.publish(name, b"old")
     consumer = client.consume(name, options=ReadOptions(patience_s=10, wait_s=0.2))
     await consumer.begin()
-    await client.delete_stream(name)
+    await client.admin.delete_stream(name)
     second = await client.create_stream(name, f"data.{name}")
     assert second.uid != first.uid
     await client.publish(name, b"new")
@@ -171,7 +171,7 @@ async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
         async with await connect(cluster.nats_url, cluster.namespace) as client:
             stream = await client.create_stream(name, f"data.{name}")
             leader = stream.partitions[0].leader
-            async with await client.publisher(name) as publisher:
+            async with client.publisher(name) as publisher:
                 for payload in payloads(0, 2000):
                     await publisher.send(payload)
             victim = next(n for n in stream.partitions[0].replicas if n != leader)
@@ -189,14 +189,14 @@ async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
 
 async def test_describe_cluster_lists_nodes_and_streams(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
-    state = await client.describe_cluster(linearizable=True)
+    state = await client.admin.describe_cluster(linearizable=True)
     assert sorted(state.image.nodes) == ["n1", "n2", "n3"] == state.image.live_nodes()
     assert state.metadata_leader in state.image.nodes
     assert sum(c.leader for c in state.controllers) == 1
-    status = await client.node_status(state.stream(name).partitions[0].leader)
+    status = await client.admin.node_status(state.stream(name).partitions[0].leader)
     assert name in [p["stream"] for p in status["partitions"]]
     with pytest.raises(LiftError):
-        await client.node_status("nobody")
+        await client.admin.node_status("nobody")
 
 
 async def test_client_distinguishes_tombstones_empty_values_and_empty_keys(client: Client, name: str) -> None:
@@ -205,7 +205,7 @@ async def test_client_distinguishes_tombstones_empty_values_and_empty_keys(clien
     await client.publish(name, None, key=b"a")
     await client.publish(name, b"v", key=b"")
     await client.publish(name, None)
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         await publisher.post(None, key=b"posted")
     last = await client.publish(name, b"last")
     assert last is not None
@@ -218,7 +218,7 @@ async def test_client_uses_a_cached_subject_only_while_its_stream_exists(client:
     async with await connect(dev.nats_url, dev.namespace) as other, asyncio.timeout(60):
         await client.create_stream(name, subject)
         await client.publish(name, b"first")
-        await other.delete_stream(name)
+        await other.admin.delete_stream(name)
         await other.create_stream(f"{name}b", subject)
         for ack in (AckPolicy.ALL, AckPolicy.LEADER):
             with pytest.raises(NotFoundError):
@@ -310,7 +310,7 @@ async def test_producer_continues_and_fences_its_predecessor(client: Client, nam
 async def test_consume_backwards_with_filter_returns_matching_records_newest_first(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}.>")
     for country in ("eu", "us", "eu"):
-        async with await client.publisher(name, subject=f"data.{name}.{country}") as publisher:
+        async with client.publisher(name, subject=f"data.{name}.{country}") as publisher:
             for number in range(40):
                 await publisher.send(b"%d" % number, key=b"k%d" % (number % 4))
     everything = [(r.offset, r.subject, r.key) for r in await read(client, name)]

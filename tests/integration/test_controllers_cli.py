@@ -55,7 +55,7 @@ class Load:
 async def until(cluster: DevCluster, node_id: str, *, controller: bool) -> None:
     """Until the node says that it is a controller, or is none."""
     async with await connect(cluster.nats_url, cluster.namespace) as client, asyncio.timeout(60):
-        while (await client.node_status(node_id))["controller"] is not controller:
+        while (await client.admin.node_status(node_id))["controller"] is not controller:
             await asyncio.sleep(0.05)
 
 
@@ -69,7 +69,7 @@ async def test_controllers_replace_dead_and_remove_live_controller_under_load() 
             await load.more(20)
             code, said = await liftpy(cluster, "add", "n9")
             assert (code, said["code"]) == (1, "NOT_FOUND")
-            dead = next(c.node_id for c in (await client.describe_cluster()).controllers if not c.leader)
+            dead = next(c.node_id for c in (await client.admin.describe_cluster()).controllers if not c.leader)
             cluster.nodes[dead].kill()
             code, said = await liftpy(cluster, "replace", dead, "n4")
             assert code == 0, said
@@ -79,7 +79,7 @@ async def test_controllers_replace_dead_and_remove_live_controller_under_load() 
             await load.more(20)
             assert (await liftpy(cluster, "replace", dead, "n4"))[0] == 0, "the same again changes nothing"
             # The one that leads leaves, and two are left: it hands over, and follows the feed.
-            leader = (await client.describe_cluster()).metadata_leader
+            leader = (await client.admin.describe_cluster()).metadata_leader
             code, said = await liftpy(cluster, "remove", leader)
             assert code == 0, said
             left.remove(leader)
@@ -90,7 +90,7 @@ async def test_controllers_replace_dead_and_remove_live_controller_under_load() 
             cluster.nodes[dead].start()
             await asyncio.to_thread(cluster.nodes[dead].wait_ready)
             await until(cluster, dead, controller=False)
-            status = await client.node_status(dead)
+            status = await client.admin.node_status(dead)
             assert (status["controllers"]["voters"], status["controllers"]["differ_from_settings"]) == (left, True)
             # And becomes one again, on the folder that it has.
             code, said = await liftpy(cluster, "add", dead)

@@ -50,7 +50,7 @@ async def test_node_with_a_directory_restored_from_a_clean_stop_catches_up(
     await start(node)
     await settle(fragile, stream_name)
     if role == "leader":
-        await fragile.client.elect_leader(stream_name, 0, name)
+        await fragile.client.admin.elect_leader(stream_name, 0, name)
         await fragile.until(lambda: leads(fragile, stream_name, name), f"{name} leads again")
     more = payloads("after the copy", 60)
     await fragile.publish_acked(subject, more)

@@ -87,7 +87,7 @@ async def test_node_continues_with_changed_credentials(workers: int, tmp_path: P
                 await _refuses(client, write)
                 change(server, users(old="first", new="second", **app))
                 write("new", "second")
-                said = await client.reload_settings("n1")
+                said = await client.admin.reload_settings("n1")
                 assert said == {"applied": ["credentials.user", "credentials.password"], "wait": []}
                 await until(
                     lambda: lines(node, "is back") >= 3 * workers, "connections for data are back, of each process three"
@@ -97,7 +97,7 @@ async def test_node_continues_with_changed_credentials(workers: int, tmp_path: P
                 lost = lines(node, "lost (")
                 change(server, users(new="second", **app))
                 await acked(nc, b"nobody uses the old ones any more")
-                await client.describe_cluster(linearizable=True)
+                await client.admin.describe_cluster(linearizable=True)
                 assert lines(node, "lost (") == lost
 
                 change(server, users(new="third", **app))
@@ -105,7 +105,7 @@ async def test_node_continues_with_changed_credentials(workers: int, tmp_path: P
                 write("new", "third")
                 os.kill(node.pid, signal.SIGHUP)
                 await acked(nc, b"after it was cut off")
-                await client.describe_cluster(linearizable=True)
+                await client.admin.describe_cluster(linearizable=True)
                 assert node.running
                 assert (await client.bounds("kept")).high_watermark >= 3
         finally:
@@ -115,7 +115,7 @@ async def test_node_continues_with_changed_credentials(workers: int, tmp_path: P
 
 async def _refuses(client: Client, write: Callable[[str, str], None]) -> None:
     write("old", "wrong")
-    said = await client.reload_settings("n1")
+    said = await client.admin.reload_settings("n1")
     assert "rejected the credentials" in said["error"]
     write("old", "first")
-    assert await client.reload_settings("n1") == {"applied": [], "wait": []}
+    assert await client.admin.reload_settings("n1") == {"applied": [], "wait": []}

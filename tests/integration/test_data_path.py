@@ -113,7 +113,7 @@ async def test_poison_messages_are_stored_and_block_no_publish(bench: Any, strea
             await bench.nc.publish(subject, payload, reply="_INBOX.nobody")
     assert await bench.values_on("n2", stream_name, 6) == poison
     for node in NODES:
-        status = await bench.client.node_status(node)
+        status = await bench.client.admin.node_status(node)
         assert status["failed_partitions"] == {}
         assert node == "n3" or sum(status["refused"].values()) > 0
     assert (await bench.publish_acked(f"data.{stream_name}", [b"after"])) == [7]
@@ -239,7 +239,7 @@ async def test_deleted_stream_leaves_no_files(bench: Any, stream_name: str) -> N
     await bench.publish_acked(f"data.{stream_name}", [b"x"])
     folders = [bench.cluster.data / node / "streams" / f"{stream_name}-{stream.uid}" for node in NODES]
     assert all(folder.exists() for folder in folders)
-    await bench.client.delete_stream(stream_name)
+    await bench.client.admin.delete_stream(stream_name)
 
     async def gone() -> bool:
         return not any(folder.exists() for folder in folders)

@@ -42,7 +42,7 @@ def cluster() -> Iterator[DevCluster]:
 async def test_node_with_few_descriptors_serves_many_segments_and_limits_partitions(cluster: DevCluster) -> None:
     async with await connect(cluster.nats_url) as client:
         budget = budget_of(HARD)
-        before = (await client.node_status("n1"))["descriptors"]
+        before = (await client.admin.node_status("n1"))["descriptors"]
         assert before["limit"] == HARD, "the soft limit was raised"
         assert before["partition_budget"] == budget.partitions >= PARTITIONS
         await client.create_stream("s", "few.s", partitions=PARTITIONS, config=StreamConfig(segment_bytes=4096))
@@ -55,7 +55,7 @@ async def test_node_with_few_descriptors_serves_many_segments_and_limits_partiti
 
         assert PARTITIONS * RECORDS > HARD
         assert await asyncio.gather(*map(fill, range(PARTITIONS))) == [values] * PARTITIONS
-        found = (await client.node_status("n1"))["descriptors"]
+        found = (await client.admin.node_status("n1"))["descriptors"]
         assert found["maps_opened"] >= PARTITIONS * (RECORDS - 1), "every sealed segment was opened to be read"
         assert found["maps"] <= budget.maps
         assert found["open"] < HARD

@@ -28,13 +28,13 @@ async def bench(fragile_cluster: Any) -> AsyncIterator[Any]:
 
 async def ended_sessions(bench: Any) -> int:
     """Of all controllers together."""
-    reports = [await bench.client.node_status(node) for node in ("n1", "n2", "n3")]
+    reports = [await bench.client.admin.node_status(node) for node in ("n1", "n2", "n3")]
     return sum(n for report in reports for kind, n in report["counters"].items() if "sessions ended" in kind)
 
 
 async def test_forged_hellos_end_no_controller_session(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
-    before = await bench.client.describe_cluster()
+    before = await bench.client.admin.describe_cluster()
     ended = await ended_sessions(bench)
     draw = random.Random(1)
     acked = []
@@ -49,12 +49,12 @@ async def test_forged_hellos_end_no_controller_session(bench: Any, stream_name: 
     assert acked == list(range(1, 21))
 
     async def heard() -> bool:
-        reports = [await bench.client.node_status(node) for node in ("n1", "n2", "n3")]
+        reports = [await bench.client.admin.node_status(node) for node in ("n1", "n2", "n3")]
         return all(r["counters"].get("metadata: refused: hellos that answer nobody", 0) >= 800 for r in reports)
 
     await bench.until(heard, "all of them have come")
     assert await ended_sessions(bench) == ended
-    after = await bench.client.describe_cluster()
+    after = await bench.client.admin.describe_cluster()
     assert (after.metadata_leader, [c.term for c in after.controllers]) == (
         before.metadata_leader,
         [c.term for c in before.controllers],
@@ -75,7 +75,7 @@ async def ask_as(bench: Any, node: str, **request: Any) -> pb.ControlResponse:
 async def test_registration_for_running_node_id_is_rejected(bench: Any, stream_name: str) -> None:
     """Nor after it was said, in its name, that it stops."""
     await bench.create(stream_name)
-    before = (await bench.client.describe_cluster()).image.nodes
+    before = (await bench.client.admin.describe_cluster()).image.nodes
     index = (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index
     for node in ("n1", "n2", "n3"):
         other = pb.RegisterNode(
@@ -106,11 +106,11 @@ async def test_registration_for_running_node_id_is_rejected(bench: Any, stream_n
         assert refused.error == pb.ControlResponse.EXISTS, refused
 
     async def back() -> bool:
-        nodes = (await bench.client.describe_cluster()).image.nodes
+        nodes = (await bench.client.admin.describe_cluster()).image.nodes
         return not any(node.fenced for node in nodes.values())
 
     await bench.until(back, "their sessions go on")
-    after = (await bench.client.describe_cluster()).image.nodes
+    after = (await bench.client.admin.describe_cluster()).image.nodes
     assert {name: node.incarnation for name, node in after.items()} == {name: node.incarnation for name, node in before.items()}
     assert await bench.publish_acked(f"data.{stream_name}", [b"x"]) == [1]
     assert all(node.running for node in bench.cluster.nodes.values())
@@ -121,7 +121,7 @@ async def test_impossible_requests_add_no_journal_entry(bench: Any, stream_name:
     journals = [bench.cluster.data / node / "raft" / "journal" for node in bench.cluster.nodes]
 
     async def answered() -> int:
-        reports = [await bench.client.node_status(node) for node in bench.cluster.nodes]
+        reports = [await bench.client.admin.node_status(node) for node in bench.cluster.nodes]
         return sum(report["counters"].get("metadata: control requests that change nothing", 0) for report in reports)
 
     wrong: list[tuple[str, dict[str, Any], int]] = [

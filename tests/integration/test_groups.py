@@ -11,7 +11,6 @@ import pytest
 
 from liftpy.client import GroupOptions, GroupRejectedError, QueueOptions, connect
 from liftpy.client.group import Group
-from liftpy.client.group_admin import describe_group, list_groups
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.observe.app_rows import NO_MEMBERS
@@ -36,7 +35,7 @@ def coordinated(bench: Bench) -> Bench:
 async def feed(bench: Bench, stream: str, count: int) -> None:
     """``count`` more records into each partition."""
     for partition in range(PARTITIONS):
-        async with await bench.client.publisher(stream, partition) as publisher:
+        async with bench.client.publisher(stream, partition) as publisher:
             for number in range(count):
                 await publisher.send(b"%d" % number)
 
@@ -165,7 +164,7 @@ async def test_operators_list_groups_and_reset_positions(coordinated: Bench, str
             if len(seen) == 20:
                 await group.commit()
                 break
-        described = await describe_group(client, f"g-{name}")
+        described = await client.groups.describe(f"g-{name}")
         assert sorted(described.members[0].owned) == [(name, 0), (name, 1)]
         assert sorted(described.positions.values()) == [10, 10]
         code, _, err = await run("group", "reset", f"g-{name}", "--stream", name, "--to", "-3", "--yes")
@@ -183,7 +182,7 @@ async def test_operators_list_groups_and_reset_positions(coordinated: Bench, str
     assert (await run("group", "show", f"g-{name}"))[0] == 0
     for words, there in (((), True), (("--yes",), False)):
         assert (await run("group", "delete", f"g-{name}", *words))[0] == 0
-        assert (f"g-{name}" in [one.name for one in await list_groups(client)]) is there
+        assert (f"g-{name}" in [one.name for one in await client.groups.list()]) is there
     assert (await run("group", "show", f"g-{name}"))[0] == 1
 
 
@@ -191,7 +190,7 @@ async def test_queue_continues_after_worker_death_and_coordinator_move(coordinat
     """Acknowledged is never given again, what was not is, wherever the coordinator leads [Q1, Q2, Q4]."""
     client, name = coordinated.client, stream_name
     await coordinated.create(name)
-    async with await client.publisher(name) as publisher:
+    async with client.publisher(name) as publisher:
         for number in range(40):
             await publisher.send(b"%d" % number)
     async with client.queue(name, name, options=QueueOptions(ack_wait_s=3)) as gone, client.queue(name, name) as queue:
@@ -200,7 +199,7 @@ async def test_queue_continues_after_worker_death_and_coordinator_move(coordinat
         stream = await client.stream(GROUPS_STREAM)
         number = partition_of(name, len(stream.partitions))
         led = stream.partitions[number]
-        await client.elect_leader(GROUPS_STREAM, number, next(node for node in led.isr if node != led.leader))
+        await client.admin.elect_leader(GROUPS_STREAM, number, next(node for node in led.isr if node != led.leader))
         found: set[bytes] = set()
         async with asyncio.timeout(60):
             while len(found) < 30:
@@ -228,7 +227,7 @@ async def test_group_into_after_takeover_writes_each_record_once(coordinated: Be
 
     async def more(number: int) -> None:
         for partition in range(PARTITIONS):
-            async with await client.publisher(stream_name, partition) as publisher:
+            async with client.publisher(stream_name, partition) as publisher:
                 for n in range(100 * number + partition, 100 * number + 100, PARTITIONS):
                     await publisher.send(b"%d" % n)
 
@@ -244,7 +243,7 @@ async def test_group_into_after_takeover_writes_each_record_once(coordinated: Be
             going_on = asyncio.create_task(second.into(made, copy))
             for number in range(1, rounds):
                 led = (await client.stream(made)).partitions[number % 2]
-                await client.elect_leader(made, number % 2, next(node for node in led.isr if node != led.leader))
+                await client.admin.elect_leader(made, number % 2, next(node for node in led.isr if node != led.leader))
                 await more(number)
             with pytest.raises(GroupRejectedError):
                 await asyncio.wait_for(copying, 20)

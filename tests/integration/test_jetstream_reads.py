@@ -86,8 +86,8 @@ async def test_jetstream_requests_with_odd_bytes_end_no_node(cluster: DevCluster
     """The short form of ``python -m tests.fuzz.subjects`` [A5, A15]. It is the last test of the module: a node may end."""
     bench = await open_bench(cluster)
     try:
-        for stream in (await bench.client.describe_cluster()).image.streams:
-            await bench.client.delete_stream(stream)
+        for stream in (await bench.client.admin.describe_cluster()).image.streams:
+            await bench.client.admin.delete_stream(stream)
     finally:
         await close_bench(bench)
     verdict = await subjects.Fuzz(cluster, seed=3, requests=FUZZ_REQUESTS, per_s=2_000).run()

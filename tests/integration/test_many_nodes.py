@@ -29,7 +29,7 @@ async def test_nodes_outside_metadata_group_lead_partitions_and_return(five: Dev
     own = next(p.partition for p in stream.partitions if p.leader == "n5")
     subject = f"data.{stream_name}" + (f".{own}" if own else "")
     assert await bench.publish_acked(subject, [b"one", b"two"]) == [1, 2]
-    state = await bench.client.describe_cluster()
+    state = await bench.client.admin.describe_cluster()
     assert sorted(c.node_id for c in state.controllers) == ["n1", "n2", "n3"]
     await asyncio.to_thread(five.nodes["n5"].kill)
     await bench.publish_acked(subject, [b"three"])
@@ -75,7 +75,7 @@ async def test_forged_feed_record_deletes_no_data(five: DevCluster, stream_name:
         if node in p.replicas
     ]
     assert len(folders) == 6
-    index = (await bench.client.describe_cluster()).image.index
+    index = (await bench.client.admin.describe_cluster()).image.index
     gone = pb.Record(streamDeleted=pb.StreamDeleted(name=stream_name, uid=stream.uid))
     forged = pb.FeedEntry(index=index + 1, previousIndex=index, records=[gone])
     await bench.nc.publish("liftpy.feed", frames.sealed(forged))

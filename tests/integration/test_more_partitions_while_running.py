@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 async def published_and_read(url: str, cluster: DevCluster) -> None:
     """A publisher and readers that were there before the partitions were."""
     async with await connect(url) as client:
-        async with await client.publisher("orders", 0) as publisher:
+        async with client.publisher("orders", 0) as publisher:
             await publisher.send(b"before")
             code, said = await asyncio.to_thread(liftpy, cluster, "stream", "add-partitions", "orders", "--partitions", "4")
             assert code == 0, said
@@ -64,6 +64,6 @@ def test_streams_wait_are_placed_and_get_more_partitions(tmp_path: Path) -> None
 
 async def placed(url: str) -> None:
     async with await connect(url) as client:
-        stream = await client.until_ready(await client.stream("wide"), 60)
+        stream = await client.admin.until_ready(await client.stream("wide"), 60)
         assert all(len(partition.replicas) == 4 for partition in stream.partitions)
         assert (await client.publish("wide", b"x", partition=1)).offset == 0

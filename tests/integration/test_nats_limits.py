@@ -42,7 +42,7 @@ async def test_responses_fit_a_small_max_payload(narrow: DevCluster, stream_name
     assert [value for batch in batches for value in batch.values()] == [*large, *small, b"last"]
     assert all(batch.header.size_bytes <= 64 * 1024 - 100 for batch in batches)
     for node in NODES:
-        assert (await bench.client.node_status(node))["nats"]["errors"].get("larger than max_payload", 0) == 0
+        assert (await bench.client.admin.node_status(node))["nats"]["errors"].get("larger than max_payload", 0) == 0
     await close_bench(bench)
 
 
@@ -68,7 +68,7 @@ async def test_slow_consumer_is_disconnected_and_reconnects(impatient: DevCluste
     bench.cluster.nodes[leader].send(signal.SIGCONT)
 
     async def cut_off_and_back() -> bool:
-        nats = (await bench.client.node_status(leader))["nats"]
+        nats = (await bench.client.admin.node_status(leader))["nats"]
         return nats["errors"].get("disconnected", 0) >= 1 and bool(nats["connected"])
 
     await bench.until(cut_off_and_back, f"{leader} was cut off and is back")

@@ -27,7 +27,7 @@ async def test_reader_in_a_rack_is_answered_by_the_follower_there(bench: Any, st
         return (await bench.replica(follower, stream_name))["high_watermark"] == 19
 
     await bench.until(level, "the follower knows what is committed: one that is behind the reader is passed over")
-    await bench.client.set_node(follower, rack="near")
+    await bench.client.admin.set_node(follower, rack="near")
 
     async def answered_there() -> bool:
         """A reader that learns too late where nodes are (a second is its bound) reads from any."""
@@ -38,7 +38,7 @@ async def test_reader_in_a_rack_is_answered_by_the_follower_there(bench: Any, st
 
     try:
         await bench.until(answered_there, "the follower in the reader's rack answers")
-        hosts = {node.host for node in (await bench.client.describe_cluster()).image.nodes.values()}
+        hosts = {node.host for node in (await bench.client.admin.describe_cluster()).image.nodes.values()}
         assert hosts == {this_host()} != {""}
     finally:
-        await bench.client.reset_node(follower, rack=True)
+        await bench.client.admin.reset_node(follower, rack=True)

@@ -46,7 +46,7 @@ class Place:
 
 async def fill(operator: Client, publisher: Client) -> None:
     await operator.create_stream(STREAM, SUBJECT)
-    async with await publisher.publisher(STREAM, subject=SUBJECT) as sender:
+    async with publisher.publisher(STREAM, subject=SUBJECT) as sender:
         for value in VALUES:
             await sender.send(value)
 
@@ -103,12 +103,12 @@ async def test_nats_permissions_in_jwts_match_the_printed_roles(place: Place) ->
         with pytest.raises(NotAllowedError, match=f"publish on {SUBJECT}"):
             await reader.publish(STREAM, b"x")
         with pytest.raises(NotAllowedError, match=r"publish on acme\.control\.admin"):
-            await reader.delete_stream(STREAM)
+            await reader.admin.delete_stream(STREAM)
     async with await place.client(AccessRole.PUBLISHER) as publisher, asyncio.timeout(30):
         with pytest.raises(NotAllowedError):
-            await publisher.list_streams()
+            await publisher.admin.list_streams()
     async with await place.client(AccessRole.STATUS) as watcher, asyncio.timeout(30):
-        assert (await watcher.node_status("n1"))["node"] == "n1"
+        assert (await watcher.admin.node_status("n1"))["node"] == "n1"
 
 
 @pytest.mark.long

@@ -124,7 +124,7 @@ async def _seen(cluster: DevCluster) -> None:
     async with connect(cluster.nats_url, cluster.namespace) as client:
         await client.create_stream("orders", "shop.orders", partitions=3, replicas=3)
         loading = asyncio.ensure_future(load(client))
-        leader = (await client.controller_ids())[0]
+        leader = (await client.admin.controller_ids())[0]
         victim = next(one for one in cluster.nodes.values() if one.node_id != leader)
         seen_at = next(one for one in cluster.nodes.values() if one is not victim)
         try:

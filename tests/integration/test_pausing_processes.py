@@ -72,7 +72,7 @@ async def test_paused_stream_stays_paused_after_any_kill(fragile: Bench, stream_
     await publisher.until_acked()
     flowing = asyncio.create_task(publisher.go_on())
     await publisher.until_acked()
-    await fragile.client.pause(name)
+    await fragile.client.admin.pause(name)
     await asyncio.wait_for(flowing, 60)
     old = await fragile.leader(name)
     nodes[old].kill()
@@ -95,7 +95,7 @@ async def test_paused_stream_stays_paused_after_any_kill(fragile: Bench, stream_
     await fragile.until(lambda: dropped_as_paused(fragile, name, 3), "plain messages are counted")
     shown = await fragile.replica(await fragile.leader(name), name)
     assert shown["paused"] == "until resumed"
-    await fragile.client.resume(name)
+    await fragile.client.admin.resume(name)
     await publisher.until_acked()
     await fragile.until(lambda: is_whole(fragile, name), "all nodes are in sync, and it is not paused")
     stored = [record.value async for record in fragile.client.consume(name, until="end")]
@@ -120,7 +120,7 @@ async def test_paused_partition_is_resumed_by_publish_after_leader_death(fragile
     await fragile.create(stream_name, partitions=2, replicas=3)
     publisher = Publisher(fragile, f"data.{stream_name}")
     await publisher.until_acked()
-    await fragile.client.pause(stream_name, resume_on_publish=True)
+    await fragile.client.admin.pause(stream_name, resume_on_publish=True)
     old = await fragile.leader(stream_name)
     fragile.cluster.nodes[old].kill()
     await fragile.until(lambda: led_by_another(fragile, stream_name, old), "another leads")

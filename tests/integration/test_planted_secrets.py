@@ -92,7 +92,7 @@ async def as_client(url: str) -> list[str]:
     async with await connect(url) as client:
         key, value, header = RECORD
         await client.publish("s", value.encode(), key=key.encode(), headers={"Planted": header.encode()})
-        return [json.dumps(await client.node_status("n1")), repr(await client.describe_cluster())]
+        return [json.dumps(await client.admin.node_status("n1")), repr(await client.admin.describe_cluster())]
 
 
 def pages(url: str) -> list[str]:

@@ -32,7 +32,7 @@ def test_one(liftpy_client):
     assert values(liftpy_client, "orders") == [b"one"]
 
 def test_another_sees_nothing_of_it(liftpy_client, liftpy_cluster):
-    assert liftpy_client.list_streams() == []
+    assert liftpy_client.admin.list_streams() == []
     liftpy_client.create_stream("orders", "shop.orders")
     assert values(liftpy_client, "orders") == []
     liftpy_cluster.kill(liftpy_cluster.nodes[-1])
@@ -77,7 +77,7 @@ def test_memory_cluster_passes_the_client_cases(liftpy_memory):
         assert values(client, "orders") == [b"before", b"after"]
 
 def test_who_was_paused_runs(liftpy_client, liftpy_cluster):
-    live = set(liftpy_client.describe_cluster().image.live_nodes())
+    live = set(liftpy_client.admin.describe_cluster().image.live_nodes())
     assert live == set(liftpy_cluster.nodes) == {"n1", "n2", "n3"}
 """
 OUTCOME = "6 passed"

@@ -43,7 +43,7 @@ async def test_quiet_partition_sends_no_fetches_but_detects_dead_replicas(three:
         await bench.publish_acked(subject, [b"one"])
 
     async def all_are_quiet() -> bool:
-        found = [await bench.client.node_status(node) for node in three.nodes]
+        found = [await bench.client.admin.node_status(node) for node in three.nodes]
         phases = [p["phase"] for status in found for p in status["partitions"] if p["role"] == "FOLLOWER"]
         return phases == ["FOLLOWER_QUIET"] * (2 * PARTITIONS)
 

@@ -76,7 +76,7 @@ async def metadata_leader(client: Client, other_than: str = "") -> str:
     async with asyncio.timeout(DEADLINE_S):
         while True:
             try:
-                leader = (await client.describe_cluster()).metadata_leader
+                leader = (await client.admin.describe_cluster()).metadata_leader
                 if leader not in ("", other_than):
                     return leader
             except LiftError:
@@ -85,7 +85,7 @@ async def metadata_leader(client: Client, other_than: str = "") -> str:
 
 
 async def all_there(client: Client, acked: list[str]) -> None:
-    known = (await client.describe_cluster()).image.streams
+    known = (await client.admin.describe_cluster()).image.streams
     assert [name for name in acked if name not in known] == []
 
 

@@ -94,7 +94,7 @@ async def test_role_permissions_are_sufficient_for_their_use(cluster: DevCluster
         await _a_service_works(cluster, tmp_path)
         async with await as_role(cluster, AccessRole.STATUS) as status:
             for node in cluster.nodes:
-                report = await status.node_status(node)
+                report = await status.admin.node_status(node)
                 assert "refused by NATS's rights" not in report["counters"], "a node was denied something"
                 assert not [kind for kind in report["nats"]["errors"] if "rights" in kind]
     assert not [
@@ -124,9 +124,9 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
             said = [record.value async for record in reader.consume("out", until=2 * TIMES - 1)]
         assert said == [b"%d of record %d" % (number, record) for record in range(2) for number in range(TIMES)]
         async with await connect(cluster.nats_url, NS, credentials=credentials(AccessRole.READER)) as reader:
-            assert (await reader.query_service("echo", b"", timeout_s=30)).value == b"2"
+            assert (await reader.services.query("echo", b"", timeout_s=30)).value == b"2"
             with pytest.raises(NotAllowedError):
-                await reader.query_service("bank", b"", timeout_s=30)
+                await reader.services.query("bank", b"", timeout_s=30)
     finally:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 30) == 0, (folder / f"{leader}.log").read_text()
@@ -166,7 +166,12 @@ def test_command_without_permission_fails_at_once(cluster: DevCluster, role: Acc
 
 async def test_client_without_permission_fails_within_a_round_trip(cluster: DevCluster) -> None:
     async with await as_role(cluster, AccessRole.PUBLISHER) as client, asyncio.timeout(1):
-        for work in (client.list_streams(), client.bounds(STREAM), client.node_status("n1"), client.delete_stream(STREAM)):
+        for work in (
+            client.admin.list_streams(),
+            client.bounds(STREAM),
+            client.admin.node_status("n1"),
+            client.admin.delete_stream(STREAM),
+        ):
             with pytest.raises(NotAllowedError, match="do not allow"):
                 await work
         with pytest.raises(NotAllowedError):

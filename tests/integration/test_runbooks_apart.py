@@ -39,7 +39,7 @@ async def bench(ground: Apart) -> AsyncIterator[Bench]:
 
 
 async def all_live(bench: Bench) -> bool:
-    nodes = (await bench.client.describe_cluster()).image.nodes
+    nodes = (await bench.client.admin.describe_cluster()).image.nodes
     return not any(node.fenced for node in nodes.values())
 
 
@@ -79,7 +79,7 @@ async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, 
         await bench.client.publish("old", b"%d" % number)
 
     async def clock(name: str) -> dict[str, Any]:
-        return dict((await bench.client.node_status(name))["clock"])
+        return dict((await bench.client.admin.node_status(name))["clock"])
 
     async def doubts(*names: str) -> bool:
         return all([bool((await clock(name))["doubt"]) is (name in names) for name in ground.names])
@@ -88,7 +88,7 @@ async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, 
         return [(await bench.replica(name, stream))["log_start_offset"] for name in ("n1", "n2", "n3")]
 
     async def held_back() -> int:
-        return int((await bench.client.node_status("n2"))["counters"].get(HELD_BACK, 0))
+        return int((await bench.client.admin.node_status("n2"))["counters"].get(HELD_BACK, 0))
 
     await bench.until(doubts, "all clocks are trusted")
     before = await held_back()
@@ -142,7 +142,7 @@ async def test_network_split_majority_side_continues_and_minority_stops(ground: 
         assert code != 0
         assert "committed" not in said
         await bench.client.publish("orders", b"meanwhile")
-        alone = next(p for p in (await small.node_status("n3"))["partitions"] if p["stream"] == "orders")
+        alone = next(p for p in (await small.admin.node_status("n3"))["partitions"] if p["stream"] == "orders")
         assert not alone["lease"]
 
         assert (await liftpy(ground.url("n1"), "node", "drain", "n3"))[0] == 0
@@ -168,7 +168,7 @@ async def test_network_split_majority_side_continues_and_minority_stops(ground: 
 # ---- isr-stuck ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
 async def test_replica_without_a_path_to_the_leader_leaves_the_isr(ground: Apart, bench: Bench) -> None:
-    group = (await bench.client.describe_cluster()).metadata_leader
+    group = (await bench.client.admin.describe_cluster()).metadata_leader
     leader, stuck, spare = (name for name in ground.names if name != group)
     await create_on(bench, "stuck", leader, group, stuck)
     await bench.client.publish("stuck", b"0")
@@ -185,7 +185,7 @@ async def test_replica_without_a_path_to_the_leader_leaves_the_isr(ground: Apart
     await asyncio.to_thread(node.wait_ready)
 
     async def live() -> bool:
-        return (await bench.client.describe_cluster()).image.is_live(stuck)
+        return (await bench.client.admin.describe_cluster()).image.is_live(stuck)
 
     await bench.until(live, "it is back")
     assert await is_out(), "a restart does not help"

@@ -72,7 +72,7 @@ async def test_services_keep_one_state_through_node_and_nats_deaths(run: Any, fa
         bench.cluster.nats.kill()
         await asyncio.to_thread(bench.cluster.nats.resume)
     else:
-        victim = (await bench.client.describe_cluster()).metadata_leader
+        victim = (await bench.client.admin.describe_cluster()).metadata_leader
         if fault == "both leaders" and await bench.leader(service.stream) != victim:
             await service.elect(victim)
             await bench.until(lambda: answers(service.leads, victim), f"{victim} leads both")
@@ -170,12 +170,12 @@ async def _shows_end(bench: Bench, reasons: list[str]) -> None:
         return as_wanted and (health.returncode == 1 or not reasons)  # a slow machine may have other complaints
 
     await bench.until(health_says, f"health gives the reasons {reasons}")
-    controller = (await bench.client.controller_ids())[0]
+    controller = (await bench.client.admin.controller_ids())[0]
     for reason in reasons:
         why = reason.partition("sums ")[2]
 
         async def is_an_event(why: str = why) -> bool:
-            events = (await bench.client.cluster_events(controller, (0, -1)))["events"]
+            events = (await bench.client.admin.cluster_events(controller, (0, -1)))["events"]
             return any(why in event["detail"] for event in events if event["kind"] == "service_ended")
 
         await bench.until(is_an_event, f"an event says {why}")
@@ -269,10 +269,10 @@ async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: An
     bench, acked, nodes, asked = service.bench, 0, set(), 0
     opened = await bench.client.publish(service.stream, b'{"id": "o", "do": "open", "account": "a"}')
     assert opened is not None
-    answer = await bench.client.query_service("bank", b'{"account": "a"}', at_least=opened.offset + 1, timeout_s=30)
+    answer = await bench.client.services.query("bank", b'{"account": "a"}', at_least=opened.offset + 1, timeout_s=30)
     assert (json.loads(answer.value)["balance"], answer.position) == (0, opened.offset + 1)
     with pytest.raises(QueryFailedError, match="there is no account nobody"):
-        await bench.client.query_service("bank", b'{"account": "nobody"}', timeout_s=30)
+        await bench.client.services.query("bank", b'{"account": "nobody"}', timeout_s=30)
     command = ("service", "query", "bank", '{"account": "a"}', "--position", "--nats", bench.cluster.nats_url)
     asking = [sys.executable, "-c", "from sidecar.cli.main import main; main()", *command]
     asked_once = await asyncio.to_thread(fork_server.run, asking, timeout=60)
@@ -285,7 +285,7 @@ async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: An
         nonlocal acked
         while going:
             order = b'{"id": "d%d", "do": "deposit", "account": "a", "amount": 1}' % acked
-            reply = await bench.client.call_service("bank", service.stream, order, timeout_s=60)
+            reply = await bench.client.services.call("bank", service.stream, order, timeout_s=60)
             acked += 1
             assert json.loads(reply.value) == {"id": f"d{acked - 1}", "ok": True, "balance": acked}, "each has one effect"
 
@@ -293,7 +293,7 @@ async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: An
         nonlocal asked
         while going:
             before = acked
-            answer = await bench.client.query_service("bank", b'{"account": "a"}', timeout_s=30)
+            answer = await bench.client.services.query("bank", b'{"account": "a"}', timeout_s=30)
             assert json.loads(answer.value)["balance"] >= before, answer
             nodes.add(answer.node)
             asked += 1

@@ -86,7 +86,7 @@ async def other_leader(client: Client, than: str) -> str:
 
 async def settled(client: Client) -> None:
     async with asyncio.timeout(30):
-        while (times := await client.session_times()) is None or not times.is_settled:
+        while (times := await client.admin.session_times()) is None or not times.is_settled:
             await asyncio.sleep(0.05)
 
 
@@ -109,7 +109,7 @@ async def test_session_times_change_under_load_regardless_of_node_settings(capsy
         await asyncio.to_thread(cluster.start)
         nc = await nats.connect(cluster.nats_url)
         async with connect(cluster.nats_url) as client:
-            begun = await client.session_times()
+            begun = await client.admin.session_times()
             assert begun is not None
             assert (begun.session_ms / 1000, begun.lease_ms / 1000) in OWN.values(), "the metadata leader's own"
             await client.create_stream(STREAM, f"data.{STREAM}")
@@ -120,8 +120,8 @@ async def test_session_times_change_under_load_regardless_of_node_settings(capsy
             words = ("settings", "node-session", "--session", str(SESSION_S), "--lease", str(LEASE_S))
             code, out, _ = await command(capsys, cluster, *words)
             assert (code, "session 1.5 s, lease 1 s" in out.splitlines()) == (0, True), out
-            assert await client.session_times() == SessionTimes(1500, 1000, change=1)
-            rows = {row["name"]: row for row in await client.node_settings("n2")}
+            assert await client.admin.session_times() == SessionTimes(1500, 1000, change=1)
+            rows = {row["name"]: row for row in await client.admin.node_settings("n2")}
             assert rows["replication.session_s"]["value"] == SESSION_S
             assert rows["replication.session_s"]["source"] == "cluster"
             assert any("differ from the cluster's (session 1.5 s, lease 1 s)" in line for line in lines)

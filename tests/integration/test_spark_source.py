@@ -18,7 +18,6 @@ import pytest
 pytest.importorskip("pyspark")
 
 from liftpy.client.client import connect
-from liftpy.client.group_admin import describe_cursor
 from liftpy.core.wire.batch import build_batch
 from liftpy.spark.lag import lag
 from liftpy.spark.range_reader import FILES, counts
@@ -261,10 +260,10 @@ def dev() -> Iterator[DevCluster]:
 async def publish(dev: DevCluster, stream: str, values: dict[int, list[bytes]]) -> str:
     """Make the stream with these partitions unless it is there, publish with acks, return a node that leads none of them."""
     async with await connect(dev.nats_url, dev.namespace) as client:
-        if stream not in {known.name for known in await client.list_streams()}:
+        if stream not in {known.name for known in await client.admin.list_streams()}:
             await client.create_stream(stream, f"data.{stream}", partitions=len(values))
         for partition, own in values.items():
-            async with await client.publisher(stream, partition) as publisher:
+            async with client.publisher(stream, partition) as publisher:
                 for value in own:
                     await publisher.send(value)
         leaders = {partition.leader for partition in (await client.stream(stream)).partitions}
@@ -281,7 +280,7 @@ def from_files(dev: DevCluster, stream: str) -> tuple[int, int]:
 
 async def cursor_of(dev: DevCluster, name: str) -> dict[int, int]:
     async with await connect(dev.nats_url, dev.namespace) as client:
-        return {key.partition: at for key, at in (await describe_cursor(client, name)).items()}
+        return {key.partition: at for key, at in (await client.cursors.describe(name)).items()}
 
 
 @pytest.mark.processes

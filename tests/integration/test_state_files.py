@@ -111,7 +111,7 @@ async def written(bench: Bench, stream: str, folder: Path, above: int, copies: P
 
 
 async def counter(bench: Bench, name: str) -> int:
-    return int((await bench.client.node_status("n1"))["counters"].get(name, 0))
+    return int((await bench.client.admin.node_status("n1"))["counters"].get(name, 0))
 
 
 async def test_derived_state_files_damaged_in_any_way_store_nothing_twice(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def test_leadership_transfers_leave_no_publish_unanswered(bench: Any, stre
     nodes = (await bench.client.stream(stream_name)).partitions[0].replicas
     for node in itertools.islice(itertools.cycle(nodes[1:] + nodes[:1]), 6):
         before = answers["acks"]
-        await bench.client.elect_leader(stream_name, 0, node)
+        await bench.client.admin.elect_leader(stream_name, 0, node)
         await bench.until(lambda node=node: _leads(bench, stream_name, node), f"{node} leads")
         await bench.until(lambda before=before: _more(answers, before + 200), "publishes are acknowledged")
     moving = False
@@ -71,7 +71,7 @@ async def test_leader_answers_only_inboxes(bench: Any, stream_name: str) -> None
     request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)
 
     async def refused() -> int:
-        return int((await bench.client.node_status(partition.leader))["refused"].get("reply subject", 0))
+        return int((await bench.client.admin.node_status(partition.leader))["refused"].get("reply subject", 0))
 
     before = await refused()
     await bench.nc.publish(f"liftpy.notify.{partition.leader}", frames.encode(request), reply=f"data.{stream_name}")

@@ -70,7 +70,7 @@ async def traces_are_switched(client: Client, write: Callable[[str], object], co
     on = f'metrics_streams = ["orders"]\nrack = "b"\ntrace = "otlp"\ntrace_endpoint = "{collector.url}"'
     for number, text in enumerate((on, 'metrics_streams = ["orders"]\nrack = "b"', on)):
         write(text)
-        assert await client.reload_settings("n1") == {"applied": ["trace", "trace_endpoint"], "wait": ["rack"]}
+        assert await client.admin.reload_settings("n1") == {"applied": ["trace", "trace_endpoint"], "wait": ["rack"]}
         sender = TraceContext(0xAB0 + number, 1, 1)
         async with asyncio.timeout(60):
             while text == on and not wanted <= collector.of(sender.trace_id).keys():  # worker processes are told a moment later
@@ -133,7 +133,7 @@ async def counters_outlive_their_stream(client: Client, nodes: list[DevNode]) ->
         await client.publish("gone", b"x", partition=partition)
     before = await counted()
     assert sum(before[:: len(names)]) == PARTITIONS * (EACH + 1)
-    await client.delete_stream("gone")
+    await client.admin.delete_stream("gone")
     for node in nodes:
         await asyncio.to_thread(until, lambda node=node: len(status(node)["partitions"]) == PARTITIONS, "its partitions stay")
     after = await counted()
@@ -221,7 +221,7 @@ async def test_two_process_node_survives_a_killed_process_and_another_worker_cou
             assert await records(client) == [{"first", "with 1", "with 3"}] * PARTITIONS
             assert len((await asyncio.to_thread(status, node))["workers"]) == 3
             file.write_text('metrics_streams = ["orders"]\nrack = "b"')
-            assert await client.reload_settings("n1") == {"applied": ["metrics_streams"], "wait": ["rack"]}
+            assert await client.admin.reload_settings("n1") == {"applied": ["metrics_streams"], "wait": ["rack"]}
             await publish(client, "once more")
             labelled = lambda: metric(node, 'liftpy_ingest_records_total{stream="orders"}')  # noqa: E731
             await asyncio.to_thread(until, lambda: labelled() > 0, "all processes have read the settings again")
@@ -229,7 +229,7 @@ async def test_two_process_node_survives_a_killed_process_and_another_worker_cou
             with Collector() as collector:
                 await traces_are_switched(client, file.write_text, collector)
             file.write_text("metrics_streams = []\nrack = 1.5\nnonsense = 1")
-            assert "nonsense" in (await client.reload_settings("n1"))["error"]
+            assert "nonsense" in (await client.admin.reload_settings("n1"))["error"]
             assert await asyncio.to_thread(node.terminate) == 0
             said = json.loads((running.data / "n1" / "node").read_bytes().partition(b"\n")[2])
             assert said["clean_incarnation"] == said["incarnation"] == 3

@@ -52,7 +52,7 @@ class MoveReplica(Change):
         image = await world.image()
         nodes = sorted(world.cluster.nodes)
         replicas = sorted(rng.sample(nodes, min(len(image.partitions[partition].replicas), NODES)))
-        await world.client.reassign(image, partition, replicas)
+        await world.client.admin.reassign(image, partition, replicas)
         await world.write(rng, 10)
         await world.until_image(
             lambda image: sorted(image.partitions[partition].replicas) == replicas,

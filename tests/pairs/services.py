@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Any, Literal
 
 from liftpy.client.group import Group, GroupOptions
-from liftpy.client.group_admin import describe_group, reset_group
 from liftpy.client.queue import Job, LeaseLostError, QueueOptions
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.services.service import Service
@@ -81,12 +80,12 @@ async def _reset_to_log_start(world: World, group: str) -> None:
         for partition in range(world.partitions)
     }
     try:
-        known = (await describe_group(world.client, group)).positions
+        known = (await world.client.groups.describe(group)).positions
     except NotFoundError:  # it had committed nothing, and its last member has left: it begins at the log start by itself
         return
     behind = {key: start for key, start in starts.items() if known.get(key, start) < start}
     if behind:
-        await reset_group(world.client, group, behind)
+        await world.client.groups.reset(group, behind)
 
 
 class ConsumerGroup(Feature):
@@ -165,7 +164,7 @@ class ConsumerGroup(Feature):
 
             if not await world.until(done, f"the group reaches {world.end_of(partition)} of partition {partition}", 40):
                 return
-        described = await describe_group(world.client, f"{self.name}-{world.stream}")
+        described = await world.client.groups.describe(f"{self.name}-{world.stream}")
         for key, position in described.positions.items():
             reading = self._readings.get((key.uid, key.partition))
             if reading is not None and world.is_same(key.uid) and position > reading.passed:
@@ -188,7 +187,7 @@ class LateGroup(ConsumerGroup):
         await super().start(world)
 
         async def begun() -> bool:
-            return len((await describe_group(world.client, f"{self.name}-{world.stream}")).positions) == PARTITIONS
+            return len((await world.client.groups.describe(f"{self.name}-{world.stream}")).positions) == PARTITIONS
 
         await world.until(begun, "the group has begun: what is added from here on comes later")
 

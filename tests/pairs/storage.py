@@ -89,8 +89,8 @@ class Purge(Feature):
         side = world.any_stream(rng)
         if side != world.stream:
             world.side_losses.add(side)
-            await world.client.purge(side, 0, subjects=(world.side_streams[side],))
-        end = await world.client.purge(world.stream, partition, keys=keys, subjects=subjects)
+            await world.client.admin.purge(side, 0, subjects=(world.side_streams[side],))
+        end = await world.client.admin.purge(world.stream, partition, keys=keys, subjects=subjects)
         world.model.purges.append((uid, partition, Filter(subjects, keys), end))
         if rng.random() < 0.5:
             world.pass_time(150)
@@ -109,11 +109,11 @@ class Truncate(Feature):
         side = world.any_stream(rng)
         if side != world.stream:
             world.side_losses.add(side)
-            await world.client.truncate_before(side, 0, (await world.client.bounds(side)).end_offset)
+            await world.client.admin.truncate_before(side, 0, (await world.client.bounds(side)).end_offset)
         key = world.uid, partition
         world.model.truncated[key] = max(at, world.model.truncated.get(key, 0))
         try:
-            await world.client.truncate_before(world.stream, partition, at)
+            await world.client.admin.truncate_before(world.stream, partition, at)
         except OffsetOutOfRangeError:
             assert world.recreations, "truncate: an offset that was in range is out of range"
         await world.keep_house()
@@ -166,15 +166,15 @@ class Pausing(Feature):
 
     async def act(self, world: World, rng: random.Random) -> None:
         stream = world.any_stream(rng)
-        await world.client.pause(stream, resume_on_publish=rng.random() < 0.4)
+        await world.client.admin.pause(stream, resume_on_publish=rng.random() < 0.4)
         await asyncio.sleep(0.02)
         await world.write(rng, 4)
         if rng.random() < 0.7:
-            await world.client.resume(stream)
+            await world.client.admin.resume(stream)
 
     async def quiet(self, world: World) -> None:
         for stream in (world.stream, *world.side_streams):
-            await world.client.resume(stream)
+            await world.client.admin.resume(stream)
 
 
 class ReadOnly(Feature):
@@ -189,9 +189,9 @@ class ReadOnly(Feature):
             await world.write(rng, 3)
             await world.altered(read_only=False)
         else:
-            await world.client.alter_stream(side, read_only=True)
+            await world.client.admin.alter_stream(side, read_only=True)
             await world.write(rng, 3)
-            await world.client.alter_stream(side, read_only=False)
+            await world.client.admin.alter_stream(side, read_only=False)
 
     async def quiet(self, world: World) -> None:
         await world.altered(read_only=False)
@@ -214,7 +214,7 @@ async def transfer(world: World, rng: random.Random) -> None:
     partition = rng.randrange(world.partitions)
     node = await world.follower(rng, partition)
     if node:
-        await world.client.elect_leader(world.stream, partition, node)
+        await world.client.admin.elect_leader(world.stream, partition, node)
 
 
 class Quota(Feature):
@@ -241,7 +241,7 @@ class AddedPartitions(Feature):
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 4)
         uid = world.uid
-        image = await world.client.add_partitions(world.stream, world.partitions + 1, uid=uid)
+        image = await world.client.admin.add_partitions(world.stream, world.partitions + 1, uid=uid)
         if world.is_same(uid):
             world.partitions = len(image.partitions)
         await world.write(rng, 12)

@@ -138,7 +138,7 @@ class World:
     async def recreate(self) -> None:
         """Delete the stream and make it again, while others publish and read."""
         self.model.recreating = {sent.id for sent in self.model.sent.values() if sent.outcome is Outcome.OPEN}
-        await self.client.delete_stream(self.stream)
+        await self.client.admin.delete_stream(self.stream)
         self.model.retentions.clear()
         self.recreations += 1
         await self.create()
@@ -149,7 +149,7 @@ class World:
 
     async def altered(self, replication_factor: int = 0, **settings: Any) -> None:
         """Change settings of the stream."""
-        image = await self.client.alter_stream(self.stream, replication_factor, **settings)
+        image = await self.client.admin.alter_stream(self.stream, replication_factor, **settings)
         self.config = image.config
         self.model.config = image.config
         self.model.retentions.append(image.config)
@@ -431,7 +431,7 @@ class World:
         may take the last copy of any of them."""
         return all(
             partition.leader and sorted(partition.isr) == sorted(partition.replicas)
-            for stream in await self.client.list_streams(internal=True)
+            for stream in await self.client.admin.list_streams(internal=True)
             for partition in stream.partitions
         )
 

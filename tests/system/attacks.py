@@ -203,7 +203,7 @@ class Attacks:
             asyncio.timeout(_DEADLINE_S),
             await connect(self._cluster.nats_url, NS, credentials=credentials("reader")) as reader,
         ):
-            echoed = (await reader.query_service(ECHO, b"", timeout_s=30)).value  # behind all forged ones, to an inbox
+            echoed = (await reader.services.query(ECHO, b"", timeout_s=30)).value  # behind all forged ones, to an inbox
             assert [record.value async for record in reader.consume(STREAM, until="end")]
         await auditor.flush()
         await asyncio.gather(*(connection.close() for connection in (*connections.values(), auditor)))
@@ -278,7 +278,7 @@ class Attacks:
         if not others:
             return 0.0
         began = time.monotonic()
-        await operator.elect_leader(stream, 0, others[number % len(others)])
+        await operator.admin.elect_leader(stream, 0, others[number % len(others)])
         return await self._led(operator, stream, partition.leader) - began
 
     async def _led(self, operator: Client, stream: str, before: str) -> float:
@@ -290,7 +290,7 @@ class Attacks:
         ):
             while (await operator.stream(stream)).partitions[0].leader in ("", before):
                 await asyncio.sleep(0.05)
-            async with await client.publisher(stream, subject=subject) as publisher:
+            async with client.publisher(stream, subject=subject) as publisher:
                 await publisher.publish(b"there is a leader")
         return time.monotonic()
 

@@ -203,7 +203,7 @@ async def run(begin: Begun, rounds: int, minutes: float, spoil: Callable[[Struck
                 await struck.judge()
             except (RuntimeError, TimeoutError):
                 print(common.driver.log_path.read_text(errors="replace")[-_TAIL:])
-                for known in await client.list_streams():
+                for known in await client.admin.list_streams():
                     print(await common.state(known.name))
                 raise
             finally:

@@ -128,7 +128,7 @@ def test_fault_verdict_finds_duplicate_and_missing_outputs(tmp_path: Path) -> No
         assert text in problem
 
 
-async def test_fault_verdict_finds_lost_and_unrequested_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fault_verdict_finds_lost_and_unrequested_commits() -> None:
     key = PartitionKey("faulted", "u", 0)
 
     async def cursor_at(*_: Any) -> dict[PartitionKey, int]:
@@ -137,10 +137,9 @@ async def test_fault_verdict_finds_lost_and_unrequested_commits(monkeypatch: pyt
     async def group_at(*_: Any) -> Any:
         return SimpleNamespace(positions={key: 5})
 
-    monkeypatch.setattr(cursors, "describe_cursor", cursor_at)
-    monkeypatch.setattr(cursors, "describe_group", group_at)
+    client: Any = SimpleNamespace(cursors=SimpleNamespace(describe=cursor_at), groups=SimpleNamespace(describe=group_at))
     for confirmed, asked, right in ((5, 5, True), (4, 5, True), (6, 7, False), (3, 4, False)):
-        commits = cursors.Commits(None)  # type: ignore[arg-type]
+        commits = cursors.Commits(client)
         commits.cursor.confirmed, commits.cursor.asked = confirmed, asked
         commits.group.confirmed, commits.group.asked = {0: confirmed}, {0: asked}
         await commits.look()

@@ -38,7 +38,7 @@ async def test_flood_changes_neither_leader_nor_isr_and_stores_everything(cluste
 
 async def _partition(client: Client, node: str) -> dict[str, Any]:
     """What a node says of the partition of ``HELD``; ``heard``: messages that have reached the node's ingest connection."""
-    report = await client.node_status(node, timeout_s=5)
+    report = await client.admin.node_status(node, timeout_s=5)
     found = next(p for p in report["partitions"] if p["stream"] == HELD)
     return {**found, "heard": report["connections"]["ingest"]["in_msgs"]}
 

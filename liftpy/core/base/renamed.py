@@ -1,7 +1,8 @@
 """Old names: modules, settings, options and commands.
 
 SETTINGS, OPTIONS and COMMANDS have no alias. Where a user still gives an old name, the error says the new one. In Python the old
-name of a setting is still a keyword argument (``accept_old_keywords``), and raises a DeprecationWarning.
+name of a setting is still a keyword argument (``accept_old_keywords``), and raises a DeprecationWarning. The old methods of a
+client (``client_method``) and the old functions for groups (``client_function``) do the same.
 
 The modules of 0.1.0 moved into the folders that ARCHITECTURE.md describes. ``import liftpy.wire.batch`` still works: it gives
 ``liftpy.core.wire.batch`` and a DeprecationWarning. The next release removes this module. ``docs/renamed.md`` shows the table.
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -55,6 +57,64 @@ SETTINGS = {
     "tick_s": "tick_interval_s",
 }
 """Settings of nodes, streams and services: old name -> new name."""
+
+CLIENT_METHODS = {
+    "add_partitions": "admin.add_partitions",
+    "allow_internal": "admin.allow_internal",
+    "alter_stream": "admin.alter_stream",
+    "ask_node": "admin.ask_node",
+    "call_service": "services.call",
+    "change_controllers": "admin.change_controllers",
+    "check_majority": "admin.check_majority",
+    "cluster_events": "admin.cluster_events",
+    "controller_ids": "admin.controller_ids",
+    "default_quota": "admin.default_quota",
+    "delete_stream": "admin.delete_stream",
+    "describe_cluster": "admin.describe_cluster",
+    "elect_leader": "admin.elect_leader",
+    "feature_levels": "admin.feature_levels",
+    "groups_stream": "groups.stream",
+    "list_streams": "admin.list_streams",
+    "node_glance": "admin.node_glance",
+    "node_health": "admin.node_health",
+    "node_ids": "admin.node_ids",
+    "node_log_level": "admin.node_log_level",
+    "node_settings": "admin.node_settings",
+    "node_status": "admin.node_status",
+    "pause": "admin.pause",
+    "plan_partitions": "admin.plan_partitions",
+    "plan_stream": "admin.plan_stream",
+    "purge": "admin.purge",
+    "query_service": "services.query",
+    "reassign": "admin.reassign",
+    "reassign_all": "admin.reassign_all",
+    "reload_settings": "admin.reload_settings",
+    "remove_data": "admin.remove_data",
+    "remove_node": "admin.remove_node",
+    "reset_node": "admin.reset_node",
+    "resume": "admin.resume",
+    "session_times": "admin.session_times",
+    "set_default_quota": "admin.set_default_quota",
+    "set_feature_level": "admin.set_feature_level",
+    "set_node": "admin.set_node",
+    "set_session_times": "admin.set_session_times",
+    "truncate_before": "admin.truncate_before",
+    "until_ready": "admin.until_ready",
+    "watch_majority": "admin.watch_majority",
+}
+"""Methods of ``Client`` and ``SyncClient`` until 0.1.0: old name -> new name."""
+
+GROUP_FUNCTIONS = {
+    "delete_cursor": "cursors.delete",
+    "delete_group": "groups.delete",
+    "describe_cursor": "cursors.describe",
+    "describe_group": "groups.describe",
+    "list_cursors": "cursors.list",
+    "list_groups": "groups.list",
+    "reset_group": "groups.reset",
+    "set_cursor": "cursors.set",
+}
+"""Functions of ``liftpy.client.group_admin`` until 0.1.0, whose first argument was the client: old name -> new name."""
 
 COMMANDS = {
     "controllers rescue": "controllers force-recover",
@@ -682,3 +742,25 @@ def install() -> None:
     if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, RenamedModules(in_packages=False))
         sys.meta_path.append(RenamedModules(in_packages=True))
+
+
+def client_method(client: Any, name: str) -> Any:
+    """Return the method that replaces ``client.<name>``, with a DeprecationWarning. Raises AttributeError for another name."""
+    new = CLIENT_METHODS.get(name)
+    if new is None:
+        raise AttributeError(f"{type(client).__name__!r} object has no attribute {name!r}")
+    warnings.warn(f"client.{name} was renamed. Use client.{new}.", DeprecationWarning, stacklevel=3)
+    return attrgetter(new)(client)
+
+
+def client_function(module: str, name: str) -> Any:
+    """Return the function that replaces a function of groups, with a DeprecationWarning. Raises AttributeError for another name."""
+    new = GROUP_FUNCTIONS.get(name)
+    if new is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(f"{module}.{name} was renamed. Use client.{new}.", DeprecationWarning, stacklevel=3)
+
+    def call(client: Any, *arguments: Any, **named: Any) -> Any:
+        return attrgetter(new)(client)(*arguments, **named)
+
+    return call

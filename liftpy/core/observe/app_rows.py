@@ -41,14 +41,14 @@ _OPTIONAL = frozenset({"position", "end", "snapshot_age_s"})
 """Numbers that may be unknown, None."""
 
 
-def groups_question(group: str = "", limit: int = MOST_ROWS) -> dict[str, Any]:
+def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
     """Return the request for the groups of a node, or for the members and positions of one ``group``."""
-    return {"groups": {"group": group, "limit": limit}}
+    return {"groups": {"group": group, "limit": limit, **({"match": match} if match else {})}}
 
 
-def services_question(service: str = "", limit: int = MOST_ROWS) -> dict[str, Any]:
+def services_question(service: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
     """Return the request for the services of a node, or for each instance of one ``service``."""
-    return {"services": {"service": service, "limit": limit}}
+    return {"services": {"service": service, "limit": limit, **({"match": match} if match else {})}}
 
 
 def asked_name(said: object, field: str) -> tuple[str, int]:

@@ -123,6 +123,8 @@ PROBLEMS = ("damaged", "offline", "electing", "under min.isr", "under-replicated
 FINE = len(PROBLEMS) - 1
 MOST_ROWS = 500
 """Maximum number of rows in one answer, and on one page."""
+MOST_MATCH = 200
+"""Maximum number of characters of a search."""
 Place = tuple[int, str, int]
 """(urgency, stream, partition): by these lists are in order."""
 FIRST: Place = (-1, "", -1)
@@ -166,9 +168,12 @@ def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOS
     return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
 
 
-def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS) -> dict[str, Any]:
-    """Return the request for the streams of the cluster after ``after``, an (urgency, name)."""
-    return {"streams": {"after": list(after), "limit": limit}}
+def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
+    """Return the request for the streams of the cluster after ``after``, an (urgency, name).
+
+    ``match``: only those with this text in their name or subject.
+    """
+    return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
 
 
 def place_of(said: object) -> Place:
@@ -177,6 +182,14 @@ def place_of(said: object) -> Place:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
     raise ValueError("Invalid parameter after. Use [urgency, stream, partition].")
+
+
+def match_in(said: Mapping[str, Any]) -> str:
+    """Return the text in a request that a name must contain, in lower case. Raises ValueError."""
+    match = said.get("match", "")
+    if not isinstance(match, str) or len(match) > MOST_MATCH:
+        raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
+    return match.lower()
 
 
 def limit_of(said: object) -> int:

@@ -159,6 +159,28 @@ def checked_stream(row: object) -> dict[str, Any] | None:
     return {**kept, "problem": PROBLEMS[kept["urgency"]]} if 0 <= kept["urgency"] <= FINE else None
 
 
+def stream_about(said: Iterable[object]) -> dict[str, Any]:
+    """Return what the nodes say about a stream: subject, partitions, replicas, and settings that differ from the default."""
+    for one in said:
+        match one:
+            case {
+                "subject": str(subject),
+                "partitions": int(partitions),
+                "replicas": int(replicas),
+                "settings": list(settings),
+            }:
+                rows = [
+                    {"setting": pair[0][:_MOST_TEXT], "value": pair[1][:_MOST_TEXT]}
+                    for pair in settings[:_MOST_SETTINGS]
+                    if isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+                ]
+                return {"subject": subject[:_MOST_TEXT], "partitions": partitions, "replicas": replicas, "settings": rows}
+    return {"subject": "", "partitions": None, "replicas": None, "settings": []}
+
+
+_MOST_SETTINGS, _MOST_TEXT = 100, 200
+
+
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 

@@ -227,7 +227,7 @@ class Service:
         self.surroundings.emit(value, key, headers, to)
 
     def reply(self, record: Record, value: bytes) -> None:
-        """Reply to the sender of a record. ``client.call_service`` returns the reply.
+        """Reply to the sender of a record. ``client.services.call`` returns the reply.
 
         Call it once, in ``on_record`` of that record. The LEADER sends the reply after the record's outputs are
         written. Later records with the same message id get the same reply, and ``on_record`` does not see them (limits:

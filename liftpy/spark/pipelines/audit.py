@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.base.ids import is_internal
@@ -332,7 +332,7 @@ def audit(
 
     async def planned() -> list[tuple[StreamImage, PartitionAudit]]:
         transport = await link.transport(_METADATA_PATIENCE_S)
-        streams = await wanted_streams(Admin(transport, link.subjects, _METADATA_PATIENCE_S), wanted)
+        streams = await wanted_streams(MetadataRequests(transport, link.subjects, _METADATA_PATIENCE_S), wanted)
         found = [
             (stream, state)
             for stream in streams

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from liftpy.client.admin import Admin
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import Producer, open_producer
 from liftpy.client.write_epoch import Round
@@ -308,9 +308,9 @@ def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
 
 async def _open(link: Link, target: str, round: Round) -> Producer:
     transport = await link.transport(_PATIENCE_S)
-    admin = Admin(transport, link.subjects, _PATIENCE_S)
+    requests = MetadataRequests(transport, link.subjects, _PATIENCE_S)
     chosen = ProducerOptions(patience_s=_PATIENCE_S)
-    return await open_producer(transport, admin, target, id=f"spark/{round.run}/{round.part}", round=round, options=chosen)
+    return await open_producer(transport, requests, target, id=f"spark/{round.run}/{round.part}", round=round, options=chosen)
 
 
 def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float) -> int:

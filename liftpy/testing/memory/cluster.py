@@ -298,7 +298,7 @@ class MemoryCluster:
 
         async def made() -> None:
             async with Opening(self._client("groups")) as client:
-                await client.groups_stream()
+                await client.groups.stream()
             if self._coordinators is not None:
                 await asyncio.shield(self._coordinators[1])
 

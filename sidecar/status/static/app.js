@@ -56,4 +56,4 @@ function watch() {
 
 for (const button of document.querySelectorAll("[data-step]")) button.addEventListener("click", () => use(Number(button.dataset.step)));
 await use(1);
-if (view !== "events") watch();
+if (view !== "events" && view !== "search" && !view.startsWith("records/")) watch();

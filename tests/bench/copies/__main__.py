@@ -156,7 +156,7 @@ class Bench:
         for name, subject, partitions in ((LOAD, LOAD_SUBJECT, _PARTITIONS), (BULK, BULK_SUBJECT, 1)):
             place = PlacementOptions(policy="manual", assignment=places[:partitions])
             await self.client.create_stream(name, subject, partitions=partitions, config=config, placement=place)
-        async with await self.client.publisher(BULK) as publisher:
+        async with self.client.publisher(BULK) as publisher:
             for _ in range(self._copy_bytes // _BULK_BYTES):
                 await publisher.publish(b"x" * _BULK_BYTES)
             await publisher.flush()
@@ -183,14 +183,14 @@ class Bench:
         """The last replica goes to the node that holds none."""
         now = await self._partition()
         spare = next(node for node in NODES if node not in now.replicas)
-        await self.client.reassign(await self.client.stream(BULK), 0, (*now.replicas[:2], spare))
+        await self.client.admin.reassign(await self.client.stream(BULK), 0, (*now.replicas[:2], spare))
         began = time.monotonic()
         async with asyncio.timeout(_PATIENCE_S):
             while (now := await self._partition()).target or spare not in now.replicas or time.monotonic() < began + _LEAST_S:
                 await asyncio.sleep(_POLL_S)
 
     async def _partition(self) -> Any:
-        return (await self.client.describe_cluster()).image.streams[BULK].partitions[0]
+        return (await self.client.admin.describe_cluster()).image.streams[BULK].partitions[0]
 
 
 def rows(bench: Bench, copy_bytes: int) -> dict[str, Any]:

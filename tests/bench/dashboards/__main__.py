@@ -50,7 +50,7 @@ async def load(cluster: DevCluster) -> None:
         async def change() -> None:
             while time.monotonic() < ends:
                 [found] = [one for one in (await client.stream("orders")).partitions if one.partition == 0]
-                await client.elect_leader("orders", 0, next(node for node in found.isr if node != found.leader))
+                await client.admin.elect_leader("orders", 0, next(node for node in found.isr if node != found.leader))
                 await asyncio.sleep(3.0)
 
         reading = [asyncio.ensure_future(read()), asyncio.ensure_future(read_together())]

@@ -69,7 +69,7 @@ async def idle(client: Client, cluster: DevCluster, partitions: int) -> None:
     """Print what ``partitions`` idle partitions cost each node."""
     began = time.perf_counter()
     await client.create_stream("idle", "idle", partitions=partitions)
-    while min([len((await client.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
+    while min([len((await client.admin.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
         await asyncio.sleep(0.2)
     print(f"{partitions} partitions are open on every node after {time.perf_counter() - began:.1f} s")
     await asyncio.sleep(15)  # until every follower has waited for nothing ten times: the partitions are quiet then

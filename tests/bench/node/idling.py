@@ -45,7 +45,7 @@ def pids(cluster: DevCluster) -> list[int]:
 async def fill(client: Client, cluster: DevCluster, partitions: int) -> None:
     """The stream that idles, open on every node."""
     await client.create_stream(STREAM, STREAM, partitions=partitions)
-    while min([len((await client.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
+    while min([len((await client.admin.node_status(node))["partitions"]) for node in cluster.nodes]) < partitions:
         await asyncio.sleep(0.2)
 
 
@@ -59,7 +59,7 @@ async def use_groups(client: Client, cluster: DevCluster) -> int:
     async with client.queue(STREAM, "workers") as queue:
         for job in await queue.take(1, timeout_s=30):
             await job.ack()
-    running = [len((await client.node_status(node))["coordinators"]) for node in cluster.nodes]
+    running = [len((await client.admin.node_status(node))["coordinators"]) for node in cluster.nodes]
     return sum(running)
 
 

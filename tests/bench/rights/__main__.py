@@ -40,7 +40,7 @@ async def measure(url: str, seconds: float) -> tuple[float, float, float]:
     async with await connect(url) as client:
         await client.create_stream("bench", SUBJECT)
         first = await _one_by_one(client, seconds)
-        async with await client.publisher("bench", options=PublishOptions(window=WINDOW)) as publisher:
+        async with client.publisher("bench", options=PublishOptions(window=WINDOW)) as publisher:
             count, end = 0, time.perf_counter() + seconds
             while time.perf_counter() < end:
                 await publisher.send(b"x" * 100)

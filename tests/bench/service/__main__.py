@@ -31,7 +31,7 @@ _POLL_S = 0.005
 
 async def fill(client: Client, stream: str, count: int) -> float:
     """Write ``count`` records with the client's publisher; return the seconds until all are acknowledged."""
-    async with await client.publisher(stream, options=PublishOptions()) as publisher:
+    async with client.publisher(stream, options=PublishOptions()) as publisher:
         began = time.perf_counter()
         for _ in range(0, count, _BLOCK):
             for _ in range(_BLOCK):
@@ -53,7 +53,7 @@ async def catch_up(client: Client, cluster: DevCluster, data: Path, count: int) 
         nats_url=cluster.nats_url,
     )
     try:
-        answer = await client.query_service("tally", b"", at_least=count, timeout_s=_PATIENCE_S)
+        answer = await client.services.query("tally", b"", at_least=count, timeout_s=_PATIENCE_S)
     finally:
         process.terminate()
         process.wait(30)

@@ -130,7 +130,7 @@ class Work:
     async def publish(self, client: Client, headers: Headers) -> dict[str, float]:
         """At peak, ``WINDOW`` in flight."""
         took: list[float] = []
-        async with await client.publisher("traced", options=PublishOptions(window=WINDOW)) as publisher:
+        async with client.publisher("traced", options=PublishOptions(window=WINDOW)) as publisher:
             ends, began_cpu, began = time.monotonic() + self._seconds, self.cpu_s(), time.perf_counter()
             while time.monotonic() < ends:
                 for _ in range(64):
@@ -144,7 +144,7 @@ class Work:
     async def steady(self, client: Client, headers: Headers) -> dict[str, float]:
         """At a rate that the machine bears."""
         took: list[float] = []
-        async with await client.publisher("traced") as publisher:
+        async with client.publisher("traced") as publisher:
             began = time.monotonic()
             for number in range(max(round(self._seconds * STEADY_PER_S), 20)):
                 await asyncio.sleep(max(0.0, began + number / STEADY_PER_S - time.monotonic()))
@@ -272,7 +272,7 @@ async def measured(running: Reading, rounds: int, seconds: float, records: int) 
         async def switched(text: str) -> None:
             running.change(text)
             for node in running.nodes:
-                assert "error" not in await client.reload_settings(node)
+                assert "error" not in await client.admin.reload_settings(node)
 
         async def sampled_off(kind: str) -> dict[str, float]:
             await switched("")

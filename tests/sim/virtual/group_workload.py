@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from liftpy.client import GroupOptions, QueueOptions
-from liftpy.client.group import ask_coordinator
+from liftpy.client.coordinator import ask_coordinator
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import LiftError
 from tests.sim.virtual.workload import Clients, Model, Place
@@ -132,7 +132,7 @@ async def hostile_member(world: World, stopping: Any) -> None:
     draw = random.Random(f"hostile {world.seed}")
     async with world.connect() as client:
         try:
-            stream = await client.groups_stream()
+            stream = await client.groups.stream()
             await _take_all(client, len(stream.partitions))
         except LiftError as error:
             world.scheduler.trace("hostile member", type(error).__name__)
@@ -155,6 +155,6 @@ async def _take_all(client: Any, partitions: int) -> None:
 
 async def _say(client: Any, command: pb.GroupCommand) -> None:
     try:
-        await ask_coordinator(client, 0, command, 3.0)
+        await ask_coordinator(client.services, 0, command, 3.0)
     except LiftError:
         return

@@ -192,32 +192,34 @@ class Clients:
             stream, _, partitions = draw.choice(self.streams)
             what = draw.randrange(7)
             if what == 0:
-                await self.model.call("describe", client.describe_cluster(linearizable=draw.random() < 0.5))
+                await self.model.call("describe", client.admin.describe_cluster(linearizable=draw.random() < 0.5))
             elif what == 1:
                 await self.model.call("bounds", client.bounds(stream, draw.randrange(partitions)))
             elif what == 2:
-                await self.model.call("elect", client.elect_leader(stream, draw.randrange(partitions)))
+                await self.model.call("elect", client.admin.elect_leader(stream, draw.randrange(partitions)))
             elif what == 3:
-                await self.model.call("alter", client.alter_stream(stream, retention_age_s=draw.choice((0.0, 3600.0, 7200.0))))
+                await self.model.call(
+                    "alter", client.admin.alter_stream(stream, retention_age_s=draw.choice((0.0, 3600.0, 7200.0)))
+                )
             elif what == 4:
                 number += 1
                 name = f"extra{number}"
                 made = await self.model.call("create", client.create_stream(name, f"extra.{name}", partitions=2, ready_s=0))
                 if made and draw.random() < 0.7:
-                    await self.model.call("delete", client.delete_stream(name))
+                    await self.model.call("delete", client.admin.delete_stream(name))
             elif what == 5:
-                await self.model.call("list", client.list_streams())
+                await self.model.call("list", client.admin.list_streams())
             else:
                 await self.model.call("pause", self._pause_and_resume(client, stream, draw.randrange(partitions)))
         await client.close()
 
     async def _pause_and_resume(self, client: Any, stream: str, partition: int) -> None:
         try:
-            await client.pause(stream, [partition])
+            await client.admin.pause(stream, [partition])
         finally:
             for _ in range(100):
                 try:
-                    await client.resume(stream, [partition])
+                    await client.admin.resume(stream, [partition])
                 except LiftError:
                     await asyncio.sleep(0.3)
                 else:

@@ -198,7 +198,7 @@ def run(times: float) -> list[str]:
             client.create_stream("s", "ev", replicas=3)
             leader = client.stream("s").partitions[0].leader
             if leader == STRUCK:
-                client.elect_leader("s", 0, next(n for n in client.stream("s").partitions[0].isr if n != STRUCK))
+                client.admin.elect_leader("s", 0, next(n for n in client.stream("s").partitions[0].isr if n != STRUCK))
         prometheus = Prometheus(folder / "prometheus", times)
         prometheus.follow(cluster)
         stack.enter_context(prometheus.running())

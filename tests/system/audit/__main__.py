@@ -78,7 +78,7 @@ async def _operate(client: Client, out: Outcome, done: asyncio.Event) -> None:
         number += 1
         for what, ask in (
             ("createStream", lambda name=name: client.create_stream(name, f"made.{name}", replicas=1, ready_s=0)),
-            ("deleteStream", lambda name=name: client.delete_stream(name)),
+            ("deleteStream", lambda name=name: client.admin.delete_stream(name)),
         ):
             try:
                 await ask()
@@ -153,7 +153,7 @@ async def _reached(out: Outcome, count: int) -> bool:
 
 
 async def _leader(client: Client) -> str:
-    return (await client.describe_cluster(linearizable=True)).metadata_leader
+    return (await client.admin.describe_cluster(linearizable=True)).metadata_leader
 
 
 def main() -> int:

@@ -23,7 +23,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from liftpy.client import Client, connect
-from liftpy.client.group_admin import describe_group, reset_group
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import LiftError, NotFoundError
@@ -69,10 +68,10 @@ async def fill(client: Client, replicas: int = 3) -> None:
     """The stream with RECORDS in each partition, and a group."""
     stream = await client.create_stream(STREAM, f"shop.{STREAM}", partitions=PARTITIONS, replicas=replicas)
     for partition in range(PARTITIONS):
-        async with await client.publisher(STREAM, partition) as publisher:
+        async with client.publisher(STREAM, partition) as publisher:
             acks = [await publisher.send(b"%d" % number * 7) for number in range(RECORDS)]
             await asyncio.gather(*acks)
-    await retried(lambda: reset_group(client, "readers", {PartitionKey(STREAM, stream.uid, 1): 4321}))
+    await retried(lambda: client.groups.reset("readers", {PartitionKey(STREAM, stream.uid, 1): 4321}))
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +158,7 @@ async def kills(folder: Path) -> None:
                 expected = expected or found
                 must(found == expected, f"another log after a kill before {step}")
                 print(f"restore killed before {step or 'nothing':10} whole after the next one", flush=True)
-                await client.delete_stream(STREAM)
+                await client.admin.delete_stream(STREAM)
 
 
 async def _judge_restore(client: Client, store: Store, step: str, scratch: Path, cluster: DevCluster) -> None:
@@ -167,16 +166,19 @@ async def _judge_restore(client: Client, store: Store, step: str, scratch: Path,
     opened = step in RESTORE_STEPS[RESTORE_STEPS.index("leave") :] or not step
     options = RestoreOptions(target=Target(nats=(cluster.nats_url,)), scratch=scratch, wide=ClusterWide(QUOTA))
     if opened:
-        must(await client.default_quota() == QUOTA, f"killed before {step or 'nothing'} it takes publishes without the quota")
+        must(
+            await client.admin.default_quota() == QUOTA,
+            f"killed before {step or 'nothing'} it takes publishes without the quota",
+        )
         stream = await client.stream(STREAM)
         must(not stream.config.read_only, f"after a kill before {step} it takes no publishes")
-        helpers = [n for n in (await client.describe_cluster()).image.nodes if n.startswith(PREFIX)]
+        helpers = [n for n in (await client.admin.describe_cluster()).image.nodes if n.startswith(PREFIX)]
         for helper in helpers:
-            await client.set_node(helper, leaving=True)
+            await client.admin.set_node(helper, leaving=True)
             for partition in stream.partitions:
                 kept = [n for n in partition.replicas if not n.startswith(PREFIX)]
-                await client.reassign(stream, partition.partition, kept)
-            await retried(lambda helper=helper: client.remove_node(helper))
+                await client.admin.reassign(stream, partition.partition, kept)
+            await retried(lambda helper=helper: client.admin.remove_node(helper))
         return
     with contextlib.suppress(NotFoundError):
         must((await client.stream(STREAM)).config.read_only, f"killed before {step} it left a stream that takes publishes")
@@ -209,9 +211,9 @@ async def lost(folder: Path) -> None:
                 after = [await digest_of(client, copy.partition, copy.high_watermark + 1, node) for copy in copies]
                 must(after == before, f"{node} holds something else than was backed up")
             stream = await client.stream(STREAM)
-            positions = (await describe_group(client, "readers")).positions
+            positions = (await client.groups.describe("readers")).positions
             must(positions == {PartitionKey(STREAM, stream.uid, 1): 4321}, f"the group is at {positions}")
-            async with await client.publisher(STREAM, 1) as publisher:
+            async with client.publisher(STREAM, 1) as publisher:
                 ack = await (await publisher.send(b"and on"))
             must(ack.offset == copies[1].high_watermark + 1, f"the next record got {ack.offset}")
             must(ack.leader_epoch > taken.manifest.leader_epoch, "a LeaderEpoch was used twice")
@@ -220,7 +222,7 @@ async def lost(folder: Path) -> None:
                 f"drill: RTO {drilled.rto_s:.1f} s for {drilled.records} records, compared in {drilled.compared_s:.1f} s",
                 flush=True,
             )
-            names = sorted((await client.describe_cluster(linearizable=True)).image.streams)
+            names = sorted((await client.admin.describe_cluster(linearizable=True)).image.streams)
             must(names == ["_groups", STREAM], f"the drill has left something: {names}")
             wish = replace(wishes_for(store)[0], into="cut", subject="cut.orders")
             await Restore(client, store, taken.manifest, [wish], replace(target, until=Until(offset=1234))).run()
@@ -282,13 +284,13 @@ async def rescue(folder: Path) -> None:
 
 
 async def _controllers(client: Client) -> list[str]:
-    state = await client.describe_cluster(linearizable=True)
+    state = await client.admin.describe_cluster(linearizable=True)
     return sorted(one.node_id for one in state.controllers)
 
 
 async def _judge_rescued(client: Client, most: int, cluster: DevCluster) -> None:
     async def led() -> list[int]:
-        image = (await client.describe_cluster()).image
+        image = (await client.admin.describe_cluster()).image
         stream = image.streams[STREAM]
         if not all(p.leader and all(map(image.is_live, p.isr)) for p in stream.partitions):
             raise NotFoundError("a partition has no leader, or somebody who is gone in its ISR")
@@ -305,7 +307,7 @@ async def _judge_rescued(client: Client, most: int, cluster: DevCluster) -> None
             node: await digest_of(client, partition.partition, high[partition.partition] + 1, node) for node in partition.isr
         }
         must(len(set(found.values())) == 1, f"replicas differ: {found} [D4]")
-    async with await client.publisher(STREAM) as publisher:
+    async with client.publisher(STREAM) as publisher:
         await (await publisher.send(b"and on"))
 
 

@@ -202,7 +202,7 @@ async def reach(cluster: DevCluster, kind: str, count: int, bound_bytes: int) ->
         out.elections = (await client.stream(stream)).partitions[0].leader_epoch - out.epoch
         if any(text.startswith("no answer") for text in out.refused):
             for name in cluster.nodes:
-                print(name, json.dumps(await client.node_status(name)), flush=True)
+                print(name, json.dumps(await client.admin.node_status(name)), flush=True)
     await nc.close()
     out.grown_mib = {name: peak_mib(node.pid) - before[name] for name, node in cluster.nodes.items()}
     out.setting, out.allowed_mib = SETTINGS[kind].lower(), SLACK_MIB + (bound_bytes >> 20)

@@ -119,7 +119,7 @@ async def leader_pause(round_: Round) -> None:
 
 async def _worker(ground: Ground, node: str) -> int:
     """Number of the process of the node that hosts the partition, which is not its first one."""
-    workers = (await ground.client.node_status(node))["workers"]
+    workers = (await ground.client.admin.node_status(node))["workers"]
     found = share_of(STREAM, 0, len(workers))
     assert found, "with so many workers the partition is the first process's: choose another number"
     return int(workers[found]["pid"])
@@ -238,7 +238,7 @@ async def commanded_transfer(round_: Round) -> None:
     ground, node = round_.ground, round_.ground.leader
     before = Counter(round_.load.counters)
     round_.struck(node)
-    await ground.client.elect_leader(STREAM, 0, ground.others[round_.number % 2])
+    await ground.client.admin.elect_leader(STREAM, 0, ground.others[round_.number % 2])
     await round_.acked()
     await ground.see("another one leads", lambda seen: seen.leader not in ("", node))
     await round_.go_on()

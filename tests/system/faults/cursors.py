@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from liftpy.client import Client, GroupOptions
-from liftpy.client.group_admin import describe_cursor, describe_group
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb.service_pb2 import SnapshotRequest
 from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
@@ -59,7 +58,7 @@ class CursorLoad:
     async def look(self) -> None:
         """Note it where the cluster has less than was confirmed before it was asked, or more than was ever asked for."""
         before = self.confirmed
-        there = max((await _answered(lambda: describe_cursor(self._client, CURSOR))).values(), default=0)
+        there = max((await _answered(lambda: self._client.cursors.describe(CURSOR))).values(), default=0)
         if not before <= there <= self.asked:
             self.problems.append(f"the cursor is at {there}: {before} was confirmed, {self.asked} asked for")
 
@@ -104,7 +103,7 @@ class GroupLoad:
     async def look(self) -> None:
         """As that of a cursor."""
         before = dict(self.confirmed)
-        found = await _answered(lambda: describe_group(self._client, GROUP))
+        found = await _answered(lambda: self._client.groups.describe(GROUP))
         there = {key.partition: at for key, at in found.positions.items()}
         for number, at in before.items():
             if not at <= there.get(number, 0) <= self.asked[number]:

@@ -128,7 +128,7 @@ class Ground:
             stream = await self.client.create_stream(STREAM, SUBJECT, replicas=REPLICAS, config=self._config)
             if accept(stream):
                 break
-            await self.client.delete_stream(STREAM, stream.uid)
+            await self.client.admin.delete_stream(STREAM, stream.uid)
         self.replicas, self.uid = stream.partitions[0].replicas, stream.uid
         if self._with_services:
             await self.client.create_stream(OUTPUT, OUTPUT_SUBJECT, replicas=REPLICAS, config=StreamConfig(min_isr=MIN_ISR))
@@ -215,7 +215,7 @@ class Ground:
         if not self.cluster.nodes[name].running:
             return {}
         try:
-            status = await self.client.node_status(name, _STATUS_TIMEOUT_S)
+            status = await self.client.admin.node_status(name, _STATUS_TIMEOUT_S)
         except LiftError:
             return {}
         return next((dict(p) for p in status["partitions"] if p["stream"] == STREAM and p["uid"] == self.uid), {})
@@ -295,7 +295,7 @@ class Ground:
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(LiftError):
-                state = await self.client.describe_cluster()
+                state = await self.client.admin.describe_cluster()
                 if state.metadata_leader and all(c.connected and c.lag <= 2 for c in state.controllers):
                     return str(state.metadata_leader)
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -303,7 +303,7 @@ class Ground:
 
     async def metadata_leader(self) -> str:
         """Who leads the metadata group."""
-        return str((await self.client.describe_cluster()).metadata_leader)
+        return str((await self.client.admin.describe_cluster()).metadata_leader)
 
     # ---- doing -------------------------------------------------------------------------------------------------------
     async def move_leadership(self, node: str) -> None:

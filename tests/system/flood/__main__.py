@@ -98,7 +98,7 @@ async def _reports(client: Client, cluster: DevCluster) -> list[dict[str, Any]]:
 
     async def one(node: str) -> dict[str, Any] | None:
         try:
-            return await client.node_status(node, timeout_s=5.0)
+            return await client.admin.node_status(node, timeout_s=5.0)
         except LiftError:
             return None
 

@@ -206,7 +206,7 @@ class Run:
             await end_tasks(tasks)
             p50s = [round(statistics.median(found), 2) if found else 0.0 for found in self._latencies_ms]
             out.ack_p50_ms = p50s[0], p50s[1]
-            state = await client.describe_cluster()
+            state = await client.admin.describe_cluster()
             out.described = len(state.image.nodes) + len(state.image.streams)
             after = await self._starts(client)
             out.restarted = [name for name in before if before[name] != after.get(name)]
@@ -339,7 +339,7 @@ class Run:
                 for partition in self._of_stream(report):
                     self._see(partition)
             with contextlib.suppress(LiftError):
-                terms = {c.term for c in (await client.describe_cluster()).controllers}
+                terms = {c.term for c in (await client.admin.describe_cluster()).controllers}
                 if terms - out.terms and len(out.terms | terms) > 1:
                     self._changed(f"metadata terms {sorted(out.terms)}, then {sorted(terms)}")
                 out.terms |= terms
@@ -375,7 +375,9 @@ class Run:
         return [p for p in report["partitions"] if p["stream"] == STREAM]
 
     async def _reports(self, client: Client) -> list[dict[str, Any]]:
-        found = await asyncio.gather(*(client.node_status(node, 5.0) for node in self._cluster.nodes), return_exceptions=True)
+        found = await asyncio.gather(
+            *(client.admin.node_status(node, 5.0) for node in self._cluster.nodes), return_exceptions=True
+        )
         return [report for report in found if isinstance(report, dict)]
 
     async def _starts(self, client: Client) -> dict[str, int]:

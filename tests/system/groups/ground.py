@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from liftpy.client import Client, connect
-from liftpy.client.group_admin import GroupDescription, describe_group
+from liftpy.client.group_admin import GroupDescription
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import LiftError
@@ -152,7 +152,7 @@ class Ground:
     # ---- what is asked of the cluster ----------------------------------------------------------------------------------------
     async def described(self) -> GroupDescription:
         """The group, and its positions among those looked at."""
-        found = await describe_group(self.client, GROUP)
+        found = await self.client.groups.describe(GROUP)
         self.looked.append({key.partition: at for key, at in found.positions.items()})
         return found
 

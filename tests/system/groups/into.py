@@ -20,7 +20,6 @@ from pathlib import Path
 from random import Random
 
 from liftpy.client import Client, connect
-from liftpy.client.group_admin import describe_group
 from liftpy.core.groups.commands import partition_of as home_of
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import GROUPS_STREAM
@@ -187,7 +186,7 @@ class Copiers:
         """Each source partition is committed further than ``before``, and all replicas are in sync."""
 
         async def condition() -> bool:
-            found = {key.partition: at for key, at in (await describe_group(self.client, GROUP)).positions.items()}
+            found = {key.partition: at for key, at in (await self.client.groups.describe(GROUP)).positions.items()}
             streams = [await self.client.stream(name) for name in (SOURCE, TARGET, GROUPS_STREAM)]
             whole = all(part.leader and len(part.isr) == 3 for stream in streams for part in stream.partitions)
             return whole and all(found.get(number, 0) > at for number, at in enumerate(before))
@@ -195,7 +194,7 @@ class Copiers:
         await self.until(condition, f"all of {SOURCE} goes on behind {before}")
 
     async def _copied(self, ends: Sequence[int]) -> bool:
-        found = {key.partition: at for key, at in (await describe_group(self.client, GROUP)).positions.items()}
+        found = {key.partition: at for key, at in (await self.client.groups.describe(GROUP)).positions.items()}
         return all(found.get(number, 0) >= end for number, end in enumerate(ends))
 
     async def judge(self) -> tuple[int, str]:

@@ -33,7 +33,6 @@ from random import Random
 from typing import Any
 
 from liftpy.client import Client, GroupOptions, QueueOptions, connect
-from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups, reset_group
 from liftpy.config import StreamConfig
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import LiftError
@@ -124,7 +123,7 @@ class Ground:
         try:
             await asyncio.to_thread(self.cluster.start)
             async with connect(self.cluster.nats_url) as self.client:
-                self.client.allow_internal()
+                self.client.admin.allow_internal()
                 await self.client.create_stream(STREAM, "data.work", partitions=PARTITIONS)
                 await self.client.create_stream(DEAD, "data.dead")
                 await self.client.create_stream(COMMANDS, "data.commands", config=StreamConfig(**_SMALL))  # type: ignore[arg-type]
@@ -200,14 +199,14 @@ class Ground:
         for one in range(30):
             id = f"c{number}-{one}"
             self.known.answers[id] = (await self._call(id)).value
-        self.known.groups = {one.name: (await describe_group(self.client, one.name)).positions for one in await self._groups()}
-        self.known.cursors = {name: await describe_cursor(self.client, name) for name in await list_cursors(self.client)}
+        self.known.groups = {one.name: (await self.client.groups.describe(one.name)).positions for one in await self._groups()}
+        self.known.cursors = {name: await self.client.cursors.describe(name) for name in await self.client.cursors.list()}
 
     async def _groups(self) -> list[Any]:
-        return [one for one in await list_groups(self.client) if not one.queues and one.name != FILL]
+        return [one for one in await self.client.groups.list() if not one.queues and one.name != FILL]
 
     async def _call(self, id: str) -> Any:
-        return await self.client.call_service(SERVICE, COMMANDS, id.encode(), message_id=id, timeout_s=30)
+        return await self.client.services.call(SERVICE, COMMANDS, id.encode(), message_id=id, timeout_s=30)
 
     async def _read(self, name: str, *, whole: bool = False) -> None:
         """A member that commits some parts, and leaves one that it was given."""
@@ -250,7 +249,7 @@ class Ground:
     # ---- what deletes its records ------------------------------------------------------------------------------------------
     async def trim(self, *, by_stop: signal.Signals | None) -> None:
         """Have retention delete all records up to here, of ``_groups`` and of the commands."""
-        await self.client.alter_stream(GROUPS_STREAM, **_SMALL)
+        await self.client.admin.alter_stream(GROUPS_STREAM, **_SMALL)
         marks = {name: (await self.client.bounds(name)).end_offset for name in (GROUPS_STREAM, COMMANDS)}
         await self._fill(100)
         if by_stop is not None:
@@ -274,7 +273,7 @@ class Ground:
             nonlocal left
             while left > 0:
                 left -= 1
-                await reset_group(self.client, FILL, {key: left})
+                await self.client.groups.reset(FILL, {key: left})
 
         await asyncio.gather(*(commit() for _ in range(min(_AT_ONCE, count))))
         for _ in range(3):
@@ -285,23 +284,23 @@ class Ground:
             self.known.answers[id] = (await self._call(id)).value
 
     async def _works(self) -> bool:
-        await list_groups(self.client)
-        return bool(await self.client.query_service(SERVICE, b""))
+        await self.client.groups.list()
+        return bool(await self.client.services.query(SERVICE, b""))
 
     # ---- what is compared --------------------------------------------------------------------------------------------------
     async def compare(self) -> None:
         """The state is what it was."""
         await self.until(self._works, "the cluster answers after a kill")
-        groups = {one.name: (await describe_group(self.client, one.name)).positions for one in await self._groups()}
+        groups = {one.name: (await self.client.groups.describe(one.name)).positions for one in await self._groups()}
         _same("groups", self.known.groups, groups)
-        cursors = {name: await describe_cursor(self.client, name) for name in await list_cursors(self.client)}
+        cursors = {name: await self.client.cursors.describe(name) for name in await self.client.cursors.list()}
         _same("cursors", self.known.cursors, cursors)
-        queue = (await describe_group(self.client, "jobs")).queues
+        queue = (await self.client.groups.describe("jobs")).queues
         for one in queue:
             done = {offset for partition, offset in self.acked | self.rejected if partition == one.key.partition}
             if not set(range(one.acknowledged_below)) <= done:
                 raise ViolationError(f"queue: {one} counts as done what was not settled")
-        said = json.loads((await self.client.query_service(SERVICE, b"")).value)
+        said = json.loads((await self.client.services.query(SERVICE, b"")).value)
         if set(said) != set(self.known.answers):
             raise ViolationError(f"service: {sorted(set(said) ^ set(self.known.answers))[:3]} differ from what was answered")
         for id in self.rng.sample(sorted(self.known.answers), 10):
@@ -310,7 +309,7 @@ class Ground:
         self.hold.unlink(missing_ok=True)
 
         async def charged() -> bool:
-            said = json.loads((await self.client.query_service(SERVICE, b"")).value)
+            said = json.loads((await self.client.services.query(SERVICE, b"")).value)
             if twice := [id for id, count in said.items() if count > 1]:
                 raise ViolationError(f"service: the result of {twice[:3]} came twice")
             return set(said.values()) == {1}

@@ -115,7 +115,7 @@ async def _watch(client: Client, cluster: DevCluster, out: Outcome, until: float
             for partition in (await client.stream(STREAM)).partitions:
                 out.leaderships.add((partition.partition, partition.leader, partition.leader_epoch))
                 out.isr_sizes.add(len(partition.isr))
-            found = await client.describe_cluster()
+            found = await client.admin.describe_cluster()
             out.terms |= {controller.term for controller in found.controllers}
             out.incarnations |= {node.incarnation for node in found.image.nodes.values()}
         await asyncio.sleep(_LOOK_S)

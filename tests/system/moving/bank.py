@@ -80,7 +80,7 @@ class Banks:
         self._ends = True
         async with asyncio.timeout(timeout_s):
             await self._tasks[0]
-            answer = await self._client.query_service("bank", b'{"account": "a"}', timeout_s=timeout_s)
+            answer = await self._client.services.query("bank", b'{"account": "a"}', timeout_s=timeout_s)
         balance = json.loads(answer.value)["balance"]
         if balance != self.answered:
             self.wrong.append(f"{self.answered} deposits were answered, and the balance is {balance}")
@@ -107,7 +107,7 @@ class Banks:
         message_id, began = secrets.token_hex(16), asyncio.get_running_loop().time()
         while True:
             with contextlib.suppress(OutcomeUnknownError, UnavailableError):
-                answer = await self._client.call_service(
+                answer = await self._client.services.call(
                     "bank", COMMANDS, json.dumps(command).encode(), message_id=message_id, timeout_s=_ANSWER_S
                 )
                 self.longest_s = max(self.longest_s, asyncio.get_running_loop().time() - began)

@@ -117,7 +117,7 @@ class Others:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _publish(self, partition: int) -> None:
-        async with await self._client.publisher(self._stream, partition) as publisher:
+        async with self._client.publisher(self._stream, partition) as publisher:
             for number in itertools.count():
                 if self._ends:
                     return

@@ -207,7 +207,7 @@ class Run:
 
     async def _fill(self, number: int) -> None:
         size = self._size
-        async with await self.client.publisher(STREAM, number) as publisher:
+        async with self.client.publisher(STREAM, number) as publisher:
             for record in range(size.fill_bytes // size.record_bytes):
                 await publisher.publish((b"fill %d %d " % (number, record)).ljust(size.record_bytes, b"."))
             await publisher.flush()
@@ -237,12 +237,12 @@ class Run:
     async def _more_partitions(self) -> None:
         """All of them go to the node that is drained later: it leads them, and readers read from it."""
         places = PlacementOptions(policy="manual", assignment=tuple((number, _turned(FIRST, number)) for number in (1, 2)))
-        stream = await self.client.add_partitions(OTHER, placement=places, ready_s=self._size.deadline_s)
+        stream = await self.client.admin.add_partitions(OTHER, placement=places, ready_s=self._size.deadline_s)
         assert self._others is not None
         for number in range(1, 3):
             self._others.follow(number)
         for number in range(3):
-            await self.client.reassign(stream, number, ("n4", *_turned(FIRST, number)[:2]))
+            await self.client.admin.reassign(stream, number, ("n4", *_turned(FIRST, number)[:2]))
         await self._until("they have moved", _rests)
         for number in range(3):
             await self._led_by("n4", number)
@@ -252,20 +252,20 @@ class Run:
         while (await self.client.stream(OTHER)).partitions[number].leader != node:
             assert time.monotonic() < give_up_at, f"{OTHER}/{number} is not led by {node}"
             with contextlib.suppress(LiftError):  # it is on its way, or has come
-                await self.client.elect_leader(OTHER, number, node)
+                await self.client.admin.elect_leader(OTHER, number, node)
             await asyncio.sleep(_POLL_S)
 
     async def _replace(self) -> None:
         """The metadata leader dies, and its replicas and its place among the controllers go to a node that has just come."""
         await self._start((SPARE,))
-        dead = (await self.client.describe_cluster()).metadata_leader
+        dead = (await self.client.admin.describe_cluster()).metadata_leader
         await self._kill(dead)
         await self._liftpy("controllers", "replace", dead, SPARE, "--timeout", str(self._size.deadline_s))
         await self._until(
             f"{dead} is replaced", lambda image: _rests(image) and not any(dead in p.replicas for p in _all_partitions(image))
         )
         await self._liftpy("node", "remove", dead, "--timeout", "30")
-        left = {c.node_id for c in (await self.client.describe_cluster()).controllers}
+        left = {c.node_id for c in (await self.client.admin.describe_cluster()).controllers}
         self._expect(left == {*FIRST, SPARE} - {dead}, f"controllers: {sorted(left)}")
 
     async def _rebalance(self) -> None:
@@ -285,7 +285,7 @@ class Run:
         draining = asyncio.create_task(self._liftpy("node", "drain", "n4", "--wait", "--timeout", str(self._size.deadline_s)))
         if self._size.kills:
             await self._until("a drain begins", lambda image: any(p.joining for p in _partitions(image)))
-            killed = (await self.client.describe_cluster()).metadata_leader
+            killed = (await self.client.admin.describe_cluster()).metadata_leader
             await self._kill(killed)
             self._cluster.nodes[killed].start()
         await draining
@@ -394,7 +394,7 @@ class Run:
     async def _until(self, what: str, holds: Callable[[ClusterImage], bool]) -> ClusterImage:
         give_up_at = time.monotonic() + self._size.deadline_s
         while True:
-            image = (await self.client.describe_cluster()).image
+            image = (await self.client.admin.describe_cluster()).image
             if holds(image):
                 return image
             assert time.monotonic() < give_up_at, f"{what}: not after {self._size.deadline_s:g} s: {_short(image)}"
@@ -406,7 +406,7 @@ class Run:
         while True:
             said: dict[int, set[tuple[int, int]]] = {}
             for node in sorted({n for p in _partitions(image) for n in p.replicas}):
-                for p in (await self.client.node_status(node))["partitions"]:
+                for p in (await self.client.admin.node_status(node))["partitions"]:
                     if p["uid"] == self._uid:
                         said.setdefault(p["partition"], set()).add((p["newest_offset"], p["high_watermark"]))
             if said and all(len(ends) == 1 and all(new == hw for new, hw in ends) for ends in said.values()):

@@ -119,7 +119,7 @@ async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST
         with contextlib.suppress(asyncio.CancelledError):
             await watching
         leader = (await client.stream(STREAM)).partitions[0].leader
-        said = next(p for p in (await client.node_status(leader))["partitions"] if p["stream"] == STREAM)
+        said = next(p for p in (await client.admin.node_status(leader))["partitions"] if p["stream"] == STREAM)
         out.counted = {name: said[name] for name in ("overloaded", "rejected") if name in said} | said.get("dropped", {})
         out.ended = cluster.ended()
     return out
@@ -149,7 +149,7 @@ async def _watch(client: Client, cluster: DevCluster, out: Outcome) -> None:
             partition = (await client.stream(STREAM)).partitions[0]
             out.isr_sizes.add(len(partition.isr))
             out.leaderships.add((partition.leader, partition.leader_epoch))
-            found = await client.describe_cluster()
+            found = await client.admin.describe_cluster()
             out.terms |= {controller.term for controller in found.controllers}
         await asyncio.sleep(_LOOK_S)
 

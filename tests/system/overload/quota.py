@@ -113,7 +113,7 @@ async def until_known(cluster: DevCluster, client: Client) -> None:
     running = [name for name, node in cluster.nodes.items() if node.running]
 
     async def index_of(node: str) -> int:
-        return int((await client.node_status(node))["metadata_index"])
+        return int((await client.admin.node_status(node))["metadata_index"])
 
     await until_all_have(running, index_of)
 
@@ -141,7 +141,7 @@ async def run(cluster: DevCluster, seconds: float, tolerance: float = 0.02) -> O
             sender(cluster, "held", OFFERED_PER_S, SIZE_BYTES, seconds),
             sender(cluster, "neighbour", NEIGHBOUR_PER_S, SIZE_BYTES, seconds),
         )
-        await client.alter_stream("held", quota_records_per_s=2 * QUOTA_PER_S)
+        await client.admin.alter_stream("held", quota_records_per_s=2 * QUOTA_PER_S)
         await until_known(cluster, client)
         out.altered = await sender(cluster, "held", 2 * OFFERED_PER_S, SIZE_BYTES, seconds / 2)
         await _by_client(client, out, seconds / 2)
@@ -153,7 +153,7 @@ async def _by_default(cluster: DevCluster, client: Client, out: Outcome, seconds
     """A stream that was led before there was a default, and by who leads it next."""
     stream = await client.create_stream("plain", "plain")
     await until_led(client, "plain")
-    await client.set_default_quota(records_per_s=QUOTA_PER_S)
+    await client.admin.set_default_quota(records_per_s=QUOTA_PER_S)
     await until_known(cluster, client)
     out.default = await sender(cluster, "plain", OFFERED_PER_S, SIZE_BYTES, seconds)
     await asyncio.to_thread(cluster.nodes[stream.partitions[0].leader].kill)
@@ -163,7 +163,7 @@ async def _by_default(cluster: DevCluster, client: Client, out: Outcome, seconds
 
 async def _by_client(client: Client, out: Outcome, seconds: float) -> None:
     """As fast as the client's publisher lets it."""
-    async with await client.publisher("held", options=PublishOptions(window=1000)) as publisher:
+    async with client.publisher("held", options=PublishOptions(window=1000)) as publisher:
         began = time.monotonic()
         taken: list[asyncio.Future[Any]] = []
         while time.monotonic() - began < seconds:

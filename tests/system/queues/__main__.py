@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from liftpy.client import Client, connect
-from liftpy.client.group_admin import describe_group
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import LiftError
@@ -121,7 +120,7 @@ async def fill(client: Client, plan: Plan) -> dict[int, int]:
 
 async def done(client: Client, ends: dict[int, int]) -> int:
     """How many records the coordinator knows to be acknowledged."""
-    found = await describe_group(client, GROUP)
+    found = await client.groups.describe(GROUP)
     return sum(queue.acknowledged_below + queue.acknowledged for queue in found.queues if queue.key.partition in ends)
 
 

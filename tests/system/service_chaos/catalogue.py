@@ -161,7 +161,7 @@ async def _diverges(ground: Ground, plant: str) -> str:
     led = ground.rng.random() < 0.5
     if led:  # a promotion waits for it, and it may not lead
         with contextlib.suppress(LiftError):
-            await ground.client.elect_leader(STREAM, 0, node)
+            await ground.client.admin.elect_leader(STREAM, 0, node)
     while ground.processes[node].poll() is None and plant == "state":
         await ground.publish(EVERY // 4)  # up to positions at which the nodes compare their snapshots
     code = await ground.ended(node)
@@ -185,7 +185,7 @@ async def transfer(ground: Ground) -> str:
     """A planned transfer of the leadership, under commands."""
     leader = await ground.leader()
     node = ground.rng.choice([node for node in NODES if node != leader])
-    await ground.client.elect_leader(STREAM, 0, node)
+    await ground.client.admin.elect_leader(STREAM, 0, node)
     await ground.publish(_SOME)
     return f"{leader} -> {node}"
 
@@ -223,7 +223,7 @@ async def compaction(ground: Ground) -> str:
     if end := (await client.bounds(name)).end_offset:
         raise ViolationError(f"{end} outputs are in a compacted stream")
     for made in (name, plain):
-        await client.delete_stream(made)
+        await client.admin.delete_stream(made)
     return "refused as input and as output"
 
 

@@ -223,7 +223,7 @@ class Ground:
 
     async def said(self, node: str) -> dict[str, Any]:
         """What a node says of its service; {} for one that is not there."""
-        status = await self.client.node_status(node)
+        status = await self.client.admin.node_status(node)
         services = [s for p in status["partitions"] if p["stream"] == STREAM for s in p.get("services", [])]
         return next((s for s in services if s["service"] == SERVICE and s["role"] != "GONE"), {})
 
@@ -286,6 +286,6 @@ class Ground:
         self.model.check_states(stored[NODES[0]], states, counts)
         if len(files) != 1:
             raise ViolationError("the snapshots of the nodes differ beside the state")
-        answer = await self.client.query_service(SERVICE, b"", timeout_s=PATIENCE_S)
+        answer = await self.client.services.query(SERVICE, b"", timeout_s=PATIENCE_S)
         if json.loads(answer.value) != json.loads(self.model.state) or answer.position != self.model.position:
             raise ViolationError(f"a query is answered {answer.value!r} at {answer.position}, not {self.model.state!r}")

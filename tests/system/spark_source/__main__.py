@@ -160,7 +160,7 @@ class Run:
         return all(p.leader and set(p.isr) == set(p.replicas) and not p.target for p in partitions)
 
     async def _add_partition(self) -> None:
-        grown = await self._client.add_partitions(STREAM, len(self._log.values) + 1)
+        grown = await self._client.admin.add_partitions(STREAM, len(self._log.values) + 1)
         self._log.follow(len(grown.partitions))
 
     async def _move(self) -> None:
@@ -168,12 +168,12 @@ class Run:
         stream = await self._client.stream(STREAM)
         for p in stream.partitions:
             spare = next(node for node in self._cluster.nodes if node not in p.replicas)
-            await self._client.reassign(stream, p.partition, (spare, *p.replicas[: REPLICAS - 1]))
+            await self._client.admin.reassign(stream, p.partition, (spare, *p.replicas[: REPLICAS - 1]))
         await self._until("they have moved", self._whole)
 
     async def _delete(self) -> None:
         starts = await self._starts()
-        await self._client.alter_stream(STREAM, retention_records=_LEFT_RECORDS)
+        await self._client.admin.alter_stream(STREAM, retention_records=_LEFT_RECORDS)
 
         async def deleted() -> bool:
             return any(now > starts.get(place, now) for place, now in (await self._starts()).items())
@@ -274,7 +274,7 @@ class Run:
             return all(query.counted(name) == len(log[name]) for query in (refuses, takes) for name in log)
 
         await self._until("both have all", both)
-        await self._client.delete_stream(MADE_AGAIN)
+        await self._client.admin.delete_stream(MADE_AGAIN)
         old, log[MADE_AGAIN] = log[MADE_AGAIN], []
         await self._make(MADE_AGAIN, log, "new")
         await self._make(BESIDE, log, "more")

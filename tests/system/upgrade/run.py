@@ -95,7 +95,7 @@ async def first_starts(old: Installed, say: Callable[[str], None]) -> list[str]:
                 await client.create_stream(_STREAM, "data.load", partitions=1, replicas=3)
                 for number in range(20):
                     await client.publish(_STREAM, b"%d" % number)
-                level = (await client.describe_cluster(linearizable=True)).image.feature_level
+                level = (await client.admin.describe_cluster(linearizable=True)).image.feature_level
             ended = [name for name in NODES if not cluster.nodes[name].running]
         say(f"first start with {', '.join(olds)} old: level {level}")
         wrong += [f"with {olds} old it began at level {level}"] if level != min(NEWEST, old.most) else []
@@ -254,12 +254,12 @@ class Run:
 
     async def _leader(self) -> str:
         with contextlib.suppress(LiftError):
-            return (await self._client.describe_cluster()).metadata_leader
+            return (await self._client.admin.describe_cluster()).metadata_leader
         return ""
 
     async def _may_stop(self, name: str) -> bool:
         try:
-            state = await self._client.describe_cluster(linearizable=True)
+            state = await self._client.admin.describe_cluster(linearizable=True)
         except LiftError:
             return False
         voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
@@ -267,14 +267,14 @@ class Run:
 
     async def _synced(self, name: str) -> bool:
         try:
-            return bool((await self._client.node_health(name)).get("health", {}).get("synced"))
+            return bool((await self._client.admin.node_health(name)).get("health", {}).get("synced"))
         except LiftError:
             return False
 
     # ---- levels ----------------------------------------------------------------------------------------------------------------
     async def _finalize_is_refused(self) -> None:
         try:
-            said = await self._client.set_feature_level(NEWEST + 1)
+            said = await self._client.admin.set_feature_level(NEWEST + 1)
             self.outcome.wrong.append(f"finalized with {self._cluster.version}: {said}")
         except LiftError as error:
             self.outcome.refusals.append(str(error))
@@ -282,8 +282,8 @@ class Run:
     async def _is_at(self, level: int) -> bool:
         """Ask for the level; whether it holds."""
         try:
-            await self._client.set_feature_level(level)
-            return (await self._client.describe_cluster(linearizable=True)).image.feature_level == level
+            await self._client.admin.set_feature_level(level)
+            return (await self._client.admin.describe_cluster(linearizable=True)).image.feature_level == level
         except LiftError as error:
             self.outcome.refusals.append(str(error))
             return False

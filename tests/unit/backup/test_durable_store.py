@@ -123,16 +123,16 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
         asked.append(f"metadata, linearizable {linearizable}")
         return SimpleNamespace(image=image)
 
-    async def list_groups(client: Any) -> Any:
+    async def list_groups() -> Any:
         asked.append("groups")
         return [SimpleNamespace(name="g"), SimpleNamespace(name="other")]
 
-    async def describe_group(client: Any, name: str) -> Any:
+    async def describe_group(name: str) -> Any:
         gone = PartitionKey("elsewhere", UID, 0)
         queue = SimpleNamespace(key=key, acknowledged_below=5)
         return SimpleNamespace(positions={gone: 3}, queues=[queue] if name == "g" else [])
 
-    async def list_cursors(client: Any) -> list[str]:
+    async def list_cursors() -> list[str]:
         asked.append("cursors")
         return []
 
@@ -140,9 +140,12 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
         asked.append("ends")
         return Bounds(uid[0], "n1", "n1", 9, log_start_offset=0, high_watermark=-1)
 
-    for name, stands_in in (("list_groups", list_groups), ("describe_group", describe_group), ("list_cursors", list_cursors)):
-        monkeypatch.setattr(create, name, stands_in)
-    client: Any = SimpleNamespace(describe_cluster=describe_cluster, bounds=bounds)
+    client: Any = SimpleNamespace(
+        admin=SimpleNamespace(describe_cluster=describe_cluster),
+        groups=SimpleNamespace(list=list_groups, describe=describe_group),
+        cursors=SimpleNamespace(list=list_cursors),
+        bounds=bounds,
+    )
     uid = [UID]
     store, marks = Store.at(str(tmp_path)), []
     put = store.put
@@ -182,7 +185,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_runs(
     at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = (await client.describe_cluster()).image
+    image = (await client.admin.describe_cluster()).image
     other = replace(image.streams["orders"], name="gone", uid="00000f-1")
     here = [image.with_stream(other)]
     monkeypatch.setattr(create, "AGAIN_S", 0)
@@ -204,17 +207,17 @@ async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_ru
 
         return SimpleNamespace(batches=batches) if address.stream == "gone" else reads(transport, subjects, address)
 
-    async def list_groups(client: Any) -> Any:
+    async def list_groups() -> Any:
         return [SimpleNamespace(name="deleted"), SimpleNamespace(name="g")]
 
-    async def describe_group(client: Any, name: str) -> Any:
+    async def describe_group(name: str) -> Any:
         if name == "deleted":
             raise NotFoundError("There is no group 'deleted'.")
         return SimpleNamespace(positions={PartitionKey(stream, "u", 0): 5 for stream in ("gone", "orders")}, queues=[])
 
-    for name, stands_in in (("list_groups", list_groups), ("describe_group", describe_group), ("ReplicaReads", reads_of)):
-        monkeypatch.setattr(create, name, stands_in)
-    monkeypatch.setattr(client, "describe_cluster", describe_cluster)
+    monkeypatch.setattr(create, "ReplicaReads", reads_of)
+    monkeypatch.setattr(client, "groups", SimpleNamespace(list=list_groups, describe=describe_group))
+    monkeypatch.setattr(client.admin, "describe_cluster", describe_cluster)
     monkeypatch.setattr(client, "bounds", bounds_of)
     store = Store.at(str(tmp_path))
     if named:
@@ -264,7 +267,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
             )
         )
 
-    async def none(client: Any) -> list[str]:
+    async def none() -> list[str]:
         return []
 
     async def bounds(name: str, number: int) -> Bounds:
@@ -276,14 +279,13 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def state() -> Any:
         return 0, b""
 
-    monkeypatch.setattr(create, "list_groups", none)
-    monkeypatch.setattr(create, "list_cursors", none)
+    made.groups, made.cursors = SimpleNamespace(list=none), SimpleNamespace(list=none)
     monkeypatch.setattr(
         create,
         "ReplicaReads",
         lambda transport, subjects, at: SimpleNamespace(batches=batches, state=state, compacted_end=0, deletes_end=0),
     )
-    made.describe_cluster, made.bounds = described, bounds
+    made.admin, made.bounds = SimpleNamespace(describe_cluster=described), bounds
     return made
 
 

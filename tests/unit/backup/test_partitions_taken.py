@@ -37,7 +37,7 @@ class World:
         self.compacted_end = self.deletes_end = 0
         self.state: tuple[int, bytes] | None = 0, b""
         monkeypatch.setattr(create, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
-        monkeypatch.setattr(create, "_AGAIN_S", 0)
+        monkeypatch.setattr(create, "AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
         options = create.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
         self.home = create._Taking(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)

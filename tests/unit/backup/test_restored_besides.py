@@ -16,7 +16,6 @@ from liftpy.core.backup.manifest import CursorCopy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
-from sidecar.backup import restore as restore_module
 from sidecar.backup.restore import (
     NOTHING_WIDE,
     ClusterWide,
@@ -40,7 +39,7 @@ async def test_restore_sets_group_positions_despite_a_partition_without_bounds(
     told: list[Any] = []
     asked: list[tuple[str, int]] = []
 
-    async def reset(client: Any, name: str, positions: dict[PartitionKey, int]) -> None:
+    async def reset(name: str, positions: dict[PartitionKey, int]) -> None:
         told.append((name, {key.partition: at for key, at in positions.items()}))
         if name == "gone":
             raise NotFoundError("no such group")
@@ -51,7 +50,6 @@ async def test_restore_sets_group_positions_despite_a_partition_without_bounds(
             raise UnavailableError("nobody serves it")
         return SimpleNamespace(uid=NOW, log_start_offset=0, end_offset=90)
 
-    monkeypatch.setattr(restore_module, "reset_group", reset)
     manifest = two_backups(tmp_path)[2]
 
     def group(name: str, *partitions: int) -> CursorCopy:
@@ -60,7 +58,9 @@ async def test_restore_sets_group_positions_despite_a_partition_without_bounds(
         )
 
     kept = replace(manifest, cursors=(group("g", 0, 1, 2), group("gone", 0), group("h", 1), group("w", 2)))
-    said = await set_cursors(SimpleNamespace(bounds=bounds), kept, {"orders": NOW})  # type: ignore[arg-type]
+    said = await set_cursors(
+        SimpleNamespace(bounds=bounds, groups=SimpleNamespace(reset=reset), cursors=SimpleNamespace()), kept, {"orders": NOW}
+    )  # type: ignore[arg-type]
     none = "orders/1 gives no bounds (nobody serves it)"
     assert said == {"g": none, "gone": "no such group", "h": none, "w": ""}
     assert told == [("g", {0: 5, 2: 7}), ("gone", {0: 5}), ("w", {2: 7})]
@@ -90,7 +90,7 @@ async def test_restore_into_an_empty_cluster_sets_the_default_quota(
         if fails is not None:
             raise fails
 
-    client: Any = SimpleNamespace(describe_cluster=describe, set_default_quota=set_quota)
+    client: Any = SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe, set_default_quota=set_quota))
     (found,) = await set_cluster_wide(client, ClusterWide(QUOTA), {"orders"})
     assert found == RestoredSetting(QUOTA, why)
     assert told == [{"records_per_s": 500, "bytes_per_s": 4096, "by_token": 2}] * (held == NO_QUOTA and "mine" not in there)
@@ -120,7 +120,7 @@ async def test_restore_into_an_empty_cluster_sets_changed_session_times(
         if fails is not None:
             raise fails
 
-    client: Any = SimpleNamespace(describe_cluster=describe, set_session_times=set_times)
+    client: Any = SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe, set_session_times=set_times))
     (found,) = await set_cluster_wide(client, ClusterWide(times=TIMES), {"orders"})
     assert found == RestoredSetting(TIMES, why)
     assert told == [{"session_s": 5.5, "lease_s": 4.0}] * (why in ("", "the level is 4") and "mine" not in there)

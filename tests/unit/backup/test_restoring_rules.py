@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.admin import Admin
-from liftpy.client.group import GroupRejectedError
+from liftpy.client.coordinator import GroupRejectedError
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import CursorCopy, Manifest
@@ -27,14 +26,16 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
 from sidecar.backup import restore as restore_module
 from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cursors
+from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
+from tests.unit.client.admins import admin_over
 from tests.unit.cluster.cluster_driver import Driver
 
 HELPER = "restore-0000000a"
 NEW_UID = "00000b-20"
 
 
-class World:
+class World(FlatClient):
     """The cluster as a restore asks it; what it has done is noted."""
 
     def __init__(self) -> None:
@@ -224,7 +225,7 @@ class RealDecisions(World):
     def __init__(self, *nodes: str) -> None:
         super().__init__()
         self.cluster = Driver(nodes or (HELPER,))
-        self.admin = Admin(self, Subjects("liftpy"))  # type: ignore[arg-type]
+        self.real = admin_over(self, Subjects("liftpy"))
 
     @property
     def image(self) -> Any:
@@ -242,13 +243,13 @@ class RealDecisions(World):
         return frames.sealed(response)
 
     async def create_stream(self, name: str, subject: str, *, ready_s: float, **more: Any) -> StreamImage:
-        return await self.admin.create_stream(name, subject, **more)
+        return await self.real.create_stream(name, subject, ready_s=0, **more)
 
     async def plan_stream(self, name: str, subject: str, **more: Any) -> PlacementPlan:
-        return await self.admin.plan_stream(name, subject, **more)
+        return await self.real.plan_stream(name, subject, **more)
 
     async def add_partitions(self, name: str, total: int = 0, *, ready_s: float = 0, **more: Any) -> StreamImage:
-        return await self.admin.add_partitions(name, total, **more)
+        return await self.real.add_partitions(name, total, ready_s=0, **more)
 
 
 async def create_first_stream(restore: Restore) -> None:
@@ -379,19 +380,18 @@ async def test_restore_limits_group_positions_to_the_restored_log_and_retries(
     monkeypatch.setattr(restore_module, "_AGAIN_S", 0)
     answers: list[Exception | None] = [UnavailableError("begins"), OutcomeUnknownError("lost"), None]
 
-    async def reset(client: Any, name: str, positions: dict[PartitionKey, int]) -> None:
+    async def reset(name: str, positions: dict[PartitionKey, int]) -> None:
         now[0] += 25.0
         asked.append((name, positions))
         if (answer := answers.pop(0) if answers else UnavailableError("nobody")) is not None:
             raise answer
 
-    monkeypatch.setattr(restore_module, "reset_group", reset)
     uid = [NEW_UID]
 
     async def bounds(name: str, partition: int) -> Any:
         return SimpleNamespace(uid=uid[0], log_start_offset=20, end_offset=90)
 
-    client: Any = SimpleNamespace(bounds=bounds)
+    client: Any = SimpleNamespace(bounds=bounds, groups=SimpleNamespace(reset=reset), cursors=SimpleNamespace())
     where = (("orders", UID, 0, 5), ("orders", UID, 1, 500), ("orders", UID, 2, 55), ("other", "0-1", 0, 3))
     kept = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=where),))
     assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": ""}

@@ -168,7 +168,7 @@ async def jobs(tmp_path: Path) -> AsyncIterator[tuple[Client, Store]]:
         await client.create_stream("jobs", "shop.jobs")
         async with client.producer("jobs", id="job") as producer:
             await (await producer.send_many([b"%d" % number for number in range(30)]))
-        await client.truncate_before("jobs", 0, 30)
+        await client.admin.truncate_before("jobs", 0, 30)
         yield client, Store.at(str(tmp_path / "store"))
 
 
@@ -214,7 +214,7 @@ async def test_backup_without_producers_leaves_no_state_out(tmp_path: Path) -> N
         await client.create_stream("plain", "shop.plain")
         for _ in range(2):
             await client.publish("plain", b"nobody numbers it")
-        await client.truncate_before("plain", 0, 1)
+        await client.admin.truncate_before("plain", 0, 1)
         await take_backup(client, store, TakeOptions())
     (copy,) = store.newest().streams[0].partitions
     done = stage(store, copy, SMALL, tmp_path / "log", NOWHERE, lambda path: None)
@@ -228,7 +228,7 @@ async def test_restore_during_a_pending_purge_keeps_producers_and_message_ids(tm
         async with client.producer("jobs", id="job") as producer:
             await (await producer.send_many([b"%d" % number for number in range(5)], keys=[b"ann"] * 5))
         await client.publish("jobs", b"with an id", key=b"ann", msg_id="once")
-        await client.purge("jobs", 0, keys=[b"ann"])
+        await client.admin.purge("jobs", 0, keys=[b"ann"])
         manifest = (await take_backup(client, store, TakeOptions())).manifest
         image = read_image(store, manifest).streams["jobs"]
         (purge,) = image.partitions[0].purges

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, GroupOptions
-from liftpy.client.group_admin import describe_group
 from liftpy.errors import NotFoundError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.cli.consume import write_out
@@ -85,7 +84,7 @@ def printed(capsysbinary: pytest.CaptureFixture[bytes], wanted: int, lines: list
 
 async def positions(cluster: MemoryCluster, group: str) -> dict[int, int]:
     async with cluster.client() as client:
-        return {key.partition: at for key, at in (await describe_group(client, group)).positions.items()}
+        return {key.partition: at for key, at in (await client.groups.describe(group)).positions.items()}
 
 
 def test_consume_in_a_group_commits_printed_records_at_the_end(
@@ -111,7 +110,7 @@ def test_consume_in_a_group_with_a_filter_commits_past_omitted_records(
 
     async def passed(client: Client) -> bool:
         lines.extend(capsysbinary.readouterr().out.splitlines())
-        found = await describe_group(client, name) if len(lines) == 10 else None
+        found = await client.groups.describe(name) if len(lines) == 10 else None
         return found is not None and sorted(found.positions.values()) == [10, 10]
 
     words = (name, "--group", name, "--key", "k0", "--format", "value")
@@ -220,7 +219,7 @@ def test_consume_from_new_in_a_group_without_positions_starts_at_the_end(
 
     async def look(client: Client) -> bool:
         try:
-            begun = len((await describe_group(client, name)).positions) == 2
+            begun = len((await client.groups.describe(name)).positions) == 2
         except NotFoundError:
             return False
         if begun and not lines:
@@ -405,7 +404,7 @@ def test_cursor_show_behind_the_log_start_counts_only_the_records_that_are_kept(
 
     async def trimmed(client: Client) -> None:
         await (await client.cursor(f"c-{name}", name)).commit(2)
-        await client.truncate_before(name, 0, 6)
+        await client.admin.truncate_before(name, 0, 6)
         async with asyncio.timeout(60):
             while (await client.bounds(name)).log_start_offset < 6:
                 await asyncio.sleep(0.01)

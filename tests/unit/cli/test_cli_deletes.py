@@ -146,7 +146,7 @@ def test_delete_command_after_a_stream_was_recreated_during_the_prompt_changes_n
 ) -> None:
     def confirm(*_: Any, **__: Any) -> None:
         with cluster.sync_client() as client:
-            client.delete_stream(name)
+            client.admin.delete_stream(name)
             client.create_stream(name, f"shop.{name}", partitions=2)
             client.publish(name, b"new", key=b"k")
 

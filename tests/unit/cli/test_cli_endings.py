@@ -27,6 +27,7 @@ from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
 from sidecar.cli.stream_settings import SETTINGS
 from sidecar.disk.files import FolderStorage
 from sidecar.runtime.settings import Target
+from tests.flat_client import FlatClient
 from tests.unit.log.log_model import SMALL, fill
 
 demo = importlib.import_module("sidecar.cli.demo")
@@ -154,7 +155,7 @@ def test_client_session_connects_with_its_target_and_always_closes(fails: bool, 
     ended: list[str] = []
     given: list[Any] = []
 
-    class Connected:
+    class Connected(FlatClient):
         async def __aenter__(self) -> Connected:
             return self
 
@@ -253,7 +254,7 @@ async def test_controllers_show_prints_all_figures() -> None:
             controllers=(Member("n1", 1, "n3 is not heard"), Member("n2", 0)),
         )
 
-    found = await controllers.gather(SimpleNamespace(describe_cluster=describe_cluster))  # type: ignore[arg-type]
+    found = await controllers.gather(SimpleNamespace(admin=SimpleNamespace(describe_cluster=describe_cluster)))  # type: ignore[arg-type]
     members = [{"node_id": "n1", "lag": 1, "waits_for": "n3 is not heard"}, {"node_id": "n2", "lag": 0, "waits_for": ""}]
     under_way = "the controllers are n1, n2; n3 becomes one as soon as it has caught up; it waits: n3 is not heard"
     assert found == {"metadata_leader": "n2", "index": 9, "changed_at": 7, "under_way": under_way, "controllers": members}

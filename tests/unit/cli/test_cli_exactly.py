@@ -31,6 +31,7 @@ from sidecar.cli import service
 from sidecar.cli.main import main
 from sidecar.cli.output import table
 from sidecar.dev.demo_steps import MAX_RECORDS, Failover, Positions, Step
+from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 from tests.unit.cli.test_tables import printed
 
@@ -211,7 +212,7 @@ async def test_demo_runs_its_steps_in_order(spark: bool, monkeypatch: pytest.Mon
         calls.append(("start spark",))
         return Job()
 
-    class Client:
+    class Client(FlatClient):
         async def __aenter__(self) -> Client:
             return self
 
@@ -346,7 +347,7 @@ async def test_service_run_pauses_between_connection_attempts(monkeypatch: pytes
     assert slept == [service._CONNECT_AGAIN_S] * 2
 
 
-class Asked:
+class Asked(FlatClient):
     """A client over one stream of one partition whose nodes say how their services are."""
 
     def __init__(self, **said: Any) -> None:
@@ -558,8 +559,8 @@ def test_service_query_prints_the_answer_and_its_source_on_request(
 ) -> None:
     asked: list[Any] = []
 
-    class Client:
-        async def query_service(self, name: str, body: bytes, **how: Any) -> Any:
+    class Client(FlatClient):
+        async def query(self, name: str, body: bytes, **how: Any) -> Any:
             asked.append((name, body, how["partition"], how["at_least"]))
             return SimpleNamespace(value=value, position=9, node="n2")
 

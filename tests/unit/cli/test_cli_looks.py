@@ -19,6 +19,7 @@ from sidecar.cli.consume import record_json
 from sidecar.cli.main import exit_code
 from sidecar.cli.stream_settings import MAX_FILE_BYTES, plan_json
 from sidecar.runtime.settings import Target
+from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
 __all__ = ["cluster"]
@@ -103,10 +104,8 @@ def test_service_query_sends_its_options(
 ) -> None:
     given: list[Any] = []
 
-    class Client:
-        async def query_service(
-            self, name: str, body: bytes, *, partition: int | None, key: bytes | None, at_least: int | None
-        ) -> Any:
+    class Client(FlatClient):
+        async def query(self, name: str, body: bytes, *, partition: int | None, key: bytes | None, at_least: int | None) -> Any:
             given.append((name, body, partition, key, at_least))
             return SimpleNamespace(value=b"42", position=9, node="n2")
 
@@ -159,7 +158,7 @@ def test_connection_flags_set_their_own_target_fields(
 def test_command_connects_with_a_timeout_of_five_seconds_and_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
-    class Client:
+    class Client(FlatClient):
         async def __aenter__(self) -> Client:
             return self
 

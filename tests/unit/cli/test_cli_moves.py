@@ -74,7 +74,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     moved = Moved("abcde")
     made = Cli(moved, capsys)
     client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
-    monkeypatch.setattr(client, "node_status", made.node_status)
+    monkeypatch.setattr(client.admin, "node_status", made.node_status)
     monkeypatch.setattr(reassignment, "POLL_S", 0.0)
     for module in (node, reassignment, rebalance, status, stream):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
@@ -325,17 +325,17 @@ async def test_move_requests_are_sent_in_batches_and_answered_individually() -> 
     uid = moved.image.streams["orders"].uid
     wishes = [ReplicaMove(stream="orders", uid=uid, partition=n, replicas=("b",)) for n in range(200)]
     before = moved.driver.index
-    assert await client.reassign_all([*wishes, ReplicaMove(stream="orders", uid="gone", partition=0, replicas=("b",))]) == [
-        "orders/0: there is no partition orders/0 of stream gone"
-    ]
+    assert await client.admin.reassign_all(
+        [*wishes, ReplicaMove(stream="orders", uid="gone", partition=0, replicas=("b",))]
+    ) == ["orders/0: there is no partition orders/0 of stream gone"]
     assert moved.driver.index - before == 3
     assert all(p.target == ("b",) for _, p in moved.partitions())
-    assert await client.reassign_all([]) == []
+    assert await client.admin.reassign_all([]) == []
     nodes = [f"{'n' * 50}{number:02}" for number in range(32)]
     for node_id in nodes:
         assert moved.driver.register(node_id).error == pb.ControlResponse.OK
     before = moved.driver.index
     wide = [ReplicaMove(stream="orders", uid=uid, partition=n, replicas=tuple(nodes)) for n in range(20)]
-    assert await client.reassign_all(wide) == []
+    assert await client.admin.reassign_all(wide) == []
     assert max(map(len, moved.driver.log[before:])) < MAX_REQUEST_BYTES
     assert all(len(p.target) == 32 for _, p in moved.partitions()[:20])

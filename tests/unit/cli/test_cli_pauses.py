@@ -9,12 +9,13 @@ import pytest
 
 from liftpy.core.base.partition import Pause
 from liftpy.core.metadata.image import StreamImage
+from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
 __all__ = ["cluster"]
 
 
-class Paused:
+class Paused(FlatClient):
     """What the cluster is asked for, done to its image."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -67,8 +67,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     async def silent(*_: Any) -> None:
         raise UnavailableError("nobody is there")
 
-    monkeypatch.setattr(client, "_led", led)
-    monkeypatch.setattr(client, "node_status", silent)
+    monkeypatch.setattr(client.admin, "_led", led)
+    monkeypatch.setattr(client.admin, "node_status", silent)
     for module in (stream, node, status, rebalance):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")

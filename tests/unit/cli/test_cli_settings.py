@@ -11,6 +11,7 @@ import pytest
 
 from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from sidecar.cli import settings as module
+from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
 __all__ = ["cluster"]
@@ -22,7 +23,7 @@ ROWS = [
 ]
 
 
-class Asked:
+class Asked(FlatClient):
     """In the place of a client."""
 
     said: dict[str, Any]

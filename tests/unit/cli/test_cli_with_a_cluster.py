@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from liftpy.client import BatchSlice
-from liftpy.client.admin import ClusterState
+from liftpy.client import BatchSlice, ClusterState
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage, StreamImage
@@ -29,6 +28,7 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.cli.main import main
 from sidecar.status.status_api import glance_at
+from tests.flat_client import FlatClient
 from tests.unit.cluster.cluster_driver import Driver
 from tests.unit.node.test_metrics import a_reporter, gathered
 
@@ -38,7 +38,7 @@ MODULES = {
 }
 
 
-class Cluster:
+class Cluster(FlatClient):
     """A client whose cluster is a real ``ClusterFsm``; ``said`` are the nodes' reports, ``asked`` the changes that were asked for."""
 
     def __init__(self, driver: Driver) -> None:
@@ -574,8 +574,7 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
         async def no_glance(*_: Any) -> None:
             return None
 
-        admin = SimpleNamespace(describe=describe)
-        yield SimpleNamespace(admin=admin, node_health=healthy, node_glance=no_glance)
+        yield SimpleNamespace(describe_cluster=describe, node_health=healthy, node_glance=no_glance)
 
     monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "asking", asking)
     code, said, _ = run(capsys, "health")

@@ -13,10 +13,11 @@ from liftpy.errors import NotAllowedError, NotFoundError, UnavailableError
 from sidecar.cli import events as command
 from sidecar.cli.events import EventPages
 from sidecar.cli.main import main
+from tests.flat_client import FlatClient
 from tests.only_in import only_in
 
 
-class Controllers:
+class Controllers(FlatClient):
     """n1 leads; each answers pages of ``size`` from the same events."""
 
     def __init__(self, count: int = 0, size: int = 2) -> None:

@@ -82,7 +82,8 @@ def test_health_over_nats_imports_few_modules() -> None:
         "except BaseException as error: print(repr(error))"
     )
     heavy = (
-        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.client.admin", "liftpy.core.metadata.image",
+        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.client.admin", "liftpy.client.metadata_requests",
+        "liftpy.core.metadata.image",
         "liftpy.core.replication", "liftpy.core.wire.batch", "rich",
     )  # fmt: skip
     seen = f"print([m for m in {heavy!r} if m in sys.modules], 'nats' in sys.modules)"

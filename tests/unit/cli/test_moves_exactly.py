@@ -21,6 +21,7 @@ from sidecar.cli.node import _what_stays
 from sidecar.cli.partition_reports import ask_nodes
 from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, sentence, standing
 from sidecar.cli.rebalance import RebalancePlan, plan_of
+from tests.flat_client import FlatClient
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 MOVING = a_partition(target=("a", "b", "d"), moved_for=MoveReason.DRAINED)
@@ -76,7 +77,7 @@ def test_move_sentence_shows_counts_bytes_and_time() -> None:
     assert sentence(nothing, 3.0) == "nothing moves yet: nodes are asked for, or nobody may take what is to go"
 
 
-class Looked:
+class Looked(FlatClient):
     """A cluster that is described image after image, the last one again and again; time goes by only where it is slept."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *images: ClusterImage, **sizes_bytes: int) -> None:
@@ -180,7 +181,7 @@ async def test_move_follow_asks_nodes_in_parallel_and_skips_silent_ones() -> Non
         "a": {"partitions": [one]}, "b": UnavailableError("b"), "c": OutcomeUnknownError("c"), "d": ProtocolError("d"), "e": {},
     }  # fmt: skip
 
-    class Nodes:
+    class Nodes(FlatClient):
         async def node_status(self, node_id: str, timeout_s: float) -> Any:
             asked.append((node_id, timeout_s))
             if isinstance(answers[node_id], Exception):
@@ -311,7 +312,7 @@ def test_rebalance_prints_a_thousand_moves_and_counts_the_rest(
     assert not any(words == ["moves"] for words in shown(capsys, replace(PLAN, moves=[]), False))
 
 
-class Decided:
+class Decided(FlatClient):
     """A client that refuses partition 0, and is described as ``image``."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Service
 from liftpy.service.settings import ServiceSettings
 from sidecar.cli import service
+from tests.flat_client import FlatClient
 from tests.only_in import only_in
 from tests.unit.cli.test_cli_with_a_cluster import run
 
@@ -323,7 +324,7 @@ async def test_service_snapshot_checks_five_times_per_second(monkeypatch: pytest
     slept: list[float] = []
     positions = iter((6, 6, 8, 9))
 
-    class Client:
+    class Client(FlatClient):
         transport = SimpleNamespace()
 
         async def stream(self, name: str) -> Any:
@@ -361,8 +362,8 @@ def test_service_call_passes_its_options_and_prints_a_line(
 ) -> None:
     given: list[Any] = []
 
-    class Client:
-        async def call_service(self, *what: Any, **told: Any) -> Any:
+    class Client(FlatClient):
+        async def call(self, *what: Any, **told: Any) -> Any:
             given.append((what, told))
             return SimpleNamespace(value=b"done\n" if words else b"done", offset=12, node="n2")
 

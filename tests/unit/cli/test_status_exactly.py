@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.admin import ClusterState
+from liftpy.client import ClusterState
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.image import NodeImage
 from liftpy.core.services.bad_records import Unit
 from liftpy.errors import NotFoundError
 from sidecar.cli import controllers, service, status
 from sidecar.cli import dev as dev_module
+from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_endings import run
 from tests.unit.cli.test_cli_exactly import Asked, Dev
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
@@ -69,7 +70,7 @@ async def test_status_covers_all_streams_or_the_named_stream(monkeypatch: pytest
     image = an_image(a_stream(a_partition(), a_partition(partition=1)), nodes="ab", fenced="")
     state = ClusterState(image=image, metadata_leader="b", controllers=())
 
-    class Client:
+    class Client(FlatClient):
         async def describe_cluster(self) -> ClusterState:
             return state
 
@@ -149,7 +150,7 @@ def test_controllers_change_sends_its_options(
 ) -> None:
     calls: list[Any] = []
 
-    class Client:
+    class Client(FlatClient):
         async def change_controllers(self, **wanted: str) -> str:
             calls.append(wanted)
             return "as you wish"

@@ -30,6 +30,7 @@ from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, glance_of, percentile
 from liftpy.errors import UnavailableError
 from sidecar.cli.top import SORTS, Looking, View, as_object, pressed, render, rows_of, spark
+from tests.flat_client import FlatClient
 
 FRAMES = Path(__file__).parent / "frames"
 RUNBOOKS = Path(__file__).resolve().parents[3] / "docs" / "runbooks"
@@ -311,7 +312,7 @@ def test_top_spark_line_scales_its_values(values: list[float | None], shown: str
 
 
 # ---- over NATS ------------------------------------------------------------------------------------------------------------------
-class Nodes:
+class Nodes(FlatClient):
     """A client of a cluster whose metadata leader may be away."""
 
     def __init__(self) -> None:

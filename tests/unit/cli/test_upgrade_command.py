@@ -15,12 +15,13 @@ from liftpy.core.metadata.feature_range import FeatureLevels, LevelRange
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.metadata.image import NodeImage
 from sidecar.cli import upgrade as commands
+from tests.flat_client import FlatClient
 
 BOTH, OLD = LevelRange(5, 6), LevelRange(5, 5)
 WELL = {"health": {"live": True, "ready": True, "synced": True}, "checks": {}}
 
 
-class FakeClient:
+class FakeClient(FlatClient):
     """Of a cluster of two nodes at ``level``; ``reasons``: against any other level."""
 
     def __init__(self, level: int = 5, b: LevelRange | None = BOTH, reasons: tuple[str, ...] = (), version: str = "1") -> None:

@@ -134,7 +134,7 @@ async def test_publish_to_a_deleted_stream_raises_not_found_within_a_round_trip(
 @pytest.mark.parametrize("place", ["a", "elsewhere"])
 async def test_publisher_finds_a_recreated_stream_and_stores_every_message_once(client: Client, node: Node, place: str) -> None:
     await node.make("a", "u1")
-    async with await client.publisher("a", options=PublishOptions(timeout_s=5)) as publisher:
+    async with client.publisher("a", options=PublishOptions(timeout_s=5)) as publisher:
         await publisher.publish(b"old")
         await node.delete("a")
         await node.make("a", "u2", place=place)
@@ -159,7 +159,7 @@ async def test_publish_describes_one_stream_and_not_the_whole_cluster(client: Cl
 
 async def test_message_without_ack_can_carry_the_stream_uid(client: Client, node: Node) -> None:
     await node.make("a", "u1")
-    async with await client.publisher("a") as publisher:
+    async with client.publisher("a") as publisher:
         await publisher.post(b"1", addressed=True)
         await publisher.flush()
         await node.transport.settle()

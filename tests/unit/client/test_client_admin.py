@@ -10,10 +10,10 @@ import pytest
 from click import ClickException
 
 from liftpy.client import Client
-from liftpy.client import admin as admin_module
+from liftpy.client import metadata_requests as requests_module
 from liftpy.client.admin import Admin
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.core.base.partition import Pause
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -35,6 +35,7 @@ from sidecar.cli import session
 from sidecar.cli.main import liftpy
 from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import two_backups
+from tests.unit.client.admins import admin_over
 
 _Error = pb.ControlResponse.Error
 Answer = Callable[[pb.ControlRequest], "pb.ControlResponse | None"]
@@ -93,13 +94,13 @@ async def controller(server_side: Transport, subjects: Subjects) -> Controller:
 
 @pytest.fixture
 def admin(transport: Transport, subjects: Subjects) -> Admin:
-    return Admin(transport, subjects, deadline_s=5.0)
+    return admin_over(transport, subjects, deadline_s=5.0)
 
 
 async def test_admin_create_stream_request_has_the_stream_settings(admin: Admin, controller: Controller) -> None:
     controller.script = [made]
     config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1, retention_age_s=3.5)
-    stream = await admin.create_stream("orders", "shop.orders", config=config)
+    stream = await admin.create_stream("orders", "shop.orders", config=config, ready_s=0)
     assert (stream.name, stream.uid, stream.subject, stream.config) == ("orders", "u1", "shop.orders", config)
     asked = controller.asked[0]
     assert len(asked.operationId) == 16
@@ -112,7 +113,7 @@ async def test_admin_after_a_command_ignores_answers_of_a_node_that_is_behind(ad
 
     gone: Answer = lambda _: pb.ControlResponse(index=6, error=_Error.NOT_FOUND)  # type: ignore[arg-type]  # noqa: E731
     controller.script = [at(7, "new"), at(5, "old"), at(7, "new"), gone, at(8, "new"), at(8, "new")]
-    assert (await admin.create_stream("orders", "shop.orders")).uid == "new"
+    assert (await admin.create_stream("orders", "shop.orders", ready_s=0)).uid == "new"
     for _ in range(3):
         assert (await admin.stream("orders")).uid == "new"
     assert [asked.linearizable for asked in controller.asked] == [False, False, True, False, True, False]
@@ -125,7 +126,7 @@ async def test_admin_after_a_rescue_believes_a_linearizable_answer_with_a_lower_
         return lambda _: pb.ControlResponse(index=index, stream=pb.Stream(name="orders", uid="u", subject="shop.orders"))
 
     controller.script = [at(700), at(5), at(6), at(6)]
-    await admin.create_stream("orders", "shop.orders")
+    await admin.create_stream("orders", "shop.orders", ready_s=0)
     await admin.stream("orders")
     await admin.stream("orders")
     assert not controller.script
@@ -134,15 +135,15 @@ async def test_admin_after_a_rescue_believes_a_linearizable_answer_with_a_lower_
 async def test_admin_retries_an_unknown_outcome_with_the_same_operation_id(
     admin: Admin, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.1)
     silent: Answer = lambda _: None  # noqa: E731
     unwilling = [fails(e) for e in (_Error.OUTCOME_UNKNOWN, _Error.UNAVAILABLE, _Error.NOT_METADATA_LEADER)]
     controller.script = [silent, *unwilling, made]
-    assert (await admin.create_stream("orders", "shop.orders")).uid == "u1"
+    assert (await admin.create_stream("orders", "shop.orders", ready_s=0)).uid == "u1"
     assert len(controller.asked) == 5
     assert len({asked.operationId for asked in controller.asked}) == 1
     controller.script = [made]
-    await admin.create_stream("orders2", "shop.orders2")
+    await admin.create_stream("orders2", "shop.orders2", ready_s=0)
     assert len({asked.operationId for asked in controller.asked}) == 2  # another call, another id
 
 
@@ -152,12 +153,12 @@ async def test_admin_retries_a_damaged_or_foreign_answer_with_the_same_operation
     """The change may have been made: its outcome is unknown, and the same operation id makes it once."""
     another: Answer = lambda _: pb.ControlResponse(operationId=b"another request!")  # noqa: E731
     controller.script = [another, another, made]
-    assert (await admin.create_stream("orders", "shop.orders")).uid == "u1"
+    assert (await admin.create_stream("orders", "shop.orders", ready_s=0)).uid == "u1"
     assert len({asked.operationId for asked in controller.asked}) == 1
     assert transport.counters["answers to something else"] == 2
     damaged: Answer = lambda _: pb.ControlResponse(detail="damage it")  # noqa: E731
     controller.script = [damaged, made]
-    assert (await admin.create_stream("more", "shop.more")).uid == "u1"
+    assert (await admin.create_stream("more", "shop.more", ready_s=0)).uid == "u1"
     assert transport.counters["damaged answers"] == 1
 
 
@@ -176,11 +177,12 @@ async def test_change_that_needs_nodes_is_retried_while_nodes_are_fenced(
     for number in range(refusals):
         controller.script += [too_few, *map(described, fenced[number : number + 1])]
     controller.script.append(made)
+    changed = admin.alter_stream("orders", 2) if change == "alter_stream" else admin.add_partitions("orders", 2, ready_s=0)
     if len(fenced) == refusals:
-        assert (await getattr(admin, change)("orders", 2)).uid == "u1"
+        assert (await changed).uid == "u1"
     else:
         with pytest.raises(ConfigError, match="there are 0 live"):
-            await getattr(admin, change)("orders", 2)
+            await changed
 
 
 @pytest.mark.parametrize(
@@ -205,16 +207,16 @@ async def test_admin_error_of_the_metadata_group_is_final_and_has_its_detail(
 async def test_admin_deadline_raises_an_error_that_tells_whether_the_outcome_is_unknown(
     transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
+    monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.05)
     with pytest.raises(NoClusterError, match="node of namespace 'empty' answers"):
-        await Admin(transport, Subjects("empty"), deadline_s=0.2).describe()
+        await MetadataRequests(transport, Subjects("empty"), deadline_s=0.2).describe()
     mute = await Controller(server_side, Subjects("mute")).start()
     mute.script = [lambda _: None] * 100
     with pytest.raises(OutcomeUnknownError):
-        await Admin(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
+        await admin_over(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
     assert len({asked.operationId for asked in mute.asked}) == 1 < len(mute.asked)
     with pytest.raises(UnavailableError, match="did not answer"):
-        await Admin(transport, Subjects("mute"), deadline_s=0.3).describe(linearizable=True)
+        await MetadataRequests(transport, Subjects("mute"), deadline_s=0.3).describe(linearizable=True)
 
 
 @pytest.mark.parametrize(("up", "raised"), [(("n1",), NoMajorityError), (("n1", "n3"), OutcomeUnknownError)])
@@ -226,20 +228,20 @@ async def test_admin_without_metadata_leader_says_how_many_controllers_are_missi
     up: tuple[str, ...],
     raised: type[LiftError],
 ) -> None:
-    monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
-    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.15)
+    monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.05)
+    monkeypatch.setattr(requests_module, "MAJORITY_S", 0.15)
     members = [pb.ControllerStatus(nodeId=name, connected=name in up) for name in ("n1", "n2", "n3")]
     controller.knows = pb.ClusterDescription(controllers=members)
     controller.script = [lambda _: None] * 1000
     with pytest.raises(raised) as said:
-        await Admin(transport, subjects, deadline_s=1.0).delete_stream("orders")
+        await admin_over(transport, subjects, deadline_s=1.0).delete_stream("orders")
     assert ("2 of 3 controllers do not answer (n2, n3)" in str(said.value)) == (raised is NoMajorityError)
 
 
 async def test_admin_retries_after_the_delay_that_the_server_asked_for(admin: Admin, controller: Controller) -> None:
     controller.script = [lambda _: pb.ControlResponse(error=_Error.UNAVAILABLE, retryAfterMs=600), made]
     began = asyncio.get_running_loop().time()
-    assert (await admin.create_stream("orders", "x")).uid == "u1"
+    assert (await admin.create_stream("orders", "x", ready_s=0)).uid == "u1"
     assert asyncio.get_running_loop().time() - began >= 0.6
     first, second = controller.asked
     assert first.operationId == second.operationId
@@ -251,7 +253,7 @@ async def test_admin_describe_returns_the_cluster(admin: Admin, controller: Cont
     status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, connected=True)
     description = pb.ClusterDescription(image=image, metadataLeader="n1", controllers=[status])
     controller.script = [lambda _: pb.ControlResponse(cluster=description)] * 2
-    state = await admin.describe(linearizable=True)
+    state = await admin.describe_cluster(linearizable=True)
     assert controller.asked[0].linearizable
     assert (state.metadata_leader, state.image.index, state.image.nodes["n1"].incarnation) == ("n1", 7, 3)
     assert state.controllers[0].leader
@@ -264,14 +266,14 @@ async def test_admin_describe_returns_the_cluster(admin: Admin, controller: Cont
 @pytest.mark.parametrize(("name", "subject"), [("a b", "x"), ("", "x"), ("a", "x y"), ("a", "ns.x"), ("a", ">")])
 async def test_bad_names_are_refused_before_anything_is_sent(transport: Transport, name: str, subject: str) -> None:
     with pytest.raises(InvalidNameError):
-        await Admin(transport, Subjects("ns")).create_stream(name, subject)
+        await admin_over(transport, Subjects("ns")).create_stream(name, subject)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
         lambda admin: admin.delete_stream("s", "\ud800"),
-        lambda admin: admin.pause("s", None, Pause.UNTIL_RESUMED, uid="\ud800"),
+        lambda admin: admin.pause("s", uid="\ud800"),
         lambda admin: admin.alter_stream("s", 2, uid="\ud800"),
         lambda admin: admin.add_partitions("s", 2, uid="\ud800"),
         lambda admin: admin.create_stream("s", "x.s", config=StreamConfig(min_isr=4)),
@@ -322,7 +324,7 @@ async def test_every_command_without_a_majority_names_the_missing_controllers(
 ) -> None:
     """No request is answered but the question who is there."""
     monkeypatch.setattr(session, "WATCH_AFTER_S", 0.05)
-    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.3)
+    monkeypatch.setattr(requests_module, "MAJORITY_S", 0.3)
     members = [pb.ControllerStatus(nodeId=name, connected=name == "n1") for name in ("n1", "n2", "n3")]
     controller.knows = pb.ClusterDescription(controllers=members)
     controller.script = [lambda _: None] * 10_000
@@ -352,7 +354,7 @@ async def test_command_that_a_lone_controller_fails_says_how_many_controllers_ar
     raised: type[LiftError],
 ) -> None:
     """`partition elect` says "is led by n1" of an old image, `group show` "there is no group": no node knows better."""
-    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.1)
+    monkeypatch.setattr(requests_module, "MAJORITY_S", 0.1)
     members = [pb.ControllerStatus(nodeId=name, connected=name in up) for name in ("n1", "n2", "n3")]
     controller.knows = pb.ClusterDescription(controllers=members, metadataLeader="n1" if len(up) > 1 else "")
     if not up:

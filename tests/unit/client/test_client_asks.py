@@ -14,8 +14,8 @@ import nats.errors
 import pytest
 
 from liftpy.client import retrying, service_queries
-from liftpy.client.admin import Admin
-from liftpy.client.client import _READY, Client
+from liftpy.client.admin import _READY, Admin
+from liftpy.client.client import Client
 from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
 from liftpy.core.services.queries import QueryFailedError
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -35,6 +35,7 @@ from liftpy.nats import cancellation
 from liftpy.nats import transport as transport_module
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import Transport, _ErrorsSeen
+from tests.unit.client.admins import admin_over
 
 
 # ---- queries -----------------------------------------------------------------------------------------------------------------
@@ -89,29 +90,30 @@ async def test_query_with_an_error_answer_raises_the_matching_error(answer: Any,
 
 
 # ---- what an operator asks for -------------------------------------------------------------------------------------------------
-async def test_admin_requests_carry_the_arguments_of_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admin_requests_carry_the_arguments_of_the_operator() -> None:
     asked: list[pb.ControlRequest] = []
-    partition = pb.Partition() if hasattr(pb, "Partition") else None
-    admin: Any = Admin.__new__(Admin)
+    admin = admin_over(None, Subjects("ns"))
+    requests: Any = admin._requests
 
     async def command(request: pb.ControlRequest) -> Any:
         asked.append(request)
-        return SimpleNamespace(partition=partition)
+        return pb.ControlResponse(partition=pb.Partition(partition=3, leader="n2", status=pb.ONLINE))
 
-    admin._command = command
-    monkeypatch.setattr("liftpy.client.admin.codec", SimpleNamespace(partition_from_pb=lambda found: "the partition"))
+    async def stream(name: str) -> Any:
+        return SimpleNamespace(name=name, uid="u1")
+
+    requests.command, requests.stream = command, stream
     await admin.delete_stream("s", "u1")
     await admin.remove_node("n1")
-    stream: Any = SimpleNamespace(name="s", uid="u1")
-    assert await admin.elect_leader(stream, 3, "n2", unclean=True) == "the partition"
-    assert await admin.elect_leader(stream, 0) == "the partition"
+    assert (await admin.elect_leader("s", 3, "n2", unclean=True)).leader == "n2"
+    assert (await admin.elect_leader("s")).leader == "n2"
     assert asked == [
         pb.ControlRequest(deleteStream=pb.DeleteStream(name="s", uid="u1")),
         pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="n1")),
         pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=3, node="n2", unclean=True)),
         pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=0)),
     ]
-    for wrong in (admin.delete_stream("a.b"), admin.remove_node(">"), admin.elect_leader(stream, 0, "a b")):
+    for wrong in (admin.delete_stream("a.b"), admin.remove_node(">"), admin.elect_leader("s", 0, "a b"), admin.stream("a.b")):
         with pytest.raises(InvalidNameError):
             await wrong
     assert len(asked) == 4
@@ -126,7 +128,7 @@ async def test_client_without_read_permission_waits_for_the_status_of_the_leader
         {"partitions": [{"uid": "u1", "partition": 1, "phase": _READY}]},
     ]
     asked: list[Any] = []
-    client: Any = Client.__new__(Client)
+    admin: Any = Admin.__new__(Admin)
 
     async def page(node: str, after: bytes, timeout_s: float) -> Any:
         asked.append((node, after, timeout_s))
@@ -135,54 +137,28 @@ async def test_client_without_read_permission_waits_for_the_status_of_the_leader
             raise found
         return found
 
-    client._status_page = page
+    admin._status_page = page
     stream: Any = SimpleNamespace(name="s", uid="u1", partitions=[SimpleNamespace(leader="n1"), SimpleNamespace(leader="n2")])
-    await client._led_as_nodes_say(stream, 1, 30.0)
+    await admin._led_as_nodes_say(stream, 1, 30.0)
     assert (pages, asked) == ([], [("n2", b'{"after": ["s", 0]}', 1.0)] * 5)
     pages.append({})
     with pytest.raises(UnavailableError, match="n2 is not yet"):
-        await client._led_as_nodes_say(stream, 1, 0.0)
+        await admin._led_as_nodes_say(stream, 1, 0.0)
 
 
-async def test_client_methods_pass_their_arguments_to_the_admin_and_the_reader() -> None:
+async def test_client_bounds_and_offset_at_ask_the_reader_of_the_partition() -> None:
     asked: list[Any] = []
 
-    class Answers:
-        async def stream(self, name: str) -> str:
-            asked.append(("stream", name))
-            return "the stream"
-
-        async def elect_leader(self, *given: Any, **more: Any) -> str:
-            asked.append((given, more))
-            return "elected"
-
-        async def remove_node(self, node: str) -> None:
-            asked.append(("remove", node))
-
-        async def delete_stream(self, name: str, uid: str) -> None:
-            asked.append(("delete", name, uid))
-
+    class Reader:
         async def bounds(self, at_ns: int | None = None) -> Any:
             return ("the bounds", 7) if at_ns is None else ("the bounds", at_ns)
 
     client: Any = Client.__new__(Client)
-    client._admin, client._streams = Answers(), {"s": "as it was", "t": "another"}
-    client._reader = lambda *given: asked.append(given) or Answers()
-    assert await client.elect_leader("s", 2, "n2", unclean=True) == "elected"
-    assert await client.elect_leader("s") == "elected"
-    await client.remove_node("n3")
-    await client.delete_stream("s", "u1")
-    assert client._streams == {"t": "another"}
+    client._streams = SimpleNamespace(reader=lambda *given: asked.append(given) or Reader())
     assert await client.bounds("s", 1, options="how") == "the bounds"
     moment = datetime(2024, 1, 1, tzinfo=UTC)
     assert await client.offset_at("s", 2, moment, options="how") == round(moment.timestamp()) * 10**9
-    assert asked.pop() == ("s", 2, "how")
-    assert asked == [
-        ("stream", "s"), (("the stream", 2, "n2"), {"unclean": True}),
-        ("stream", "s"), (("the stream", 0, ""), {"unclean": False}), ("remove", "n3"), ("delete", "s", "u1"), ("s", 1, "how"),
-    ]  # fmt: skip
-    with pytest.raises(InvalidNameError):
-        await client.stream("a.b")
+    assert asked == [("s", 1, "how"), ("s", 2, "how")]
 
 
 # ---- trying again and ending ----------------------------------------------------------------------------------------------------

@@ -306,7 +306,7 @@ async def test_client_without_publish_permission_raises_not_allowed_at_once(as_u
     with pytest.raises(NotAllowedError):
         await anext(aiter(client.consume("s")))
     with pytest.raises(NotAllowedError):
-        await client.node_status("n1")
+        await client.admin.node_status("n1")
     posting = await client.publisher("s", subject="Data.Here")
     await posting.post(b"x")
     with pytest.raises(NotAllowedError):
@@ -354,7 +354,7 @@ async def test_every_client_method_called_on_another_event_loop_is_rejected(tran
         lambda: client.publisher("s"),
         lambda: client.bounds("s"),
         lambda: client.stream("s"),
-        lambda: client.node_status("n1"),
+        lambda: client.admin.node_status("n1"),
         client.close,
         lambda: publisher.send(b"x"),
         lambda: publisher.post(b"x"),

@@ -318,7 +318,7 @@ async def test_reader_asks_another_replica_when_the_leader_is_behind(
     await leader.subscriptions[0].unsubscribe()  # so that the queue group leads to n2 whenever anybody is asked
     await leader.transport.settle()
     options = ReadOptions(max_bytes=4096, wait_s=0.05, answer_timeout_s=20, patience_s=60)
-    reader = client._reader("s", 0, options)
+    reader = client._streams.reader("s", 0, options)
     reader.node = "n1"
     pieces = await reader.fetch(ReadProgress("s", 0, 0, 20, uid="u1", floor_high_watermark=19))
     assert [v for piece in pieces for v in piece.values()] == expected(0, 20)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, Publisher, PublishOptions, consumer
+from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.in_flight import Window
 from liftpy.core.wire import frames
@@ -175,10 +176,9 @@ async def test_invalid_node_status_answer_raises_a_protocol_error(answer: bytes)
         assert subject == "ns.status.n1"
         return answer
 
-    client = Client.__new__(Client)
-    client._transport, client._subjects = SimpleNamespace(request=request), Subjects("ns")  # type: ignore[assignment]
+    nodes = NodeRequests(SimpleNamespace(request=request), Subjects("ns"))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="The status of node"):
-        await client._status_page("n1", b"", 1.0)
+        await nodes.ask_node("n1", b"", 1.0)
 
 
 # ---- answers to publishes --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import client as client_module
+from liftpy.client.admin import Admin
 from liftpy.client.encode_publish import Address
 from liftpy.client.factories import ClientFactories
 from liftpy.client.in_flight import InFlight, PublishOptions
@@ -504,7 +505,7 @@ async def test_client_closes_a_connection_only_if_the_client_opened_the_connecti
 @pytest.mark.parametrize("may_read", [True, False])
 async def test_stream_is_ready_when_its_leaders_answer(may_read: bool) -> None:
     asked: list[Any] = []
-    made: Any = client_module.Client.__new__(client_module.Client)
+    made: Any = Admin.__new__(Admin)
 
     class Reader:
         async def bounds(self, uid: str) -> None:
@@ -519,7 +520,7 @@ async def test_stream_is_ready_when_its_leaders_answer(may_read: bool) -> None:
     async def as_nodes_say(stream: Any, partition: int, ready_s: float) -> None:
         asked.append(("nodes", stream.name, partition, ready_s))
 
-    made._reader, made._led_as_nodes_say = reader, as_nodes_say
+    made._streams, made._led_as_nodes_say = SimpleNamespace(reader=reader), as_nodes_say
     stream: Any = SimpleNamespace(name="s", uid="u1")
     await made._led(stream, 3, 7.0)
     said = [("reader", "s", 3, 7.0), ("bounds", "u1")]

@@ -1,4 +1,4 @@
-"""``client.pause`` and ``client.resume``, on a cluster in memory: what is asked for, and what publishers of each kind meet."""
+"""``client.admin.pause`` and ``client.admin.resume`` on a cluster in memory: the requests, and what publishers meet."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ async def until(client: Client, *wanted: Pause) -> None:
      ({"resume_on_publish": True, "resume_all": True}, Pause.UNTIL_PUBLISH_TO_ANY)],
 )  # fmt: skip
 async def test_pause_sets_the_requested_kind_of_pause(how: dict[str, bool], wanted: Pause, client: Client) -> None:
-    decided = await client.pause("orders", [1, 2, 1], **how)
+    decided = await client.admin.pause("orders", [1, 2, 1], **how)
     assert [p.pause for p in decided.partitions] == await pauses(client) == [Pause.NOT_PAUSED, wanted, wanted]
-    await client.resume("orders", iter([2]))
+    await client.admin.resume("orders", iter([2]))
     await until(client, Pause.NOT_PAUSED, wanted, Pause.NOT_PAUSED)
-    await client.resume("orders")
+    await client.admin.resume("orders")
     await until(client, *[Pause.NOT_PAUSED] * 3)
 
 
 async def test_pause_of_a_missing_partition_or_stream_raises_and_changes_nothing(client: Client) -> None:
     uid = (await client.stream("orders")).uid
     with pytest.raises(NotFoundError, match="there is no partition orders/3: it has 3"):
-        await client.pause("orders", [0, 3])
+        await client.admin.pause("orders", [0, 3])
     for wrong in ({"stream": "other"}, {"stream": "orders", "uid": "of before"}):
-        for ask in (client.pause, client.resume):
+        for ask in (client.admin.pause, client.admin.resume):
             with pytest.raises(NotFoundError):
                 await ask(**wrong)
     for partitions in ([], [-1], [1 << 31]):
         with pytest.raises(ConfigError):
-            await client.pause("orders", partitions)
+            await client.admin.pause("orders", partitions)
     with pytest.raises(StaleRequestError):
-        await client._admin.pause("orders", None, Pause.UNTIL_RESUMED, config_version=3)
+        await client.admin.pause("orders", config_version=3)
     assert await pauses(client) == [Pause.NOT_PAUSED] * 3
-    await client._admin.pause("orders", [0], Pause.UNTIL_RESUMED, uid=uid, config_version=0)
+    await client.admin.pause("orders", [0], uid=uid, config_version=0)
     assert await pauses(client) == [Pause.UNTIL_RESUMED, Pause.NOT_PAUSED, Pause.NOT_PAUSED]
 
 
@@ -72,13 +72,13 @@ async def produce(client: Client, value: bytes, partition: int) -> None:
 
 
 async def test_producer_is_rejected_while_paused_and_works_after_resume(client: Client) -> None:
-    await client.pause("orders", [0])
+    await client.admin.pause("orders", [0])
     with pytest.raises(PublishRejectedError, match="PAUSED"):
         await publish_on(client)  # the leader hears of it a moment later
     with pytest.raises(PublishRejectedError, match="PAUSED"):
         await produce(client, b"refused", 0)
     await produce(client, b"another partition", 1)
-    await client.resume("orders")
+    await client.admin.resume("orders")
     await until(client, *[Pause.NOT_PAUSED] * 3)
     await produce(client, b"taken", 0)
     stored = [record.value async for record in client.consume("orders", until="end")]
@@ -87,12 +87,12 @@ async def test_producer_is_rejected_while_paused_and_works_after_resume(client: 
 
 async def test_producer_resumes_a_partition_that_is_paused_until_publish(client: Client) -> None:
     for _ in range(3):
-        await client.pause("orders", [0], resume_on_publish=True)
+        await client.admin.pause("orders", [0], resume_on_publish=True)
         async with client.producer("orders", id="p") as producer:
             for number in range(20):
                 await producer.send(b"%d" % number, partition=0)
             await producer.flush()
-    await client.pause("orders", [0], resume_on_publish=True)
+    await client.admin.pause("orders", [0], resume_on_publish=True)
     won = await asyncio.gather(
         *(client.publish("orders", b"%d" % n, expected_last=59) for n in range(5)), return_exceptions=True
     )

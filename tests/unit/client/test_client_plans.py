@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import client as client_module
+from liftpy.client import admin as admin_module
 from liftpy.client import service_commands, service_queries
-from liftpy.client.admin import Admin, control_error
-from liftpy.client.client import Client, _address, _address_of
+from liftpy.client.admin import Admin
+from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address
+from liftpy.client.metadata_requests import MetadataRequests, control_error
 from liftpy.client.placement_plans import (
     PlacementOptions,
     PlacementPlan,
@@ -22,6 +23,7 @@ from liftpy.client.placement_plans import (
     plan_from_pb,
     tally_rows,
 )
+from liftpy.client.stream_directory import address_of, subject_address
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.codec import config_to_pb
 from liftpy.core.wire import frames
@@ -30,6 +32,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.transport import Transport
 from tests.only_in import only_in
+from tests.unit.client.admins import admin_over
 
 _Error = pb.ControlResponse.Error
 PLAN = pb.PlacementPlan(
@@ -161,8 +164,7 @@ class Group:
 
     @property
     def admin(self) -> Admin:
-        transport: Any = self
-        return Admin(transport, Subjects("ns", principal="me"), deadline_s=30.0)
+        return admin_over(self, Subjects("ns", principal="me"), deadline_s=30.0)
 
 
 def stream_pb(**fields: Any) -> pb.Stream:
@@ -179,7 +181,8 @@ async def test_admin_create_stream_request_carries_every_argument(dry: bool) -> 
     group = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
     config = StreamConfig(ack_policy=AckPolicy.LEADER)
     ask: Any = group.admin.plan_stream if dry else group.admin.create_stream
-    found = await ask("s", "shop.s", partitions=4, replicas=2, config=config, placement=WISH)
+    more: Any = {} if dry else {"ready_s": 0}
+    found = await ask("s", "shop.s", partitions=4, replicas=2, config=config, placement=WISH, **more)
     assert group.asked == [
         pb.ControlRequest(
             createStream=pb.CreateStream(
@@ -199,7 +202,7 @@ async def test_admin_create_stream_request_carries_every_argument(dry: bool) -> 
     assert found == plan_from_pb(PLAN) if dry else found.uid == "u1"
     plain = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
     ask = plain.admin.plan_stream if dry else plain.admin.create_stream
-    await ask("s", "shop.s")
+    await ask("s", "shop.s", **more)
     made = pb.CreateStream(name="s", subject="shop.s", partitions=1, config=config_to_pb(StreamConfig()), dryRun=dry)
     assert plain.asked == [pb.ControlRequest(createStream=made)]
 
@@ -208,9 +211,10 @@ async def test_admin_create_stream_request_carries_every_argument(dry: bool) -> 
 async def test_admin_add_partitions_request_carries_every_argument(dry: bool) -> None:
     group = Group(*[pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb())] * 2)
     ask: Any = group.admin.plan_partitions if dry else group.admin.add_partitions
-    found = await ask("s", 6, uid="u1", placement=WISH)
+    more: Any = {} if dry else {"ready_s": 0}
+    found = await ask("s", 6, uid="u1", placement=WISH, **more)
     assert found == plan_from_pb(PLAN) if dry else found.uid == "u1"
-    await ask("s")
+    await ask("s", **more)
     assert group.asked == [
         pb.ControlRequest(
             addPartitions=pb.AddPartitions(
@@ -279,30 +283,10 @@ async def test_admin_reassign_request_carries_the_replicas_or_the_cancellation()
     assert len(group.asked) == 2
 
 
-async def test_admin_elections_and_deletions_carry_the_stream_uid() -> None:
-    partition = pb.Partition(partition=3, replicas=["n1"], isr=["n1"], leader="n1", leaderEpoch=1, epoch=1, status=pb.ONLINE)
-    group = Group(*(pb.ControlResponse(partition=partition) for _ in range(4)))
-    stream: Any = SimpleNamespace(name="s", uid="u1")
-    assert (await group.admin.elect_leader(stream, 3, "n2", unclean=True)).partition == 3
-    await group.admin.elect_leader(stream, 3)
-    await group.admin.remove_node("n1")
-    await group.admin.delete_stream("s", "u1")
-    assert group.asked == [
-        pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=3, node="n2", unclean=True)),
-        pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", uid="u1", partition=3)),
-        pb.ControlRequest(removeNode=pb.RemoveNode(nodeId="n1")),
-        pb.ControlRequest(deleteStream=pb.DeleteStream(name="s", uid="u1")),
-    ]
-    with pytest.raises(InvalidNameError):
-        await group.admin.elect_leader(stream, 3, "a b")
-    with pytest.raises(InvalidNameError):
-        await group.admin.delete_stream("a b")
-
-
 async def test_admin_describes_one_stream_at_the_info_subject() -> None:
     group = Group(pb.ControlResponse(stream=stream_pb()), pb.ControlResponse(stream=stream_pb()))
     assert (await group.admin.stream("s")).uid == "u1"
-    await group.admin.stream("s", linearizable=True)
+    await MetadataRequests(group, Subjects("ns", principal="me")).stream("s", linearizable=True)  # type: ignore[arg-type]
     assert [(asked.describeStream.name, asked.linearizable) for asked in group.asked] == [("s", False), ("s", True)]
     assert group.subjects == [Subjects("ns").info()] * 2
 
@@ -310,9 +294,9 @@ async def test_admin_describes_one_stream_at_the_info_subject() -> None:
 async def test_admin_attempt_timeout_is_bounded_by_the_remaining_deadline() -> None:
     group = Group(*(pb.ControlResponse(stream=stream_pb()) for _ in range(3)))
     transport: Any = group
-    await Admin(transport, Subjects("ns"), deadline_s=600.0).stream("s")
-    await Admin(transport, Subjects("ns"), deadline_s=1.0).stream("s")
-    await Admin(transport, Subjects("ns"), deadline_s=0.0).stream("s")
+    await admin_over(transport, Subjects("ns"), deadline_s=600.0).stream("s")
+    await admin_over(transport, Subjects("ns"), deadline_s=1.0).stream("s")
+    await admin_over(transport, Subjects("ns"), deadline_s=0.0).stream("s")
     long, short, least = group.times_s
     assert long == 1.5
     assert 0 <= least <= short <= 1.0
@@ -361,19 +345,22 @@ def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     async def _led(stream: Any, partition: int, ready_s: float) -> None:
         led.append((stream.uid, partition, ready_s))
 
-    made._led, made._admin = _led, Told(**script)
-    return made, made._admin, led
+    told: Any = Told(**script)
+    told.transport, told.subjects, told.deadline_s = made.transport, Subjects(), 15.0
+    made.admin._led = _led
+    made.admin._requests = made._streams.requests = told
+    return made, told, led
 
 
 async def test_create_stream_remembers_the_stream_and_waits_for_its_leaders() -> None:
     stream = image(3, led=2)
-    made, told, led = led_client(create_stream=[stream, stream])
+    made, told, led = led_client(command=[None, None], whole=[stream, stream])
     config = StreamConfig()
     wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
     assert await made.create_stream("s", "shop.s", **wish, ready_s=7.0) is stream
-    assert told.asked == [("create_stream", ("s", "shop.s"), {**wish, "first_leader_epoch": 0})]
+    assert [name for name, *_ in told.asked] == ["command", "whole"]
     assert led == [("u1", 0, 7.0), ("u1", 1, 7.0)], "one without a leader has nobody to wait for"
-    assert made._streams == {"s": stream}
+    assert made._streams.cached == {"s": stream}
     led.clear()
     assert await made.create_stream("s", "shop.s", ready_s=0) is stream
     assert led == []
@@ -389,29 +376,29 @@ async def test_client_closes_its_transport_on_context_exit() -> None:
 
 async def test_add_partitions_waits_only_for_the_new_leaders() -> None:
     before, after = image(2), image(4)
-    made, told, led = led_client(stream=[before, before], add_partitions=[after, after])
-    assert await made.add_partitions("s", 4, uid="u1", placement=WISH, ready_s=3.0) is after
-    assert told.asked[1] == ("add_partitions", ("s", 4), {"uid": "u1", "placement": WISH})
+    made, told, led = led_client(stream=[before], command=[None, None], whole=[after, after])
+    assert await made.admin.add_partitions("s", 4, uid="u1", placement=WISH, ready_s=3.0) is after
+    assert [name for name, *_ in told.asked] == ["stream", "command", "whole"]
     assert led == [("u1", 2, 3.0), ("u1", 3, 3.0)]
-    assert made._streams == {"s": after}
-    assert await made.add_partitions("s", 4, ready_s=0) is after
+    assert made._streams.cached == {"s": after}
+    assert await made.admin.add_partitions("s", 4, ready_s=0) is after
     assert len(led) == 2
 
 
 async def test_until_ready_polls_an_unplaced_stream_until_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_PLACED_POLL_S", 0.001)
+    monkeypatch.setattr(admin_module, "_PLACED_POLL_S", 0.001)
     placed = image(1)
     made, told, led = led_client(stream=[image(waiting=1), placed])
-    assert await made.until_ready(image(waiting=1), 60.0) is placed
+    assert await made.admin.until_ready(image(waiting=1), 60.0) is placed
     assert told.asked == [("stream", ("s",), {})] * 2
-    assert made._streams == {"s": placed}
+    assert made._streams.cached == {"s": placed}
     assert led == [("u1", 0, 60.0)]
     made, told, led = led_client(stream=[image(waiting=1)] * 10_000)
     text = r"^Stream s was created but not placed \(insufficient-nodes\)\."
     with pytest.raises(UnavailableError, match=text):
-        await made.until_ready(image(waiting=1), 0.02)
+        await made.admin.until_ready(image(waiting=1), 0.02)
     with pytest.raises(UnavailableError, match=text):
-        await made.until_ready(image(waiting=1), 0.0)
+        await made.admin.until_ready(image(waiting=1), 0.0)
     assert led == []
 
 
@@ -425,39 +412,10 @@ async def test_until_ready_never_sleeps_longer_than_the_remaining_time(monkeypat
 
     made, _, _ = led_client(stream=[image(waiting=1)] * 9)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-    only_in(monkeypatch, client_module, "asyncio", sleep=sleep)
+    only_in(monkeypatch, admin_module, "asyncio", sleep=sleep)
     with pytest.raises(UnavailableError):
-        await made.until_ready(image(waiting=1), 0.625)
+        await made.admin.until_ready(image(waiting=1), 0.625)
     assert slept == [0.25, 0.25, 0.125]
-
-
-async def test_client_admin_methods_pass_their_arguments_to_the_metadata_group() -> None:
-    made, told, _ = led_client(
-        plan_stream=["p1"], plan_partitions=["p2"], set_node=["n"], reset_node=["r"], remove_node=[None],
-        describe=["all"], stream=[image()], elect_leader=["e"],
-    )  # fmt: skip
-    config = StreamConfig()
-    wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
-    assert await made.plan_stream("s", "shop.s", **wish) == "p1"
-    assert await made.plan_partitions("s", 4, uid="u1", placement=WISH) == "p2"
-    assert await made.set_node("n1", weight=2.0, rack="r") == "n"
-    assert await made.reset_node("n1", weight=True, rack=True) == "r"
-    await made.remove_node("n1")
-    assert await made.describe_cluster(linearizable=True) == "all"
-    assert await made.elect_leader("s", 1, "n2", unclean=True) == "e"
-    (name, (stream, *rest), named) = told.asked[-1]
-    assert (name, stream.uid, rest, named) == ("elect_leader", "u1", [1, "n2"], {"unclean": True})
-    assert told.asked[:-1] == [
-        ("plan_stream", ("s", "shop.s"), wish),
-        ("plan_partitions", ("s", 4), {"uid": "u1", "placement": WISH}),
-        ("set_node", ("n1",), {"weight": 2.0, "rack": "r", "leaving": None}),
-        ("reset_node", ("n1",), {"weight": True, "rack": True}),
-        ("remove_node", ("n1",), {}),
-        ("describe", (), {"linearizable": True}),
-        ("stream", ("s",), {}),
-    ]
-    with pytest.raises(InvalidNameError):
-        await made.stream("a b")
 
 
 async def test_call_service_sends_to_the_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,20 +429,20 @@ async def test_call_service_sends_to_the_stream_of_the_service(monkeypatch: pyte
 
     monkeypatch.setattr(service_commands, "call", call)
     given: Any = {"partition": 2, "key": b"k", "headers": {"h": "1"}, "message_id": "id", "timeout_s": 9.0}
-    assert await made.call_service("bank", "s", b"pay", **given) == "answer"
+    assert await made.services.call("bank", "s", b"pay", **given) == "answer"
     command = service_commands.Command("bank", "s", 2, b"pay", b"k", (("h", b"1"),), "id")
     assert called == [(made.transport, Address("shop.s.2", "u1"), command, 9.0)]
-    await made.call_service("bank", "s", b"pay", partition=0)
+    await made.services.call("bank", "s", b"pay", partition=0)
     assert called[1][1:] == (Address("shop.s", "u1"), service_commands.Command("bank", "s", 0, b"pay"), 5.0)
     assert len(told.asked) == 1, "it is known already"
     anew = True
-    await made.call_service("bank", "s", b"pay", partition=0)
+    await made.services.call("bank", "s", b"pay", partition=0)
     assert called.pop()[1] == Address("shop.s", "u2"), "made again meanwhile"
     anew = False
     for service, stream, partition, kind in (("a b", "s", 0, InvalidNameError), ("bank", "a b", 0, InvalidNameError),
                                              ("bank", "s", -1, ConfigError), ("bank", "s", 3, NotFoundError)):  # fmt: skip
         with pytest.raises(kind):
-            await made.call_service(service, stream, b"pay", partition=partition)
+            await made.services.call(service, stream, b"pay", partition=partition)
     assert len(called) == 2
     assert len(told.asked) == 3, "a partition that is not known may have been added"
 
@@ -497,19 +455,19 @@ async def test_query_service_passes_its_arguments_to_the_query(monkeypatch: pyte
         return "answer"
 
     monkeypatch.setattr(service_queries, "ask", ask)
-    assert await made.query_service("bank", b"q", partition=2, at_least=7, timeout_s=9.0) == "answer"
-    assert asked == [(made.transport, made._subjects, "bank", b"q", 2, 7, 9.0)]
+    assert await made.services.query("bank", b"q", partition=2, at_least=7, timeout_s=9.0) == "answer"
+    assert asked == [(made.transport, made._streams.requests.subjects, "bank", b"q", 2, 7, 9.0)]
 
 
 def test_partition_address_has_the_subject_and_the_uid() -> None:
-    assert _address("shop.s", "u", False) == Address("shop.s", "u", False)
+    assert subject_address("shop.s", "u", False) == Address("shop.s", "u", False)
     for subject in ("*", "a.*", ">", "a.>", "a.*.b"):
         with pytest.raises(ConfigError, match=r"wildcards\. Name one subject \(subject="):
-            _address(subject)
-    assert _address("a*.b>").subject == "a*.b>"
-    assert _address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False)
-    assert _address_of(image(2), 1).window_s == 7.0
+            subject_address(subject)
+    assert subject_address("a*.b>").subject == "a*.b>"
+    assert address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False)
+    assert address_of(image(2), 1).window_s == 7.0
     with pytest.raises(NotFoundError, match=r"^Stream s has no partition 2\. Its partitions are 0 to 1\.$"):
-        _address_of(image(2), 2)
+        address_of(image(2), 2)
     with pytest.raises(UnavailableError, match=r"^Stream s is not placed \(insufficient-nodes\)\."):
-        _address_of(image(waiting=2), 0)
+        address_of(image(waiting=2), 0)

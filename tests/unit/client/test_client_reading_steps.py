@@ -13,12 +13,13 @@ import pytest
 
 from liftpy.client import consumer as consumer_module
 from liftpy.client import iteration as iteration_module
-from liftpy.client.admin import Admin
+from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.client import Client
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, _cut, _looked_at, read_range
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
+from liftpy.client.stream_directory import StreamDirectory
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -482,54 +483,55 @@ def test_reader_joins_fragments_of_a_batch_from_one_node_or_another() -> None:
 
 # ---- what a client remembers -----------------------------------------------------------------------------------------------------
 async def test_client_stream_description_without_refresh_comes_from_the_cache() -> None:
-    client: Any = Client.__new__(Client)
-    client._streams, client._describing = {"s": "old"}, {}
+    requests: Any = SimpleNamespace()
+    streams = StreamDirectory(requests)
+    streams.cached["s"] = "old"  # type: ignore[assignment]
     asked: list[Any] = []
 
     async def stream(name: str) -> str:
-        asked.append((name, dict(client._streams)))
+        asked.append((name, dict(streams.cached)))
         return "new"
 
-    client._admin = SimpleNamespace(stream=stream)
-    assert await asyncio.gather(client._described("s"), client._described("s")) == ["new", "new"]
-    assert (asked, client._streams) == ([("s", {})], {"s": "new"})
+    requests.stream = stream
+    assert await asyncio.gather(streams.described("s"), streams.described("s")) == ["new", "new"]
+    assert (asked, streams.cached) == ([("s", {})], {"s": "new"})  # type: ignore[comparison-overlap]
     await turns()
-    assert client._describing == {}
 
     async def fails(name: str) -> str:
         raise UnavailableError("nobody")
 
-    client._admin = SimpleNamespace(stream=fails)
-    with pytest.raises(UnavailableError):
-        await client._described("s")
-    await turns()
-    assert (client._describing, client._streams) == ({}, {})
+    requests.stream = fails
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            await streams.described("s")
+        await turns()
+    assert streams.cached == {}
 
 
 async def test_describe_returns_the_status_of_each_controller() -> None:
     status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, commitIndex=3, appliedIndex=4, lag=5, connected=False)
     description = pb.ClusterDescription(image=pb.Image(index=7), metadataLeader="n1", controllers=[status])
-    admin: Any = Admin.__new__(Admin)
+    requests: Any = MetadataRequests.__new__(MetadataRequests)
 
     async def read(request: pb.ControlRequest) -> pb.ControlResponse:
         return pb.ControlResponse(cluster=description)
 
-    admin._read = read
-    [found] = (await admin.describe()).controllers
+    requests.read = read
+    [found] = (await requests.describe()).controllers
     assert (found.node_id, found.leader, found.term, found.commit_index, found.applied_index, found.lag, found.connected) == (
         "n1", True, 2, 3, 4, 5, False,
     )  # fmt: skip
 
 
 async def test_node_status_without_more_pages_is_complete() -> None:
-    client: Any = Client.__new__(Client)
+    nodes: Any = NodeRequests.__new__(NodeRequests)
     pages: list[Any] = [{"partitions": [{"stream": "s", "partition": 0}], "more": True}, {"partitions": []}]
 
     async def page(*_: Any) -> Any:
         return pages.pop(0)
 
-    client._status_page = page
-    assert await client.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
+    nodes._status_page = page
+    assert await nodes.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
 
 
 def test_not_served_error_has_the_leader_and_the_high_watermark() -> None:

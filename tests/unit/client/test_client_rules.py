@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from liftpy.client.batch_view import BatchSlice
-from liftpy.client.client import Client, _partition_of
+from liftpy.client.client import Client
 from liftpy.client.encode_publish import Address, Addressing, enveloped, plain
-from liftpy.client.group_admin import describe_cursor, describe_group, reset_group, set_cursor
 from liftpy.client.in_flight import Window
 from liftpy.client.positions import Bounds, end_offset, parse_start, parse_until, start_offset, timestamp_ns
 from liftpy.client.progress import ReadProgress
+from liftpy.client.stream_directory import partition_state
 from liftpy.config import AckPolicy
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire import envelope, frames
@@ -267,10 +267,10 @@ async def test_address_lookups_back_off_and_each_doubt_gets_a_lookup(monkeypatch
 def test_missing_partition_number_raises_not_found_with_the_valid_range(partition: int, there: bool) -> None:
     stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"), waiting=0)
     if there:
-        assert _partition_of(stream, partition) == "abc"[partition]
+        assert partition_state(stream, partition) == "abc"[partition]
     else:
         with pytest.raises(NotFoundError, match="0 to 2"):
-            _partition_of(stream, partition)
+            partition_state(stream, partition)
 
 
 def a_client() -> Any:
@@ -286,8 +286,8 @@ async def test_node_status_joins_all_pages() -> None:
         asked.append(question)
         return pages[len(asked) - 1]
 
-    client._status_page = page
-    status = await client.node_status("n1")
+    client.admin._status_page = page
+    status = await client.admin.node_status("n1")
     assert [p["partition"] for p in status["partitions"]] == [0, 1, 2]
     assert status["more"] is False
     assert asked[1:] == [b'{"after": ["s", 0]}', b'{"after": ["s", 1]}']
@@ -325,7 +325,7 @@ async def test_closed_client_rejects_a_publish_without_waiting() -> None:
 
 async def test_client_forgets_a_deleted_stream_and_asks_for_an_unknown_stream_twice() -> None:
     client, asked = a_client(), []
-    client._streams["s"] = object()
+    client._streams.cached["s"] = object()
 
     async def nothing(*_: Any, **__: Any) -> None:
         return None
@@ -336,10 +336,11 @@ async def test_client_forgets_a_deleted_stream_and_asks_for_an_unknown_stream_tw
             raise NotFoundError("not here")
         return "found"
 
-    client._admin = SimpleNamespace(delete_stream=nothing, stream=stream)
-    await client.delete_stream("s")
-    assert client._streams == {}
-    assert await client._describe("s") == "found"
+    requests = client._streams.requests
+    requests.command, requests.stream = nothing, stream
+    await client.admin.delete_stream("s")
+    assert client._streams.cached == {}
+    assert await client._streams.describe("s") == "found"
     assert asked == [False, True]
     for start, end in ((-1, 5), (6, 5)):
         with pytest.raises(ConfigError):
@@ -422,7 +423,10 @@ async def test_a_time_outside_64_bit_nanoseconds_is_a_config_error_everywhere(mo
             await client.offset_at("orders", 0, moment)
         if moment is None:
             return
-        for work in (client.purge("orders", 0, keys=[b"k"], before=moment), client.truncate_before("orders", 0, moment)):
+        for work in (
+            client.admin.purge("orders", 0, keys=[b"k"], before=moment),
+            client.admin.truncate_before("orders", 0, moment),
+        ):
             with pytest.raises(ConfigError):
                 await work
         if not isinstance(moment, str):
@@ -454,7 +458,7 @@ async def test_invalid_filter_is_a_config_error(wanted: Any) -> None:
             with pytest.raises((ConfigError, InvalidNameError)):
                 work("orders", **wanted)
         with pytest.raises((ConfigError, InvalidNameError)):
-            await client.purge("orders", 0, **wanted)
+            await client.admin.purge("orders", 0, **wanted)
 
 
 @pytest.mark.parametrize("partition", [-1, 1 << 31, 1 << 70, True, "0", 0.5])
@@ -493,22 +497,22 @@ def test_record_with_a_latin_1_subject_is_converted() -> None:
 TOO_LARGE = 1 << 70
 NO_TEXT = "caf\udce9"
 ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
-    "level of a node's log": lambda client, uid: client.node_log_level(NO_TEXT, "debug", 60.0),
-    "name of a stream with more partitions": lambda client, uid: client.add_partitions(NO_TEXT, 4),
+    "level of a node's log": lambda client, uid: client.admin.node_log_level(NO_TEXT, "debug", 60.0),
+    "name of a stream with more partitions": lambda client, uid: client.admin.add_partitions(NO_TEXT, 4),
     "first LeaderEpoch": lambda client, uid: client.create_stream("more", "shop.more", first_leader_epoch=-1),
-    "partition to elect for": lambda client, uid: client.elect_leader("orders", TOO_LARGE),
-    "feature level to check": lambda client, uid: client.feature_levels(TOO_LARGE),
-    "feature level": lambda client, uid: client.set_feature_level(-1),
-    "rack": lambda client, uid: client.set_node("n1", rack=NO_TEXT),
-    "session": lambda client, uid: client.set_session_times(session_s=float("nan")),
-    "endless session": lambda client, uid: client.set_session_times(session_s=float("inf")),
-    "endless lease": lambda client, uid: client.set_session_times(lease_s=float("inf")),
+    "partition to elect for": lambda client, uid: client.admin.elect_leader("orders", TOO_LARGE),
+    "feature level to check": lambda client, uid: client.admin.feature_levels(TOO_LARGE),
+    "feature level": lambda client, uid: client.admin.set_feature_level(-1),
+    "rack": lambda client, uid: client.admin.set_node("n1", rack=NO_TEXT),
+    "session": lambda client, uid: client.admin.set_session_times(session_s=float("nan")),
+    "endless session": lambda client, uid: client.admin.set_session_times(session_s=float("inf")),
+    "endless lease": lambda client, uid: client.admin.set_session_times(lease_s=float("inf")),
     "id of a producer": lambda client, uid: client.producer("orders", id=NO_TEXT),
     "partitioner": lambda client, uid: client.producer("orders", partitioner=b"key"),  # type: ignore[arg-type]
-    "message id of a command": lambda client, uid: client.call_service("bank", "orders", b"", message_id=NO_TEXT),
-    "position of a group": lambda client, uid: reset_group(client, "g", {PartitionKey("orders", uid, 0): TOO_LARGE}),
-    "partition of a cursor": lambda client, uid: set_cursor(client, "c", {PartitionKey("orders", uid, -1): 0}),
-    "uid of a cursor": lambda client, uid: set_cursor(client, "c", {PartitionKey("orders", NO_TEXT, 0): 0}),
+    "message id of a command": lambda client, uid: client.services.call("bank", "orders", b"", message_id=NO_TEXT),
+    "position of a group": lambda client, uid: client.groups.reset("g", {PartitionKey("orders", uid, 0): TOO_LARGE}),
+    "partition of a cursor": lambda client, uid: client.cursors.set("c", {PartitionKey("orders", uid, -1): 0}),
+    "uid of a cursor": lambda client, uid: client.cursors.set("c", {PartitionKey("orders", NO_TEXT, 0): 0}),
 }
 
 
@@ -529,7 +533,11 @@ async def test_value_out_of_range_or_no_text_is_a_config_error_of_each_method() 
 
 async def test_missing_node_raises_not_found_with_its_name() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
-        for asked in (client.node_log_level("n9", "debug", 1.0), client.node_settings("n9"), client.reload_settings("n9")):
+        for asked in (
+            client.admin.node_log_level("n9", "debug", 1.0),
+            client.admin.node_settings("n9"),
+            client.admin.reload_settings("n9"),
+        ):
             with pytest.raises(NotFoundError, match=r"no node 'n9'.* n1"):
                 await asked
 
@@ -541,6 +549,6 @@ async def test_missing_cursor_raises_not_found_with_the_word_cursor() -> None:
         async with client.cursor("c", "orders"):
             pass
         with pytest.raises(NotFoundError, match="no cursor 'nightly'"):
-            await describe_cursor(client, "nightly")
+            await client.cursors.describe("nightly")
         with pytest.raises(NotFoundError, match="no group 'billing'"):
-            await describe_group(client, "billing")
+            await client.groups.describe("billing")

@@ -12,8 +12,8 @@ import pytest
 import liftpy
 from liftpy.client import client as client_module
 from liftpy.client import sync
+from liftpy.client.admin import differences
 from liftpy.client.awaitable_context import Opening
-from liftpy.client.client import differences
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, NotFoundError
@@ -67,7 +67,7 @@ async def test_client_is_entered_without_a_second_await(nats_url: str) -> None:
     async with liftpy.connect(nats_url) as client:
         assert client.transport.connection.is_connected
     with pytest.raises(ClientClosedError):
-        await client.list_streams()
+        await client.admin.list_streams()
     with pytest.raises(liftpy.UnavailableError):
         async with liftpy.connect("nats://127.0.0.1:1", timeout_s=0.2):
             pass
@@ -103,8 +103,8 @@ async def test_create_stream_with_exist_ok_returns_an_equal_stream(monkeypatch: 
             assert (name, linearizable) == ("s", True)
             return image(waiting=1)
 
-        monkeypatch.setattr(client._admin, "create_stream", exists)
-        monkeypatch.setattr(client._admin, "stream", described)
+        monkeypatch.setattr(client._streams.requests, "command", exists)
+        monkeypatch.setattr(client._streams.requests, "stream", described)
         assert (await client.create_stream("s", "a.b", exist_ok=True, ready_s=0)).uid == "u"
         with pytest.raises(AlreadyExistsError, match=r"its subject is a\.b, not"):
             await client.create_stream("s", "a.c", exist_ok=True)
@@ -121,11 +121,11 @@ async def test_sync_script_publishes_and_closes(nats_url: str, server_side: Any)
             with client.publisher("flights", subject="data.of-a-script") as publisher:
                 for number in range(100):
                     publisher.send(b"%d" % number)
-            client._client._admin._deadline_s = 0.1
+            client._client._streams.requests.deadline_s = 0.1
             with pytest.raises(liftpy.UnavailableError):
-                client.list_streams()
+                client.admin.list_streams()
         with pytest.raises(ClientClosedError):
-            client.list_streams()
+            client.admin.list_streams()
         client.close()
 
     threads = threading.active_count()

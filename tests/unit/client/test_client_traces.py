@@ -251,7 +251,7 @@ async def test_a_full_batch_has_room_for_its_context(traced: Traced) -> None:
 
 
 async def test_failed_operations_raise_and_mark_their_span_as_failed(traced: Traced) -> None:
-    async with await traced.client.publisher(traced.stream) as publisher:
+    async with traced.client.publisher(traced.stream) as publisher:
         coming = await publisher.send(b"x", expected_last=17)
         while not coming.done():
             await asyncio.sleep(0.005)
@@ -341,7 +341,7 @@ def test_without_asyncio_the_callers_span_is_around(cluster: MemoryCluster) -> N
 
 async def test_off_nothing_is_different(cluster: MemoryCluster, traced: Traced) -> None:
     async with cluster.client() as client:
-        async with await client.publisher(traced.stream) as publisher, client.producer(traced.stream) as producer:
+        async with client.publisher(traced.stream) as publisher, client.producer(traced.stream) as producer:
             assert (type(publisher), type(producer)) == (Publisher, Producer)
             await publisher.send(b"x", headers=BEARS)
         (record,) = [record async for record in client.consume(traced.stream, until="end")]
@@ -367,7 +367,7 @@ async def test_span_of_a_cancelled_publish_ends_as_failed(traced: Traced, method
         entered.set()
         await asyncio.Event().wait()
 
-    async with await traced.client.publisher(traced.stream) as publisher:
+    async with traced.client.publisher(traced.stream) as publisher:
         monkeypatch.setattr(Publisher, method, never)  # there is no room for it, and never will be
         publishing = asyncio.create_task(getattr(publisher, method)(b"v"))
         await entered.wait()
@@ -380,7 +380,7 @@ async def test_span_of_a_cancelled_publish_ends_as_failed(traced: Traced, method
 
 
 async def test_publish_span_with_a_cancelled_receipt_ends_as_failed(traced: Traced) -> None:
-    async with await traced.client.publisher(traced.stream) as publisher:
+    async with traced.client.publisher(traced.stream) as publisher:
         coming = await publisher.send(b"v")
         coming.cancel()
         await asyncio.wait([coming])

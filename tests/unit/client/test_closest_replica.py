@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import admin as admin_module
 from liftpy.client import closest_replica as nearest_module
-from liftpy.client.admin import Admin
+from liftpy.client import metadata_requests as requests_module
 from liftpy.client.closest_replica import AWAY_S, LOOK_EVERY_S, Nearest
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.core.wire._pb import cluster_pb2
@@ -140,7 +139,7 @@ def test_near_is_one_of_several(given: Any) -> None:
 
 
 async def test_admin_nodes_near_pages_through_nodes_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_module, "this_host", lambda: "h/1")
+    monkeypatch.setattr(requests_module, "this_host", lambda: "h/1")
     asked: list[cluster_pb2.DescribeCluster] = []
 
     async def read(request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
@@ -153,8 +152,8 @@ async def test_admin_nodes_near_pages_through_nodes_without_streams(monkeypatch:
             image.streams.add(name="s", uid="u")
         return answer
 
-    admin: Any = Admin.__new__(Admin)
-    admin._read = read
-    assert await admin.nodes_near("a") == ({"n2", "n3"}, {"n1", "n3"})
+    requests: Any = requests_module.MetadataRequests.__new__(requests_module.MetadataRequests)
+    requests.read = read
+    assert await requests.nodes_near("a") == ({"n2", "n3"}, {"n1", "n3"})
     assert [(question.afterNode, question.afterStream) for question in asked] == [("", ""), ("n1", ""), ("n2", "")]
     assert {question.maxBytes for question in asked} == {64 * 1024}

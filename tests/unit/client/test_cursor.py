@@ -10,8 +10,7 @@ import pytest
 
 from liftpy.client import Client
 from liftpy.client import cursor as module
-from liftpy.client.group import GroupRejectedError
-from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, list_groups, set_cursor
+from liftpy.client.coordinator import GroupRejectedError
 from liftpy.client.positions import Position
 from liftpy.core.wire._pb import group_pb2
 from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError
@@ -41,7 +40,7 @@ async def test_cursor_resumes_at_its_committed_position(client: Client) -> None:
     async with client.cursor("nightly", "orders") as again:
         assert (await again.fetch(), await again.fetch(1)) == (4, 2)
         assert [record.offset async for record in await again.consume(until="end")] == [4, 5, 6, 7, 8, 9]
-        await client.truncate_before("orders", 0, 6)
+        await client.admin.truncate_before("orders", 0, 6)
         async with asyncio.timeout(30):
             while (await client.bounds("orders")).log_start_offset < 6:
                 await asyncio.sleep(0.01)
@@ -67,23 +66,23 @@ async def test_cursor_set_or_deleted_by_an_operator_rejects_the_old_holder(clien
     cursor = await client.cursor("nightly", "orders")
     await cursor.commit(5)
     key = (await client.stream("orders")).key(0)
-    await set_cursor(client, "nightly", {key: 2})
+    await client.cursors.set("nightly", {key: 2})
     with pytest.raises(GroupRejectedError):
         await cursor.commit(9)
-    assert (await list_cursors(client), await list_groups(client)) == (["nightly"], [])
-    assert await describe_cursor(client, "nightly") == {key: 2}
+    assert (await client.cursors.list(), await client.groups.list()) == (["nightly"], [])
+    assert await client.cursors.describe("nightly") == {key: 2}
     again = await client.cursor("nightly", "orders")
-    await delete_cursor(client, "nightly")
+    await client.cursors.delete("nightly")
     with pytest.raises(GroupRejectedError):
         await again.commit(9)
-    assert (await again.fetch(), await list_cursors(client)) == (None, [])
+    assert (await again.fetch(), await client.cursors.list()) == (None, [])
     third = await client.cursor("nightly", "orders")
     with pytest.raises(GroupRejectedError):
         await again.commit(9)
     await third.commit(1)
     with pytest.raises(NotFoundError):
-        await describe_cursor(client, "weekly")
-    await set_cursor(client, "weekly", {key: 4})
+        await client.cursors.describe("weekly")
+    await client.cursors.set("weekly", {key: 4})
     assert await (await client.cursor("weekly", "orders")).fetch() == 4
 
 
@@ -96,9 +95,9 @@ async def test_cursor_and_group_cannot_share_a_name(client: Client) -> None:
         await queue.ack(await queue.take(1))
         with pytest.raises(GroupRejectedError, match="that of a group"):
             await client.cursor("workers", "orders")
-        for refused in (describe_cursor, delete_cursor):
+        for refused in (client.cursors.describe, client.cursors.delete):
             with pytest.raises(NotFoundError, match="not a cursor"):
-                await refused(client, "workers")
+                await refused("workers")
 
 
 async def test_cursor_of_a_missing_partition_or_an_old_stream_is_rejected(client: Client) -> None:
@@ -110,7 +109,7 @@ async def test_cursor_of_a_missing_partition_or_an_old_stream_is_rejected(client
         await cursor.fetch(2)
     with pytest.raises(ConfigError, match="an older stream"):
         await cursor.commit(Position("1-1", 7))
-    await client.delete_stream("orders")
+    await client.admin.delete_stream("orders")
     await client.create_stream("orders", "orders")
     again = await client.cursor("nightly", "orders")
     assert await again.fetch() is None
@@ -132,7 +131,7 @@ async def test_cursor_of_a_recreated_stream_is_rejected_until_reopened(client: C
     cursor = await client.cursor("nightly", "orders")
     await cursor.commit(5)
     reading = await cursor.consume(until="end")
-    await client.delete_stream("orders")
+    await client.admin.delete_stream("orders")
     for use in (cursor.commit(6), cursor.fetch(), cursor.consume()):
         with pytest.raises(NotFoundError):
             await use

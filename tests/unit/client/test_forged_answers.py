@@ -179,7 +179,7 @@ async def test_reader_bounds_confirm_a_fatal_answer(client: Client, liar: Liar, 
     assert (await client.bounds("s")).high_watermark == 499
     assert liar.bounds_lies == []
     assert transport.counters["answers doubted"] == 0, "without a uid nobody is told that it was made again"
-    reader = client._reader("s", 0, QUICK)
+    reader = client._streams.reader("s", 0, QUICK)
     liar.bounds_lies = [LIES["made again"], LIES["another partition"]]
     assert (await reader.bounds("u1"))[0].uid == "u1"
     assert transport.counters["answers doubted"] == 1

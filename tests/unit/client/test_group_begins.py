@@ -11,7 +11,6 @@ import pytest
 from liftpy.client import Client, GroupOptions
 from liftpy.client import group as module
 from liftpy.client.group import Group
-from liftpy.client.group_admin import describe_group
 from liftpy.core.groups.commands import decode_command
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import UnavailableError
@@ -37,7 +36,7 @@ async def taken(group: Group, count: int) -> list[bytes | None]:
 
 
 async def committed(client: Client) -> dict[tuple[str, int], int]:
-    return {(key.stream, key.partition): at for key, at in (await describe_group(client, "billing")).positions.items()}
+    return {(key.stream, key.partition): at for key, at in (await client.groups.describe("billing")).positions.items()}
 
 
 async def until_begun(client: Client, group: Group) -> None:
@@ -54,7 +53,7 @@ async def test_group_with_start_new_reads_added_partitions_from_their_first_reco
     options = GroupOptions(start="new", auto_commit_s=0)
     async with client.group("billing", ["orders", "pay-*"], options=options) as group:
         await until_begun(client, group)
-        await client.add_partitions("orders", 2)
+        await client.admin.add_partitions("orders", 2)
         await client.publish("orders", b"added", partition=1)
         await client.create_stream("pay-1", "pay-1")
         await client.publish("pay-1", b"made")
@@ -70,16 +69,16 @@ async def test_group_reads_a_recreated_shorter_stream_from_its_first_record(
         await client.publish("orders", b"%d" % number)
     async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
         assert await taken(group, 5) == [b"0", b"1", b"2", b"3", b"4"]
-    listed, real = await client.list_streams(), client.list_streams
-    await client.delete_stream("orders")
+    listed, real = await client.admin.list_streams(), client.admin.list_streams
+    await client.admin.delete_stream("orders")
     await client.create_stream("orders", "orders")
     await client.publish("orders", b"new")
 
     async def stale_at_first() -> list[StreamImage]:
-        monkeypatch.setattr(client, "list_streams", real)
+        monkeypatch.setattr(client.admin, "list_streams", real)
         return listed
 
-    monkeypatch.setattr(client, "list_streams", stale_at_first)
+    monkeypatch.setattr(client.admin, "list_streams", stale_at_first)
     async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
         assert await taken(group, 1) == [b"new"]
 
@@ -101,13 +100,13 @@ async def test_group_commit_excludes_records_fetched_but_not_delivered(client: C
 
 async def test_group_member_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await client.publish("orders", b"1")
-    listed, real = list[int](), client.list_streams
+    listed, real = list[int](), client.admin.list_streams
 
     async def counted() -> list[StreamImage]:
         listed.append(1)
         return await real()
 
-    monkeypatch.setattr(client, "list_streams", counted)
+    monkeypatch.setattr(client.admin, "list_streams", counted)
     async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
         assert await taken(group, 1) == [b"1"]
     assert len(listed) == 1
@@ -116,7 +115,7 @@ async def test_group_member_lists_the_streams_once(client: Client, monkeypatch: 
 async def test_group_with_start_new_commits_its_start_before_delivering_records(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, real, tried = GroupOptions(start="new", auto_commit_s=0), client.call_service, asyncio.Event()
+    options, real, tried = GroupOptions(start="new", auto_commit_s=0), client.services.call, asyncio.Event()
 
     async def once_unanswered(service: str, stream: str, command: bytes, **how: Any) -> Any:
         if not tried.is_set() and decode_command(command).HasField("commit"):
@@ -125,7 +124,7 @@ async def test_group_with_start_new_commits_its_start_before_delivering_records(
             raise UnavailableError("no ack arrived")
         return await real(service, stream, command, **how)
 
-    monkeypatch.setattr(client, "call_service", once_unanswered)
+    monkeypatch.setattr(client.services, "call", once_unanswered)
     async with asyncio.timeout(40):
         async with client.group("billing", ["orders"], options=options) as group:
             part = await group.take()  # and nothing of it is committed
@@ -140,7 +139,7 @@ async def test_group_member_that_joins_after_added_partitions_reads_them_from_th
     await client.publish("orders", b"old")
     async with client.group("billing", ["orders"], options=options) as first, asyncio.timeout(40):
         await until_begun(client, first)
-        await client.add_partitions("orders", 2)
+        await client.admin.add_partitions("orders", 2)
         await client.publish("orders", b"added", partition=1)
         async with client.group("billing", ["orders"], options=options) as second:
             assert await taken(second, 1) == [b"added"]

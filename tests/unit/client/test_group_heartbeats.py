@@ -32,6 +32,9 @@ class Coordinated:
         self.stuck = False
         self.beats = self.left = self.unanswered = 0
         self.commits = asyncio.Event()
+        self.admin = self
+        self.services = SimpleNamespace(call=self.call_service)
+        self.groups = SimpleNamespace(stream=self.groups_stream)
 
     async def stream(self, name: str) -> Any:
         return SimpleNamespace(name=name, uid="u1", partitions=[SimpleNamespace(partition=p) for p in range(len(self.nodes))])

@@ -9,7 +9,6 @@ import pytest
 
 from liftpy.client import Client, GroupOptions, Source
 from liftpy.client.group import Group
-from liftpy.client.group_admin import describe_group
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.partitioner import partition_of
 from liftpy.errors import PublishRejectedError
@@ -41,7 +40,7 @@ def made_of(value: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 async def feed(client: Client, first: int, count: int) -> None:
     for partition in range(SOURCES):
-        async with await client.publisher("orders", partition) as publisher:
+        async with client.publisher("orders", partition) as publisher:
             for number in range(first, first + count):
                 await publisher.send(b"%d.%d" % (partition, number))
 
@@ -110,7 +109,7 @@ async def test_group_pipe_copies_each_record_once_while_members_and_leaders_die(
         third = await copying(client)
         await until_copied(client, 160)
         await end(*third)
-        assert sorted((await describe_group(client, "billing")).positions.values()) == [160, 160]
+        assert sorted((await client.groups.describe("billing")).positions.values()) == [160, 160]
 
 
 async def test_group_pipe_without_committed_positions_skips_records_in_the_target(cluster: MemoryCluster) -> None:
@@ -145,11 +144,11 @@ async def test_group_pipe_fenced_while_owning_the_partition_opens_a_new_producer
 
 async def close(client: Client, how: str) -> None:
     """The target takes nothing from now on."""
-    await (client.pause("bills") if how == "PAUSED" else client.alter_stream("bills", read_only=True))
+    await (client.admin.pause("bills") if how == "PAUSED" else client.admin.alter_stream("bills", read_only=True))
 
 
 async def reopen(client: Client, how: str) -> None:
-    await (client.resume("bills") if how == "PAUSED" else client.alter_stream("bills", read_only=False))
+    await (client.admin.resume("bills") if how == "PAUSED" else client.admin.alter_stream("bills", read_only=False))
 
 
 async def until_refused(group: Group, times: int) -> None:
@@ -168,7 +167,7 @@ async def test_group_pipe_waits_for_a_closed_target_and_copies_each_record_once(
         await feed(client, 20, 20)
         await until_refused(group, 2 * SOURCES)
         await feed(client, 40, 10)
-        assert max((await describe_group(client, "billing")).positions.values(), default=0) <= 21
+        assert max((await client.groups.describe("billing")).positions.values(), default=0) <= 21
         await reopen(client, how)
         await until_copied(client, 50)
         assert not task.done()
@@ -183,7 +182,7 @@ async def test_group_pipe_with_a_paused_target_raises_and_commits_only_copied_re
         await feed(client, 0, 20)
         group, task = await copying(client)
         await until_copied(client, 20)
-        await client.pause("bills")
+        await client.admin.pause("bills")
         await feed(client, 20, 20)
         with pytest.raises(PublishRejectedError, match=r"bills has taken nothing of orders/\d.* for 0\.6 s: .*PAUSED") as told:
             async with asyncio.timeout(40):
@@ -191,8 +190,8 @@ async def test_group_pipe_with_a_paused_target_raises_and_commits_only_copied_re
         assert told.value.reason == "PAUSED"
         assert group.counters["target closed"] >= 2
         await group.close()
-        assert max((await describe_group(client, "billing")).positions.values(), default=0) <= 21
-        await client.resume("bills")
+        assert max((await client.groups.describe("billing")).positions.values(), default=0) <= 21
+        await client.admin.resume("bills")
         again = await copying(client)
         await until_copied(client, 40)
         await end(*again)

@@ -8,8 +8,7 @@ import json
 import pytest
 
 from liftpy.client import producer as round_opening
-from liftpy.client.admin import Admin
-from liftpy.client.group_admin import delete_group, describe_group, list_groups, reset_group
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.multi_consumer import selects
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.producer import open_producer
@@ -41,27 +40,27 @@ def test_stream_pattern_selects_an_internal_stream_only_by_its_full_name(names: 
 
 async def test_groups_stream_is_created_by_the_first_client_that_needs_it() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other:
-        assert await list_groups(client) == []
-        for asked in (describe_group(client, "billing"), delete_group(client, "billing")):
+        assert await client.groups.list() == []
+        for asked in (client.groups.describe("billing"), client.groups.delete("billing")):
             with pytest.raises(NotFoundError, match="billing"):
                 await asked
-        assert await client.list_streams(internal=True) == [], "who only looks has nothing made"
-        made, again = await asyncio.gather(client.groups_stream(), other.groups_stream())
+        assert await client.admin.list_streams(internal=True) == [], "who only looks has nothing made"
+        made, again = await asyncio.gather(client.groups.stream(), other.groups_stream())
         assert made.uid == again.uid
         assert (made.subject, len(made.partitions), made.replica_count) == ("liftpy-groups", 3, 3)
-        assert await client.list_streams() == []
-        assert [stream.name for stream in await client.list_streams(internal=True)] == [GROUPS_STREAM]
+        assert await client.admin.list_streams() == []
+        assert [stream.name for stream in await client.admin.list_streams(internal=True)] == [GROUPS_STREAM]
 
 
 async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
-        made = await client.groups_stream()
-        admin = Admin(client.transport, Subjects(cluster.namespace), 5.0)
+        made = await client.groups.stream()
+        requests = MetadataRequests(client.transport, Subjects(cluster.namespace), 5.0)
 
         async def open_it(round: Round | None) -> None:
             options = ProducerOptions(patience_s=5.0)
             async with open_producer(
-                client.transport, admin, GROUPS_STREAM, id="sink", round=round, options=options
+                client.transport, requests, GROUPS_STREAM, id="sink", round=round, options=options
             ) as producer:
                 await producer.send_columns(RecordColumns(ByteArray.of([b"junk"])), partition=0)
 
@@ -80,7 +79,7 @@ async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypa
 async def test_plain_message_on_the_subject_of_groups_is_rejected(value: bytes) -> None:
     """[A22]."""
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
-        made = await client.groups_stream()
+        made = await client.groups.stream()
         subject = data_subject(made.subject, 0)
         await nc.publish(subject, value)
         for headers in (None, {"Nats-Msg-Id": "a"}):
@@ -96,7 +95,7 @@ async def test_envelope_without_stream_on_the_subject_of_groups_is_rejected(
 ) -> None:
     """[A22]."""
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
-        made = await client.groups_stream()
+        made = await client.groups.stream()
         subject = data_subject(made.subject, 0)
         message = client_pb2.Message(
             offset=-1, value=b"command", streamUid=made.uid if with_uid else "", ackPolicy=client_pb2.ALL
@@ -110,24 +109,24 @@ async def test_envelope_without_stream_on_the_subject_of_groups_is_rejected(
 
 async def test_internal_stream_rejects_publish_and_changes_unless_allowed() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
-        made = await client.groups_stream()
+        made = await client.groups.stream()
         for publishing in (client.publish(GROUPS_STREAM, b"x"), client.publisher(GROUPS_STREAM)):
             with pytest.raises(InvalidNameError, match="internal"):
                 await publishing
         with pytest.raises(InvalidNameError, match="internal"):
             await client.producer(GROUPS_STREAM)
         for changing in (
-            client.delete_stream(GROUPS_STREAM),
+            client.admin.delete_stream(GROUPS_STREAM),
             client.create_stream("_mine", "mine"),
-            client.alter_stream(GROUPS_STREAM, retention_bytes=1),
-            client.add_partitions(GROUPS_STREAM, 8),
+            client.admin.alter_stream(GROUPS_STREAM, retention_bytes=1),
+            client.admin.add_partitions(GROUPS_STREAM, 8),
         ):
             with pytest.raises(ConfigError, match="--internal"):
                 await changing
         assert (await client.stream(GROUPS_STREAM)).uid == made.uid
         assert (await client.bounds(GROUPS_STREAM, 0)).end_offset == 0, "it is read as any other"
-        client.allow_internal()
-        await client.delete_stream(GROUPS_STREAM)
+        client.admin.allow_internal()
+        await client.admin.delete_stream(GROUPS_STREAM)
         with pytest.raises(NotFoundError):
             await client.stream(GROUPS_STREAM)
 
@@ -138,10 +137,10 @@ async def test_group_positions_can_be_set_before_the_group_has_a_member() -> Non
         orders = await client.create_stream("orders", "orders")
         key = PartitionKey("orders", orders.uid, 0)
         for name in ("billing", "mailing", "counting", "archiving"):  # in different partitions
-            await reset_group(client, name, {key: 7})
-            assert (await describe_group(client, name)).positions == {key: 7}
-        assert [group.name for group in await list_groups(client)] == ["archiving", "billing", "counting", "mailing"]
-        assert len({group.partition for group in await list_groups(client)}) > 1
-        await delete_group(client, "billing")
+            await client.groups.reset(name, {key: 7})
+            assert (await client.groups.describe(name)).positions == {key: 7}
+        assert [group.name for group in await client.groups.list()] == ["archiving", "billing", "counting", "mailing"]
+        assert len({group.partition for group in await client.groups.list()}) > 1
+        await client.groups.delete("billing")
         with pytest.raises(NotFoundError):
-            await describe_group(client, "billing")
+            await client.groups.describe("billing")

@@ -114,7 +114,7 @@ async def test_jetstream_get_returns_one_message(client: Client) -> None:
 
 
 async def test_jetstream_get_below_the_log_start_finds_no_message(client: Client) -> None:
-    await client.truncate_before("orders", 0, 2)
+    await client.admin.truncate_before("orders", 0, 2)
     for rest in ("STREAM.MSG.GET.orders", "DIRECT.GET.orders"):
         (gone,), (there,) = await parts(client, rest, seq=2), await parts(client, rest, seq=3)
         assert b"404" in gone.payload + gone.headers
@@ -212,7 +212,7 @@ async def test_jetstream_stream_info_has_max_msgs_per_subject(client: Client) ->
 
 
 async def test_direct_get_below_the_log_start_finds_no_message(client: Client) -> None:
-    await client.truncate_before("orders", 0, 4)
+    await client.admin.truncate_before("orders", 0, 4)
     for up_to in ({"up_to_seq": 2}, {"up_to_time": "2000-01-01T00:00:00Z"}):
         (answer,) = await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"], **up_to)
         assert direct(answer)[0] == "404 Message Not Found"

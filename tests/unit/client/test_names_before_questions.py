@@ -31,21 +31,21 @@ class Silent:
 
 CALLS: dict[str, Callable[[Client, str], Any]] = {
     "create_stream": lambda client, name: client.create_stream(name, "shop.orders"),
-    "plan_stream": lambda client, name: client.plan_stream(name, "shop.orders"),
-    "alter_stream": lambda client, name: client.alter_stream(name, 3),
-    "delete_stream": lambda client, name: client.delete_stream(name),
+    "plan_stream": lambda client, name: client.admin.plan_stream(name, "shop.orders"),
+    "alter_stream": lambda client, name: client.admin.alter_stream(name, 3),
+    "delete_stream": lambda client, name: client.admin.delete_stream(name),
     "stream": lambda client, name: client.stream(name),
-    "set_node": lambda client, name: client.set_node(name, weight=1.0),
-    "reset_node": lambda client, name: client.reset_node(name, weight=True),
-    "remove_node": lambda client, name: client.remove_node(name),
-    "node_status": lambda client, name: client.node_status(name),
+    "set_node": lambda client, name: client.admin.set_node(name, weight=1.0),
+    "reset_node": lambda client, name: client.admin.reset_node(name, weight=True),
+    "remove_node": lambda client, name: client.admin.remove_node(name),
+    "node_status": lambda client, name: client.admin.node_status(name),
     "publish": lambda client, name: client.publish(name, b"x"),
     "publisher": lambda client, name: client.publisher(name),
     "publisher at a subject": lambda client, name: client.publisher(name, subject="shop.orders"),
     "bounds": lambda client, name: client.bounds(name),
-    "query_service": lambda client, name: client.query_service(name, b"?"),
-    "call_service": lambda client, name: client.call_service(name, "orders", b"!"),
-    "call_service through a stream": lambda client, name: client.call_service("bank", name, b"!"),
+    "query_service": lambda client, name: client.services.query(name, b"?"),
+    "call_service": lambda client, name: client.services.call(name, "orders", b"!"),
+    "call_service through a stream": lambda client, name: client.services.call("bank", name, b"!"),
 }
 
 
@@ -63,7 +63,7 @@ async def test_query_service_with_a_value_other_than_bytes_is_rejected_before_a_
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     with pytest.raises(ConfigError, match="It must be bytes"):
-        await client.query_service("bank", **{"query": b"?", **given})
+        await client.services.query("bank", **{"query": b"?", **given})
 
 
 async def test_consume_and_read_range_reject_an_invalid_name_or_range() -> None:
@@ -89,7 +89,7 @@ async def test_negative_partition_is_rejected_before_a_request(call: str) -> Non
             "publisher": lambda: client.publisher("orders", -1),
             "publisher at a subject": lambda: client.publisher("orders", -1, subject="shop.orders"),
             "bounds": lambda: client.bounds("orders", -1),
-            "call_service": lambda: client.call_service("bank", "orders", b"!", partition=-1),
+            "call_service": lambda: client.services.call("bank", "orders", b"!", partition=-1),
         }[call]()
 
 
@@ -99,5 +99,5 @@ async def test_stream_name_like_a_command_line_option_is_rejected(name: str) -> 
         with pytest.raises(InvalidNameError, match="option"):
             await client.create_stream(name, "shop.orders")
         with pytest.raises(InvalidNameError, match="option"):
-            await client.plan_stream(name, "shop.orders")
-        assert await client.list_streams() == []
+            await client.admin.plan_stream(name, "shop.orders")
+        assert await client.admin.list_streams() == []

@@ -14,7 +14,6 @@ import pytest
 from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
-from liftpy.client.group_admin import describe_group
 from liftpy.client.queue import TakePace
 from liftpy.client.queue_log import QueueLog
 from liftpy.config import StreamConfig
@@ -49,7 +48,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 
 
 async def fill(client: Client, count: int, first: int = 0, **more: Any) -> None:
-    async with await client.publisher("jobs") as publisher:
+    async with client.publisher("jobs") as publisher:
         for number in range(first, first + count):
             await publisher.send(b"%d" % number, **more)
 
@@ -196,11 +195,11 @@ async def test_queue_dead_letter_without_room_is_stored_without_its_value(client
         assert (first.value, first.key, first.header("h"), first.header("Dead-Letter-Omitted")) == (b"", b"k", b"1", b"value")
         assert (second.header("h"), second.header("Dead-Letter-Omitted")) == (None, b"value headers")
         assert [one.header("Dead-Letter-Offset") for one in (first, second)] == [b"0", b"1"]
-    assert (await describe_group(client, "w")).queues[0].dead == 0
+    assert (await client.groups.describe("w")).queues[0].dead == 0
 
 
 async def test_queue_dead_letter_without_room_for_its_reason_omits_the_reason(client: Client) -> None:
-    await client.alter_stream("dead", max_message_bytes=450)
+    await client.admin.alter_stream("dead", max_message_bytes=450)
     await fill(client, 1, key=b"k", headers={"h": b"v" * 600})
     options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
     async with client.queue("jobs", "w", options=options) as queue:
@@ -223,7 +222,7 @@ async def test_queue_without_its_dead_letter_stream_delivers_the_good_records(
     options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
     async with client.queue("jobs", "w", options=options) as queue:
         await (await queue.take(1))[0].reject("poison")
-        await (client.pause("dead") if state == "paused" else client.delete_stream("dead"))
+        await (client.admin.pause("dead") if state == "paused" else client.admin.delete_stream("dead"))
         good: list[int] = []
         async with asyncio.timeout(60):
             while len(good) < 3 or not queue.problem:
@@ -234,7 +233,7 @@ async def test_queue_without_its_dead_letter_stream_delivers_the_good_records(
             assert "jobs/0 offset 0" in queue.problem
             assert "dead-letter stream dead" in queue.problem
             assert queue.problem in caplog.text
-            await (client.resume("dead") if state == "paused" else client.create_stream("dead", "dead"))
+            await (client.admin.resume("dead") if state == "paused" else client.create_stream("dead", "dead"))
             while not queue.counters["buried"]:
                 assert await queue.take(1, timeout_s=0.1) == []
         assert [record.value async for record in client.consume("dead", until="end")] == [b"0"]
@@ -381,7 +380,7 @@ async def test_queue_skips_deleted_records(client: Client) -> None:
         await client.publish("jobs", b"%d" % number)
     async with client.queue("jobs", "w", options=SHORT) as dead:
         await dead.take(4)
-        await client.truncate_before("jobs", 0, 6)
+        await client.admin.truncate_before("jobs", 0, 6)
         async with asyncio.timeout(60):
             while (await client.bounds("jobs")).log_start_offset < 6:
                 await asyncio.sleep(0.01)
@@ -396,7 +395,7 @@ async def test_queue_takes_from_all_partitions_and_a_recreated_stream(client: Cl
         await client.publish("many", b"%d" % partition, partition=partition)
     async with client.queue("many", "w") as queue:
         assert sorted(await all_of(queue, 3, Job.ack)) == [0, 1, 2]
-        await client.delete_stream("many")
+        await client.admin.delete_stream("many")
         await client.create_stream("many", "many", config=StreamConfig())
         await client.publish("many", b"7")
         assert await all_of(queue, 1, Job.ack) == [7]
@@ -406,7 +405,7 @@ async def test_queue_takes_from_added_partitions(client: Client, monkeypatch: py
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
     async with client.queue("jobs", "w") as queue:
-        await client.add_partitions("jobs", 2)
+        await client.admin.add_partitions("jobs", 2)
         await client.publish("jobs", b"7", partition=1)
 
         async def stream(name: str) -> Any:
@@ -441,10 +440,10 @@ async def test_queue_with_start_new_takes_added_partitions_from_their_first_reco
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(start="new")) as queue:
         assert await queue.take(3, timeout_s=0.0) == []
-        await client.add_partitions("jobs", 2)
+        await client.admin.add_partitions("jobs", 2)
         await client.publish("jobs", b"7", partition=1)
         assert await all_of(queue, 1, Job.ack) == [7]
-        await client.delete_stream("jobs")
+        await client.admin.delete_stream("jobs")
         await client.create_stream("jobs", "jobs")
         await client.publish("jobs", b"8")
         assert await all_of(queue, 1, Job.ack) == [8]
@@ -456,11 +455,11 @@ async def test_queue_worker_opened_after_added_partitions_takes_from_their_first
     await fill(client, 3)
     async with client.queue("jobs", "w", options=options) as first:
         assert await first.take(3, timeout_s=0.0) == []
-    await client.add_partitions("jobs", 2)
+    await client.admin.add_partitions("jobs", 2)
     await client.publish("jobs", b"7", partition=1)
     async with client.queue("jobs", "w", options=options) as second:
         assert await all_of(second, 1, Job.ack) == [7]
-    await client.delete_stream("jobs")
+    await client.admin.delete_stream("jobs")
     await client.create_stream("jobs", "jobs")
     await client.publish("jobs", b"8")
     async with client.queue("jobs", "w", options=options) as third:

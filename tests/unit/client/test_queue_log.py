@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -48,11 +47,11 @@ class Reader:
 
 
 def a_log(reader: Reader) -> QueueLog:
-    class Home:
-        def _reader(self, *_: Any) -> Any:
-            return reader
-
-    return QueueLog(Home(), PartitionKey("jobs", "u1", 0), ReadOptions())
+    return QueueLog(
+        reader,  # type: ignore[arg-type]
+        PartitionKey("jobs", "u1", 0),
+        ReadOptions(),
+    )
 
 
 async def offsets(log: QueueLog, start: int, end: int) -> list[int]:

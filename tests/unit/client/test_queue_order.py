@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.client import Client, Job, QueueOptions
 from liftpy.client import queue as module
-from liftpy.client.group import GroupRejectedError
+from liftpy.client.coordinator import GroupRejectedError
 from liftpy.testing.memory import memory_cluster
 
 ORDERED = QueueOptions(order_by_key=True, ack_wait_s=600)
@@ -29,7 +29,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 
 async def fill(client: Client, keys: str, first: int = 0) -> None:
     """One record for each character, its key; '-': none."""
-    async with await client.publisher("jobs") as publisher:
+    async with client.publisher("jobs") as publisher:
         for number, key in enumerate(keys, first):
             await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
 
@@ -112,7 +112,7 @@ async def test_ordered_queue_skips_records_removed_by_retention(client: Client) 
         await client.publish("jobs", b"%d" % number, key=key)
     async with client.queue("jobs", "w", options=ORDERED) as queue:
         assert numbers(await queue.take(1)) == [0]
-        await client.truncate_before("jobs", 0, 2)
+        await client.admin.truncate_before("jobs", 0, 2)
         async with asyncio.timeout(30):
             while (await client.bounds("jobs")).log_start_offset < 2:
                 await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ RECORDS = 20
 
 async def filled(client: Client) -> None:
     await client.create_stream("orders", "orders")
-    async with await client.publisher("orders") as publisher:
+    async with client.publisher("orders") as publisher:
         for number in range(RECORDS):
             await publisher.send(b"%d" % number)
 

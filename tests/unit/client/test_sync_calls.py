@@ -11,16 +11,41 @@ from typing import Any
 import pytest
 
 from liftpy.client import sync
+from liftpy.client.admin import Admin
 from liftpy.client.client import Client
+from liftpy.client.group_admin import Cursors, Groups, Queues
 from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
-from liftpy.client.sync import SyncClient, SyncConsumer, SyncProducer, SyncPublisher
+from liftpy.client.services import Services
+from liftpy.client.sync import (
+    SyncAdmin,
+    SyncClient,
+    SyncConsumer,
+    SyncCursors,
+    SyncGroups,
+    SyncProducer,
+    SyncPublisher,
+    SyncQueues,
+    SyncServices,
+)
 from liftpy.errors import ClientClosedError
 
-ADMIN = (
-    "create_stream", "plan_stream", "add_partitions", "alter_stream", "delete_stream", "list_streams", "stream", "elect_leader",
-    "reassign", "set_node", "remove_node", "describe_cluster", "node_status", "bounds", "offset_at", "query_service", "call_service",
-)  # fmt: skip
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+DERIVED = [
+    *((SyncClient, Client, name) for name in ("create_stream", "stream", "bounds", "offset_at")),
+    *(
+        (ours, theirs, name)
+        for ours, theirs in (
+            (SyncAdmin, Admin), (SyncGroups, Groups), (SyncQueues, Queues), (SyncCursors, Cursors), (SyncServices, Services),
+        )
+        for name in sorted(public(theirs))
+        if inspect.iscoroutinefunction(getattr(theirs, name))
+    ),
+]  # fmt: skip
 
 
 class Asked:
@@ -93,8 +118,15 @@ def test_sync_publisher_send_passes_every_argument_by_name(loop: Any) -> None:
 def test_sync_publisher_and_consume_pass_every_argument_by_name(loop: Any) -> None:
     client: Any = Asked(Client)
     made = SyncClient(loop, client)
+
+    async def opened(*args: Any, **named: Any) -> str:
+        client.calls.append(("publisher", {"stream": args[0], "partition": args[1], **named}))
+        client.threads.add(threading.current_thread().name)
+        return "a publisher"
+
+    client.publisher = opened
     publisher, consumer = arguments_of(SyncClient.publisher), arguments_of(SyncClient.consume)
-    assert made.publisher(**publisher)._publisher == "answer of publisher"  # type: ignore[comparison-overlap]
+    assert made.publisher(**publisher)._publisher == "a publisher"  # type: ignore[comparison-overlap]
     assert made.consume(**consumer)._consumer == "answer of consume"  # type: ignore[comparison-overlap]
     assert client.calls == [("publisher", publisher), ("consume", consumer)]
     assert client.threads == {"liftpy-client"}
@@ -169,14 +201,23 @@ def test_sync_defaults_equal_the_async_defaults() -> None:
     assert ours == {name: theirs[name] for name in ours}
 
 
-@pytest.mark.parametrize("name", ADMIN)
-def test_sync_admin_call_is_the_async_one(name: str) -> None:
-    method = getattr(SyncClient, name)
-    assert method.__wrapped__ is getattr(Client, name)
-    assert (method.__name__, method.__doc__) == (name, sync.without_await(getattr(Client, name).__doc__))
+@pytest.mark.parametrize(("ours", "theirs", "name"), DERIVED, ids=lambda one: one if isinstance(one, str) else one.__name__)
+def test_sync_call_is_the_async_one(ours: type, theirs: type, name: str) -> None:
+    method, original = getattr(ours, name), getattr(theirs, name)
+    assert method.__wrapped__ is original
+    assert (method.__name__, method.__doc__) == (name, sync.without_await(original.__doc__))
     assert "await " not in method.__doc__
     assert "async " not in method.__doc__
-    assert inspect.iscoroutinefunction(getattr(Client, name))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (SyncAdmin, Admin), (SyncGroups, Groups), (SyncQueues, Queues), (SyncCursors, Cursors), (SyncServices, Services),
+    ],
+)  # fmt: skip
+def test_sync_object_has_the_methods_of_the_async_one(ours: type, theirs: type) -> None:
+    assert public(ours) == public(theirs)
 
 
 def test_sync_call_passes_its_arguments_to_the_coroutine(loop: Any) -> None:

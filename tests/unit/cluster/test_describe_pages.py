@@ -226,7 +226,7 @@ async def test_node_status_with_many_partitions_is_paged_completely() -> None:
 
     client: Any = SimpleNamespace(_transport=SimpleNamespace(request=request), _subjects=Subjects())
     client._status_page = lambda *given: Client._status_page(client, *given)
-    status = await asyncio.wait_for(Client.node_status(client, "n1"), 20)
+    status = await asyncio.wait_for(Admin.node_status(client, "n1"), 20)
     told = [(p["stream"], p["partition"]) for p in status["partitions"]]
     assert told == sorted((w.key.stream, w.key.partition) for w in reporter._partitions)
     assert not status["more"]

@@ -6,13 +6,16 @@ import importlib
 import subprocess
 import sys
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
 
+from liftpy.client import group_admin
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.core.base.renamed import COMMANDS, MODULES, OPTIONS, SETTINGS
+from liftpy.core.base.renamed import CLIENT_METHODS, COMMANDS, GROUP_FUNCTIONS, MODULES, OPTIONS, SETTINGS
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.snapshot import Identity
 from liftpy.errors import ConfigError
@@ -31,6 +34,37 @@ def test_import_of_an_old_name_gives_the_module_of_the_new_name(old: str) -> Non
         assert importlib.import_module(old) is new
     assert new.__spec__ is not None
     assert new.__spec__.name == MODULES[old], "as if it had been imported by its new name"
+
+
+async def test_client_old_method_is_the_new_one_and_warns() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        for old, new in CLIENT_METHODS.items():
+            with pytest.warns(DeprecationWarning, match=rf"client\.{old} was renamed\. Use client\.{new}\."):
+                assert getattr(client, old) == attrgetter(new)(client)
+        with pytest.warns(DeprecationWarning, match="client.admin.list_streams"):
+            assert await client.list_streams() == []  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match="'Client' object has no attribute 'lists_streams'"):
+            _ = client.lists_streams  # type: ignore[attr-defined]
+
+
+def test_sync_client_old_method_is_the_new_one_and_warns() -> None:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        with pytest.warns(DeprecationWarning, match=r"Use client\.admin\.list_streams\."):
+            assert client.list_streams() == []  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError, match="'SyncClient' object has no attribute 'lists_streams'"):
+            _ = client.lists_streams  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("old", GROUP_FUNCTIONS)
+def test_group_old_function_is_the_new_method_and_warns(old: str) -> None:
+    client = SimpleNamespace(**{kind: SimpleNamespace() for kind in ("groups", "cursors")})
+    kind, name = GROUP_FUNCTIONS[old].split(".")
+    setattr(getattr(client, kind), name, lambda *given, **named: (given, named))
+    with pytest.warns(DeprecationWarning, match=rf"Use client\.{kind}\.{name}\."):
+        function = getattr(group_admin, old)
+    assert function(client, "billing", positions={}) == (("billing",), {"positions": {}})
+    with pytest.raises(AttributeError, match="no attribute 'describe_groups'"):
+        _ = group_admin.describe_groups
 
 
 def test_imports_of_all_old_names_hide_no_attribute_of_a_package() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterRules, StreamImage
+from liftpy.core.observe.app_rows import services_question
 from liftpy.core.observe.cluster_health import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question, urgency
 from liftpy.core.observe.history import History, question
-from liftpy.core.observe.page_model import checked_row, checked_stream, stream_rows
+from liftpy.core.observe.page_model import checked_row, checked_stream, stream_about, stream_rows
 from sidecar.status import answers as module
 from sidecar.status.answers import MOST_WAITING, PER_SECOND, PageAnswers, RestedAnswers, question_of
 from tests.only_in import only_in
@@ -132,6 +134,36 @@ def test_partitions_answer_of_a_controller_includes_leaderless_and_remote_partit
     ]
     reporter.group.is_controller = False
     assert [row["partition"] for row in asked(the_answers(reporter), partitions_question("s"))["rows"]] == [0]
+
+
+def test_partitions_answer_of_a_stream_names_the_settings_that_differ() -> None:
+    about = asked(the_answers(a_cluster(shown_worker("s", 0), s=(a_state(0),))), partitions_question("s"))["about"]
+    assert (about["subject"], about["partitions"], about["replicas"]) == ("s.s", 1, 3)
+    assert about["settings"] == [["min_isr", "2"]]
+    assert stream_about([None, {"subject": 7}, about])["settings"] == [{"setting": "min_isr", "value": "2"}]
+
+
+def test_streams_answer_with_a_match_has_only_those_streams() -> None:
+    reporter = a_cluster(orders=(a_state(0),), jobs=(a_state(0),))
+    found = asked(the_answers(reporter), streams_question(match="ORD"))["rows"]
+    assert [row["stream"] for row in found] == ["orders"]
+    assert asked(the_answers(reporter), {"streams": {"match": "x" * 500}}) is None
+
+
+def test_services_answer_has_totals_or_each_instance() -> None:
+    worker = shown_worker("s", 3)
+    figures = {"service": "sums", "role": "LEADER", "failing": False, "position": 5, "lag": 1, "snapshot": 2, "problem": ""}
+    gone = {**figures, "service": "old", "role": "GONE", "ending": "diverged", "problem": "differs"}
+    worker.services = SimpleNamespace(report=lambda: [figures], gone=lambda: [gone], ended=list, known=True)
+    reporter = a_cluster(worker, shown_worker("_groups", 0))
+    rows = asked(the_answers(reporter), services_question())["rows"]
+    assert [(row["service"], row["instances"], row["gone"], row["problem"]) for row in rows] == [
+        ("old", 0, 1, "diverged: differs"),
+        ("sums", 1, 0, ""),
+    ]
+    [row] = asked(the_answers(reporter), services_question("sums"))["rows"]
+    assert (row["stream"], row["partition"], row["state"], row["position"]) == ("s", 3, "leader", 5)
+    assert asked(the_answers(reporter), {"services": {"service": 7}}) is None
 
 
 def test_partition_rows_of_several_nodes_merge_to_the_newest_leaders_row() -> None:

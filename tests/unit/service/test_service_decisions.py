@@ -17,12 +17,13 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.service import Identity
 from liftpy.service.bad_record_writer import DecisionWriter
 from sidecar.cli.service import pass_over, store_now
+from tests.flat_client import FlatClient
 
 WHO = Identity("bank", "in", "u1", 1)
 BAD = Record(17, 5, b"k", b"bad", (("a", b"1"),), "", None, 3)
 
 
-class Cluster:
+class Cluster(FlatClient):
     """Streams with two partitions each; what is published is remembered, and acknowledged."""
 
     def __init__(self) -> None:

@@ -348,7 +348,7 @@ async def test_query_with_a_reply_subject_outside_inboxes_gets_no_answer(reply: 
 def test_query_service_without_a_running_service_names_the_service_and_on_query() -> None:
     why = pytest.raises(NoRespondersError, match=r"service counter .*on_query")
     with memory_cluster(nodes=1) as cluster, cluster.sync_client() as client, why:
-        client.query_service("counter", b"apples", timeout_s=0.2)
+        client.services.query("counter", b"apples", timeout_s=0.2)
 
 
 @pytest.mark.parametrize("query", [b"?", b"fail"])
@@ -357,6 +357,6 @@ def test_query_service_of_an_unknown_partition_names_the_partitions(query: bytes
         client.create_stream("numbers", "shop.numbers", partitions=3)
         cluster.serve(Sum, "sum", "numbers")
         with pytest.raises(NotFoundError, match=r"sum has no partition 9\. It has the partitions 0 to 2"):
-            client.query_service("sum", query, partition=9)
+            client.services.query("sum", query, partition=9)
         with pytest.raises(NoRespondersError, match=r"service sum answers queries of partition 2\."):  # it may come yet
-            client.query_service("sum", query, partition=2, timeout_s=0.2)
+            client.services.query("sum", query, partition=2, timeout_s=0.2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.client import Client
+from liftpy.client import Cursors
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import UnavailableError
 from liftpy.spark import source
@@ -22,12 +22,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the cluster was told; an Exception put in front is raised once."""
     said: list[Any] = []
 
-    async def set_cursor(client: Client, name: str, positions: dict[PartitionKey, int]) -> None:
+    async def set_cursor(cursors: Cursors, name: str, positions: dict[PartitionKey, int]) -> None:
         if said and isinstance(said[0], Exception):
             raise said.pop(0)
         said.append((name, positions))
 
-    monkeypatch.setattr(source, "set_cursor", set_cursor)
+    monkeypatch.setattr(Cursors, "set", set_cursor)
     return said
 
 
@@ -56,5 +56,5 @@ def test_cursor_writer_gives_up_after_its_patience(link: Link, told: list[Any], 
     async def never(*_: object) -> None:
         await source.asyncio.sleep(60)
 
-    monkeypatch.setattr(source, "set_cursor", never)
+    monkeypatch.setattr(Cursors, "set", never)
     assert not CursorWriter(link, "nightly").write(OFFSETS)

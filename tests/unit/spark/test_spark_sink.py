@@ -285,7 +285,7 @@ async def test_sink_order_plan_option_keeps_the_row_order(client: Client) -> Non
 
 async def test_sink_uses_added_partitions_from_the_next_micro_batch(client: Client) -> None:
     await write(client, in_order(table_of(some(0))).slice(0, 15), Round("q", 0, 0))
-    await client.add_partitions("out", 5)
+    await client.admin.add_partitions("out", 5)
     await write(client, table_of(some(0)), Round("q", 0, 0))
     assert len(await held(client, partitions=5)) == 40
     await write(client, table_of(some(1)), Round("q", 0, 1))

@@ -83,7 +83,7 @@ def decide_batch(
 
 
 def _one_count(records: list[Record]) -> tuple[Record, ...]:
-    """Return the counters as the last request left them, once."""
+    """Return the counters after the last request, once."""
     counts = [record for record in records if isinstance(record, CountersMoved)]
     if len(counts) <= 1:
         return tuple(records)

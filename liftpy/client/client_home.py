@@ -1,0 +1,43 @@
+"""``ClientHome``: the parts of a client that groups, queues and cursors use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from liftpy.client.admin import Admin
+from liftpy.client.awaitable_context import Opening
+from liftpy.client.consumer import Consumer
+from liftpy.client.group_admin import Groups
+from liftpy.client.producer import Producer
+from liftpy.client.services import Services
+from liftpy.client.stream_directory import StreamDirectory
+from liftpy.core.metadata.image import StreamImage
+
+
+class ClientHome(Protocol):
+    """The parts of ``Client`` that a group member, a queue worker and a cursor use."""
+
+    admin: Admin
+    groups: Groups
+    services: Services
+    _streams: StreamDirectory
+
+    async def stream(self, name: str) -> StreamImage:
+        """Return the stream from the metadata group."""
+        ...
+
+    @property
+    def consume(self) -> Callable[..., Consumer]:
+        """Read the records of one partition."""
+        ...
+
+    @property
+    def publish(self) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """Publish one message and wait for its ack."""
+        ...
+
+    @property
+    def producer(self) -> Callable[..., Opening[Producer]]:
+        """Open a producer."""
+        ...

@@ -1,0 +1,438 @@
+"""Requests to the metadata group, and the images that it answers with.
+
+Each change carries an operation id. ``MetadataRequests`` repeats a request with the same id until it is answered or the
+deadline passes. The metadata group applies each id once, so a lost answer never creates two streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+from liftpy.client.closest_replica import this_host
+from liftpy.client.retrying import retrying
+from liftpy.core.metadata import codec
+from liftpy.core.metadata.describe import ClusterPages, StreamPages
+from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import (
+    AlreadyExistsError,
+    ConfigError,
+    FencedError,
+    LiftError,
+    NoClusterError,
+    NoMajorityError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    StaleRequestError,
+    TooFewNodesError,
+    UnavailableError,
+)
+from liftpy.nats.transport import NoRespondersError, Transport
+
+_Error = cluster_pb2.ControlResponse.Error
+DEADLINE_S = 15.0
+ATTEMPT_S = 1.5
+_NO_RESPONDERS_S = 1.0
+"""Time to retry without responders before the first answer. A controller that reconnects is back by then."""
+_LEAST_S = 0.25
+"""Minimum time for an attempt. With less time left, no attempt is made."""
+MAJORITY_S = 1.5
+"""A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
+_WHO_S = 1.0
+"""Time for a controller to answer which controllers are connected."""
+OPERATION_ID_SIZE_BYTES = 16
+_NODES_BYTES = 64 * 1024
+"""Maximum size of a page of node ids in a request, in bytes."""
+
+_ERRORS: dict[int, type[LiftError]] = {
+    _Error.INVALID: ConfigError,
+    _Error.EXISTS: AlreadyExistsError,
+    _Error.NOT_FOUND: NotFoundError,
+    _Error.STALE: StaleRequestError,
+    _Error.FENCED: FencedError,
+    _Error.UNAVAILABLE: UnavailableError,
+    _Error.OUTCOME_UNKNOWN: OutcomeUnknownError,
+    _Error.NOT_ENOUGH_NODES: TooFewNodesError,
+    _Error.NOT_METADATA_LEADER: UnavailableError,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """One controller: a member of the metadata group.
+
+    Attributes:
+        node_id: Id of its node.
+        leader: True if it is the metadata leader.
+        term: Its Raft term.
+        commit_index: Index of the last committed log entry that it knows.
+        applied_index: Index of the last log entry that it applied.
+        lag: Number of log entries that it is behind the leader.
+        connected: True if the answering controller is connected to it.
+        learner: True if it has no vote yet, because it still receives the log.
+        leaving: True if it is being removed.
+        waits_for: Why the current change of controllers does not proceed, as text. '': it does, or there is none.
+    """
+
+    node_id: str
+    leader: bool
+    term: int
+    commit_index: int
+    applied_index: int
+    lag: int
+    connected: bool
+    learner: bool = False
+    leaving: bool = False
+    waits_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster metadata, as the metadata leader answered.
+
+    Attributes:
+        image: Nodes, streams and partitions.
+        metadata_leader: Id of the metadata leader, '' if there is none.
+        controllers: The members of the metadata group.
+    """
+
+    image: ClusterImage
+    metadata_leader: str
+    controllers: tuple[Controller, ...]
+
+    def streams(self) -> list[StreamImage]:
+        """Return all streams, sorted by name."""
+        return [self.image.streams[name] for name in sorted(self.image.streams)]
+
+    def stream(self, name: str) -> StreamImage:
+        """Return the stream with this name.
+
+        Args:
+            name: Name of the stream.
+
+        Raises:
+            NotFoundError: No such stream.
+        """
+        found = self.image.streams.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.image.streams)[:10]) or "none"
+            raise NotFoundError(f"Stream {name!r} does not exist. Existing streams: {known}.")
+        return found
+
+
+class _Majority:
+    """Detects, over several answers, that the metadata group has no majority."""
+
+    def __init__(self) -> None:
+        self._missing_since_s: float | None = None
+
+    @property
+    def is_missed(self) -> bool:
+        """True if the last answer showed too few controllers for a majority."""
+        return self._missing_since_s is not None
+
+    def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
+        """Take an answer of a controller, or None for no answer. Raise NoMajorityError after ``MAJORITY_S`` without a
+        majority.
+        """
+        voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
+        missing = sorted(one.nodeId for one in voters if not one.connected)
+        if len(voters) - len(missing) > len(voters) // 2 or not voters:
+            self._missing_since_s = None
+            return
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        elif now_s - self._missing_since_s >= MAJORITY_S:
+            raise NoMajorityError(
+                f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}). Without a "
+                "majority, the cluster cannot decide. Start these controllers and repeat the command. The request "
+                "may still have been applied."
+            )
+
+
+class MetadataRequests:
+    """Requests to the metadata group: the way to it, and the questions of the library itself.
+
+    Applications use ``client.admin``. This class returns the images of the metadata log.
+
+    Args:
+        transport: The NATS connection.
+        subjects: The subjects of the namespace.
+        deadline_s: Time limit of each call, retries included, in seconds. Default 15.
+
+    Example:
+        from liftpy.client.metadata_requests import MetadataRequests
+
+        requests = MetadataRequests(transport, subjects, deadline_s=5)
+        state = await requests.describe()
+    """
+
+    def __init__(self, transport: Transport, subjects: Subjects, deadline_s: float = DEADLINE_S) -> None:
+        self.transport = transport
+        self.subjects = subjects
+        self.deadline_s = deadline_s
+        self._done_index = 0
+        """Index of the metadata image that the last command, or linearizable question, was answered with."""
+        self._has_answered = False
+        """True if a controller of the namespace has answered. Missing responders then mean an outage, and requests wait."""
+        self.internal = False
+        """True if requests may create, change and delete internal streams (names that begin with ``_``)."""
+
+    async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
+        """Return one stream with its partitions, replicas, ISR and leaders.
+
+        Args:
+            name: Name of the stream.
+            linearizable: If True, the answer contains every change that was committed before this call. Default False.
+
+        Returns:
+            The stream.
+
+        Raises:
+            NotFoundError: No such stream.
+            UnavailableError: The metadata group did not answer in time.
+        """
+        request = cluster_pb2.ControlRequest(linearizable=linearizable, describeStream=cluster_pb2.DescribeStream(name=name))
+        return await self.whole(await self.read(request))
+
+    async def describe(self, *, linearizable: bool = False) -> ClusterState:
+        """Return the nodes, the streams and the controllers of the cluster.
+
+        Args:
+            linearizable: If True, the answer contains every change that was committed before this call. Default False:
+                the state that the metadata leader last applied.
+
+        Returns:
+            The state of the cluster.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
+        request = cluster_pb2.ControlRequest(linearizable=linearizable)
+        pages = ClusterPages()
+        while pages.request is not None:
+            request.describeCluster.CopyFrom(pages.request)
+            pages.add((await self.read(request)).cluster)
+        cluster = pages.cluster
+        controllers = tuple(
+            Controller(
+                node_id=c.nodeId,
+                leader=c.leader,
+                term=c.term,
+                commit_index=c.commitIndex,
+                applied_index=c.appliedIndex,
+                lag=c.lag,
+                connected=c.connected,
+                learner=c.learner,
+                leaving=c.leaving,
+                waits_for=c.waitsFor,
+            )
+            for c in cluster.controllers
+        )
+        return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
+
+    async def open_groups(self) -> StreamImage:
+        """Return the internal stream of groups and queues. Create it if needed.
+
+        Returns:
+            The stream ``_groups``.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
+        return await self.whole(await self.read(cluster_pb2.ControlRequest(openGroups=cluster_pb2.OpenGroups())))
+
+    async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
+        """Return the nodes on this host, and the nodes of a rack.
+
+        Args:
+            rack: Name of the rack. '': no rack.
+
+        Returns:
+            The ids of the nodes on this host, and the ids of the nodes in the rack.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
+        nodes, host = await self.nodes(), this_host()
+        here = {node.nodeId for node in nodes if host and node.host == host}
+        return here, {node.nodeId for node in nodes if rack and node.rack == rack}
+
+    async def node_ids(self) -> list[str]:
+        """Return the ids of all registered nodes, sorted.
+
+        Raises:
+            UnavailableError: The metadata group did not answer in time.
+        """
+        return sorted(node.nodeId for node in await self.nodes())
+
+    async def controller_ids(self) -> list[str]:
+        """Return the ids of all controllers, the metadata leader first.
+
+        Raises:
+            UnavailableError: No controller answered in time.
+        """
+        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
+        cluster = (await self.read(asked)).cluster
+        return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
+
+    async def nodes(self) -> list[cluster_pb2.Node]:
+        request, pages = cluster_pb2.ControlRequest(), ClusterPages()
+        while pages.request is not None and not pages.cluster.image.streams:  # nodes come first
+            request.describeCluster.CopyFrom(pages.request)
+            request.describeCluster.maxBytes = _NODES_BYTES
+            pages.add((await self.read(request)).cluster)
+        return list(pages.cluster.image.nodes)
+
+    async def whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
+        """Return the complete stream of an answer, and request the partitions that did not fit into it."""
+        pages = StreamPages()
+        pages.add(response)
+        while pages.request is not None:
+            pages.add(await self.read(cluster_pb2.ControlRequest(describeStream=pages.request)))
+        return codec.stream_from_pb(pages.stream)
+
+    async def read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """Send a read-only request. It may be repeated safely."""
+        try:
+            return await self._ask_on(self.subjects.info(), request)
+        except OutcomeUnknownError as error:
+            if request.HasField("openGroups"):
+                raise
+            raise UnavailableError(str(error)) from None
+
+    async def command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        """Send a request that needs operator permissions."""
+        request.internal = self.internal
+        return await self._ask_on(self.subjects.control_admin(), request)
+
+    async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
+        payload = frames.sealed(request)
+        give_up_at = asyncio.get_running_loop().time() + self.deadline_s
+        nobody_since: float | None = None
+        unanswered, least_s = None, min(_LEAST_S, self.deadline_s / 4)
+        majority = _Majority()
+        async for attempt in retrying(self.deadline_s):
+            with attempt:
+                left_s = give_up_at - asyncio.get_running_loop().time()
+                if unanswered is not None and left_s < least_s:
+                    raise unanswered
+                try:
+                    answer = await self.transport.request(subject, payload, min(ATTEMPT_S, max(left_s, least_s)))
+                except NoRespondersError:
+                    now = asyncio.get_running_loop().time()
+                    nobody_since = now if nobody_since is None else nobody_since
+                    self._check_cluster(now - nobody_since)
+                    raise
+                except OutcomeUnknownError:
+                    waited_s = asyncio.get_running_loop().time() - give_up_at + self.deadline_s
+                    unanswered = OutcomeUnknownError(
+                        f"The metadata group did not answer within {waited_s:.1f} s. The request may or may not have been "
+                        "applied. Check the result, then retry."
+                    )
+                    cluster = await self._controllers(left_s - ATTEMPT_S)
+                    lone = cluster if cluster is not None and not cluster.metadataLeader else None
+                    majority.said(lone, asyncio.get_running_loop().time())
+                    raise unanswered from None
+                self._has_answered = True
+                response = self._decoded(answer, subject, request.operationId)
+                if self._is_behind(response, request, subject):
+                    request.linearizable = True  # the metadata leader knows what this client was told
+                    payload = frames.sealed(request)
+                    raise UnavailableError(
+                        "The node that answered is behind: it does not know yet what this client has already read. Retry later."
+                    )
+                if response.error != _Error.OK:
+                    if response.retryAfterMs:
+                        await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
+                    raise control_error(response)
+                return response
+        raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
+
+    async def watch_majority(self, *, is_patient: bool = True) -> None:
+        """Return when the metadata group has a leader and a majority. Run it while a command runs.
+
+        Args:
+            is_patient: If False, return at once if no controller answers. Default True: ask until one answers.
+
+        Raises:
+            NoMajorityError: Too few controllers answer. Raised within two seconds, whatever the command waits for.
+        """
+        majority, time = _Majority(), asyncio.get_running_loop().time
+        while True:
+            cluster = await self._controllers(_WHO_S)
+            majority.said(cluster, time())
+            if cluster is None and not is_patient:
+                return
+            if cluster is not None and cluster.metadataLeader and not majority.is_missed:
+                return
+            await asyncio.sleep(MAJORITY_S / 5)
+
+    async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
+        """Ask any controller for the members and the leader, None without an answer."""
+        if left_s < _LEAST_S:
+            return None
+        request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
+        request.describeCluster.maxBytes = 1
+        subject = self.subjects.info()
+        try:
+            answer = await self.transport.request(subject, frames.sealed(request), min(_WHO_S, left_s))
+            response = self._decoded(answer, subject, request.operationId)
+        except (UnavailableError, OutcomeUnknownError):
+            return None
+        return response.cluster if response.error == _Error.OK else None
+
+    def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
+        """Return whether an answer is older than a command of this client: it could name a stream that was deleted and created
+        again."""
+        if subject != self.subjects.info() or request.linearizable:
+            if response.error == _Error.OK and response.index:
+                self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
+            return False
+        if not 0 < response.index < self._done_index:
+            return False
+        self.transport.counters["answers of nodes that are behind"] += 1
+        return True
+
+    def _check_cluster(self, waited_s: float) -> None:
+        """Raise NoClusterError if no node of the namespace has ever answered, and there were no responders for ``waited_s``."""
+        if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self.deadline_s / 2):
+            raise NoClusterError(
+                f"No liftpy node of namespace {self.subjects.namespace!r} answers at {self.transport.server}. Check "
+                "--namespace and --nats (connect: namespace, nats). If they are correct, all nodes are down: start "
+                "them, then start this client again."
+            )
+
+    def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
+        """Return the decoded answer.
+
+        An unreadable or foreign answer says nothing, so the request is repeated under the same operation id.
+        """
+        try:
+            response = frames.decode(answer, cluster_pb2.ControlResponse)
+        except ProtocolError as error:
+            self.transport.counters["damaged answers"] += 1
+            raise OutcomeUnknownError(
+                f"Cannot decode the answer on {subject}: {error}. The request may have been applied. Check that nodes "
+                "and client have compatible versions."
+            ) from None
+        if response.operationId != operation_id:
+            self.transport.counters["answers to something else"] += 1
+            raise OutcomeUnknownError(
+                f"The answer on {subject} belongs to another request. The request may have been applied. Check the "
+                "result, then retry."
+            )
+        return response
+
+
+def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
+    """Return the error for a negative answer of the metadata group."""
+    name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
+    kind = _ERRORS.get(response.error, LiftError)
+    return kind(response.detail or f"the metadata group answered {name}")

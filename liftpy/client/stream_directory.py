@@ -1,0 +1,149 @@
+"""``StreamDirectory``: the streams that a client knows, their addresses and readers of their partitions.
+
+The parts of one client share a directory. It caches the descriptions of streams. Code that finds a description out of
+date requests it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from liftpy.client.batch_view import BatchSlice
+from liftpy.client.closest_replica import Nearest
+from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
+from liftpy.client.encode_publish import Address
+from liftpy.client.factories import ClientFactories
+from liftpy.client.iteration import Iteration
+from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.positions import check_partition
+from liftpy.client.progress import ReadProgress
+from liftpy.core.base.ids import check_name, is_utf8, shown
+from liftpy.core.base.partition import PartitionState
+from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.core.wire.subjects import data_subject, matcher
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+
+
+class StreamDirectory:
+    """The streams that a client knows.
+
+    Args:
+        requests: The way to the metadata group.
+        factories: Factories that add traces. Default None: no traces.
+    """
+
+    def __init__(self, requests: MetadataRequests, factories: ClientFactories | None = None) -> None:
+        self.requests = requests
+        self.factories = factories or ClientFactories()
+        self.cached: dict[str, StreamImage] = {}
+        """Streams as the cluster last described them, by name."""
+        self._describing: dict[str, asyncio.Task[StreamImage]] = {}
+
+    async def stream(self, name: str) -> StreamImage:
+        """Request the stream from the metadata group, and cache it."""
+        found = self.cached[name] = await self.requests.stream(check_name(name, "stream"))
+        return found
+
+    async def known(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
+        """Return the stream from the cache, or from the metadata group if the partition may be new.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            refresh: If True, skip the cache. Default False.
+        """
+        known = self.cached.get(stream)
+        if refresh or known is None or partition >= len(known.partitions):
+            known = await self.described(stream)
+        return known
+
+    async def described(self, stream: str) -> StreamImage:
+        """Return the current stream.
+
+        Simultaneous callers share one request. Raises NotFoundError and the errors of requests.
+        """
+        asking = self._describing.get(stream)
+        if asking is None:
+            asking = self._describing[stream] = asyncio.create_task(self.describe(stream), name=f"describe {stream}")
+            asking.add_done_callback(lambda done: self._describing.pop(stream, None) and (done.cancelled() or done.exception()))
+        return await asyncio.shield(asking)
+
+    async def describe(self, stream: str) -> StreamImage:
+        """Request the stream. Ask the metadata leader if the first answer does not know it."""
+        self.cached.pop(stream, None)
+        try:
+            found = await self.requests.stream(stream)
+        except NotFoundError:  # a leader that was deposed and does not know may be behind
+            found = await self.requests.stream(stream, linearizable=True)
+        self.cached[stream] = found
+        return found
+
+    async def address(self, stream: str, partition: int, *, refresh: bool = False) -> Address:
+        """Return the subject and uid to publish a partition to.
+
+        Args:
+            stream: Name of the stream.
+            partition: Number of the partition.
+            refresh: If True, skip the cache. Default False.
+        """
+        return address_of(await self.known(stream, partition, refresh=refresh), partition)
+
+    def reader(self, stream: str, partition: int, options: ReadOptions | None = None) -> PartitionReader:
+        """Return a reader of one partition."""
+        check_name(stream, "stream")
+        check_partition(partition)
+
+        chosen = options or ReadOptions()
+
+        async def now() -> PartitionState:
+            return partition_state(await self.described(stream), partition)
+
+        nearest = Nearest(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
+        return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
+
+    def read_range(
+        self,
+        stream: str,
+        partition: int,
+        start_offset: int,
+        end_offset: int,
+        *,
+        uid: str = "",
+        exact: bool = False,
+        options: ReadOptions | None = None,
+    ) -> Iteration[BatchSlice]:
+        """Return the records of an offset range. ``Client.read_range`` describes the arguments."""
+        progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
+        progress.moves_end = not exact
+        return read_range(self.reader(stream, partition, options), progress, self.factories.handing_on(stream, partition))
+
+
+def partition_state(stream: StreamImage, partition: int) -> PartitionState:
+    """Return the state of a partition. Raise UnavailableError if the stream is not placed, NotFoundError without the partition."""
+    if stream.waiting:
+        raise UnavailableError(f"Stream {stream.name} is not placed ({INSUFFICIENT_NODES}). Start more nodes.")
+    if partition >= len(stream.partitions):
+        last = len(stream.partitions) - 1
+        raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Its partitions are 0 to {last}.")
+    return stream.partitions[partition]
+
+
+def subject_address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
+    """Return an address. Raise ConfigError if the subject has wildcards or is not text."""
+    if any(token in ("*", ">") for token in subject.split(".")):
+        raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
+    if not is_utf8(subject):
+        raise ConfigError(f"Subject {shown(subject)} is not UTF-8 text. Use a subject of UTF-8 characters.")
+    return Address(subject, uid, answers, window_s)
+
+
+def address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
+    """Return the address of a partition, with ``subject`` if given."""
+    partition_state(stream, partition)
+    own = data_subject(stream.subject, partition)
+    if subject and not matcher(own)(subject):
+        raise ConfigError(
+            f"Subject {subject} does not belong to {stream.name}/{partition}, which stores {own}. Publish on a "
+            f"subject that matches {own} (--subject, subject=)."
+        )
+    return subject_address(subject or own, stream.uid, stream.answers, stream.config.dedup_window_s)

@@ -1,0 +1,139 @@
+"""Records browser of ``liftpy dashboard --records``: a few records of one partition, read with the permissions of its user.
+
+The page of a node never shows records. The browser reads at most ``MOST_RECORDS`` records and ``MOST_BYTES`` bytes, for at most
+``MOST_S`` seconds. Each read is reported to the caller, so that it can be logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from liftpy.client import Client, ReadOptions
+from liftpy.client.positions import Start, parse_start
+from liftpy.core.base.ids import check_name
+from liftpy.core.wire.batch import Record
+from liftpy.errors import LiftError
+
+MOST_RECORDS = 100
+MOST_BYTES = 1 << 20
+MOST_S = 5.0
+_MOST_SHOWN = 2000
+"""Maximum number of characters of a value or a header on the page."""
+FIELDS = ("partition", "start", "subject", "key", "limit")
+"""Fields of the query of the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsQuery:
+    """What a visitor wants to see. ``start``: '' for the newest records, otherwise as ``--from`` of ``liftpy consume``."""
+
+    stream: str
+    partition: int = 0
+    start: str = ""
+    subject: str = ""
+    key: str = ""
+    limit: int = 20
+
+    def parsed_start(self) -> Start:
+        """Return the start for ``Client.consume``. Raises ConfigError."""
+        return parse_start(self.start, datetime.now(UTC)) if self.start else ""
+
+
+Report = Callable[[RecordsQuery, int], None]
+"""Called with each query and the number of records that were shown."""
+
+
+def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
+    """Return the query of a request. Raises ConfigError or ValueError."""
+    given = {name: fields.get(name, "").strip() for name in FIELDS}
+    if any(len(text) > _MOST_SHOWN for text in given.values()):
+        raise ValueError(f"A field has more than {_MOST_SHOWN} characters.")
+    partition, limit = int(given["partition"] or 0), int(given["limit"] or 20)
+    if not 0 <= partition < 1 << 31:
+        raise ValueError(f"Invalid partition {partition}. Use 0 or more.")
+    if not 1 <= limit <= MOST_RECORDS:
+        raise ValueError(f"Invalid limit {limit}. Use 1 to {MOST_RECORDS}.")
+    query = RecordsQuery(
+        stream=check_name(stream, "stream"),
+        partition=partition,
+        start=given["start"],
+        subject=given["subject"],
+        key=given["key"],
+        limit=limit,
+    )
+    query.parsed_start()
+    return query
+
+
+class RecordsBrowser:
+    """Reads records through a client."""
+
+    def __init__(self, client: Client, report: Report) -> None:
+        self._client = client
+        self._report = report
+
+    async def read(self, query: RecordsQuery) -> dict[str, Any]:
+        """Return rows for the page, newest first without a start. ``note``: why there are fewer than wanted, '' otherwise."""
+        rows: list[dict[str, Any]] = []
+        note, size_bytes = "", 0
+        consumer = self._client.consume(
+            query.stream,
+            query.partition,
+            start=query.parsed_start(),
+            until=None if not query.start else "end",
+            subjects=(query.subject,) if query.subject else (),
+            keys=(query.key.encode(),) if query.key else (),
+            backwards=not query.start,
+            options=ReadOptions(patience_s=MOST_S, read_ahead=1, max_bytes=MOST_BYTES),
+        )
+        try:
+            async with asyncio.timeout(MOST_S), aclosing(aiter(consumer)) as records:
+                async for record in records:
+                    size_bytes += len(record.value or b"") + sum(len(name) + len(value) for name, value in record.headers)
+                    if size_bytes > MOST_BYTES and rows:
+                        note = (
+                            f"The records after these exceed {MOST_BYTES:,} bytes. Start at offset {record.offset} to see them."
+                        )
+                        break
+                    rows.append(record_row(record))
+                    if len(rows) == query.limit:
+                        break
+        except TimeoutError:
+            note = f"The search ended after {MOST_S:g} s. Narrow it with a start."
+        except LiftError as error:
+            note = str(error)
+        self._report(query, len(rows))
+        return {"rows": rows, "note": note}
+
+
+def record_row(record: Record) -> dict[str, Any]:
+    """Return a record as texts."""
+    moment = datetime.fromtimestamp(record.timestamp_ns / 1e9, UTC)
+    headers = ", ".join(f"{name}: {readable(value)}" for name, value in record.headers)
+    return {
+        "offset": record.offset,
+        "time": moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3],
+        "subject": record.subject,
+        "key": "" if record.key is None else readable(record.key),
+        "headers": _shortened(headers, len(headers)),
+        "value": "(tombstone)" if record.value is None else readable(record.value),
+    }
+
+
+def readable(data: bytes) -> str:
+    """Return ``data`` as text if it is UTF-8 without control characters, otherwise as hex."""
+    text: str | None = None
+    with suppress(UnicodeDecodeError):
+        text = data.decode()
+    if text is None or any(ord(sign) < 32 and sign not in "\t\r\n" for sign in text):
+        return _shortened(data[: _MOST_SHOWN // 2].hex(), 2 * len(data))
+    return _shortened(text[:_MOST_SHOWN], len(text))
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if length <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({length:,} characters)"

@@ -1,0 +1,105 @@
+"""The records browser of ``liftpy dashboard --records``, over the cluster in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client
+from liftpy.errors import ConfigError
+from liftpy.testing.memory import MemoryCluster
+from sidecar.cli.dashboard import ClusterSite
+from sidecar.status.records import MOST_BYTES, RecordsBrowser, RecordsQuery, readable, records_query
+
+HOSTILE = b"<script>alert(1)</script>"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with MemoryCluster() as cluster:
+        found = await cluster.client()
+        await found.create_stream("orders", "orders")
+        for number in range(30):
+            await found.publish("orders", b"v%d" % number, key=b"even" if number % 2 == 0 else b"odd")
+        await found.publish("orders", HOSTILE, key=b"\xff\x00", headers=[("a", b"1"), ("a", b"2")])
+        yield found
+
+
+class Browsed:
+    """A dashboard with a records browser."""
+
+    def __init__(self, client: Client) -> None:
+        self.reads: list[tuple[RecordsQuery, int]] = []
+        self.browser = RecordsBrowser(client, lambda query, count: self.reads.append((query, count)))
+        self.site = ClusterSite(client, "liftpy", ("127.0.0.1",), self.browser)
+
+    async def get(self, path: str) -> str:
+        answer = self.site.respond(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        body = answer if isinstance(answer, bytes) else await answer
+        assert isinstance(body, bytes)
+        return body.decode()
+
+    async def offsets(self, **fields: str) -> list[int]:
+        return [row["offset"] for row in (await self.browser.read(records_query("orders", fields)))["rows"]]
+
+
+async def test_records_browser_shows_the_newest_records_first(client: Client) -> None:
+    browsed = Browsed(client)
+    assert await browsed.offsets(limit="3") == [30, 29, 28]
+    assert await browsed.offsets(limit="2", key="even") == [28, 26]
+    [(query, count), _] = browsed.reads
+    assert (query.stream, query.partition, count) == ("orders", 0, 3)
+
+
+async def test_records_browser_with_a_start_reads_forwards_to_the_end(client: Client) -> None:
+    browsed = Browsed(client)
+    assert await browsed.offsets(start="27", limit="3") == [27, 28, 29]
+    assert await browsed.offsets(start="27") == [27, 28, 29, 30]
+    assert await browsed.offsets(start="-5m", key="odd", limit="1") == [1]
+
+
+async def test_records_browser_escapes_values_and_keeps_repeated_headers(client: Client) -> None:
+    browsed = Browsed(client)
+    text = await browsed.get("/records/orders?limit=1")
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "ff00" in text
+    assert "a: 1, a: 2" in text
+
+
+async def test_records_browser_says_why_it_shows_less(client: Client) -> None:
+    for _ in range(3):
+        await client.publish("orders", b"x" * (MOST_BYTES // 2 - 1000))
+    page = await Browsed(client).browser.read(records_query("orders", {"start": "31"}))
+    assert [row["offset"] for row in page["rows"]] == [31, 32]
+    assert "Start at offset 33" in page["note"]
+    missing = await Browsed(client).browser.read(records_query("payments", {}))
+    assert missing["rows"] == []
+    assert "payments" in missing["note"]
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=101", "partition=-1", "partition=x", "start=yesterday", "key=" + "x" * 5000]
+)
+async def test_records_browser_query_that_is_invalid_is_rejected(client: Client, query: str) -> None:
+    assert (await Browsed(client).get(f"/records/orders?{query}")).startswith("HTTP/1.1 400 ")
+
+
+async def test_dashboard_without_the_option_shows_no_records(client: Client) -> None:
+    site: Any = ClusterSite(client, "liftpy", ("127.0.0.1",))
+    answer = site.respond(b"GET /records/orders HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+
+
+def test_readable_shows_text_as_text_and_bytes_as_hex() -> None:
+    assert readable('{"a": "ü"}'.encode()) == '{"a": "ü"}'
+    assert readable(b"\xff\x01") == "ff01"
+    assert readable(b"a\x00b") == "610062"
+    assert readable(b"x" * 3000).endswith("x... (3,000 characters)")
+
+
+def test_records_query_with_a_bad_name_is_rejected() -> None:
+    with pytest.raises(ConfigError):
+        records_query("../etc", {})
