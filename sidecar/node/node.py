@@ -125,9 +125,7 @@ class Node:
         self.instruments = Instruments()
         self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ControllerMetrics(self.instruments.failovers, self._tracing.failed_over)
-        self._loop_watch = LoopWatch(
-            self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
-        )
+        self._loop_watch = LoopWatch(self.instruments, self._metadata_leader, self._look_at_room)
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
@@ -179,6 +177,9 @@ class Node:
         """Counts of the logs that the worker processes have recovered."""
         self._logs_are_clean = False
         """During the stop: everything that was acknowledged is on the disk, as far as the components have closed."""
+
+    def _metadata_leader(self) -> str:
+        return self.group.leader if self.group is not None else ""
 
     def _make_health(self) -> Health:
         return Health(
