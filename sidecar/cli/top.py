@@ -12,9 +12,10 @@ import json
 import os
 import sys
 import termios
+import textwrap
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,9 +26,11 @@ from rich.live import Live
 from rich.text import Text
 
 from liftpy.client import Client
-from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason
+from liftpy.core.observe.app_rows import groups_question, services_question, shown_groups, shown_services
+from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason, streams_question
 from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
 from liftpy.core.observe.node_summary import NodeSummary
+from liftpy.core.observe.page_model import checked_stream, figure
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
@@ -35,18 +38,27 @@ from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
+from sidecar.status.pages import GROUP_COLUMNS, SERVICE_COLUMNS, STREAM_COLUMNS
 
 SORTS = ("rate", "lag", "p99", "name")
+SHOWS = ("nodes", "streams", "groups", "services")
+"""Lists that the screen can show, by the keys 1 to 4."""
 _STYLES = {OK: "bold green", DEGRADED: "bold yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
+_REASON_LINES = 3
+"""Maximum number of lines of one reason."""
 _REASONS = 3
 """Number of reasons shown above the table. The others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """State of the screen. ``page``: '', 'help', or 'node' (the selected one). ``typing``: the filter has the focus."""
+    """State of the screen. ``page``: '', 'help', or 'node' (the selected one). ``typing``: the filter has the focus.
 
+    ``shows``: one of ``SHOWS``.
+    """
+
+    shows: str = "nodes"
     sort: str = "rate"
     reverse: bool = False
     filter: str = ""
@@ -66,6 +78,8 @@ def pressed(view: View, key: str, count: int) -> View:
         return replace(view, filter=view.filter + key, selected=0) if key.isprintable() else view
     if key in ("q", "\x03"):
         return replace(view, ended=True)
+    if key in "1234":
+        return replace(view, shows=SHOWS[int(key) - 1], page="", selected=0)
     if key == "s":
         return replace(view, sort=SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)])
     if key == "r":
@@ -98,14 +112,16 @@ def rows_of(model: Model, view: View) -> list[NodeRow]:
     return sorted(sorted(kept, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
 
 
-def render(model: Model, width: int, height: int, view: View) -> Group:
-    """Return a frame of exactly ``height`` lines, none wider than ``width`` cells."""
-    lines = [_head(model), *_reasons(model), *_totals(model, width), Text("")]
+def render(model: Model, width: int, height: int, view: View, listed: Sequence[Mapping[str, Any]] = ()) -> Group:
+    """Return a frame of exactly ``height`` lines, none wider than ``width`` cells. ``listed``: streams, groups or services."""
+    lines = [_head(model), *_reasons(model, width), *_totals(model, width), Text("")]
     foot = _foot(view)
     room = max(0, height - len(lines) - 1)
     rows = rows_of(model, view)
     if view.page == "help":
         body = [Text(line) for line in _HELP]
+    elif view.shows != "nodes":
+        body = _listed(listed, width, room, view)
     elif view.page == "node" and rows:
         body = _detail(rows[min(view.selected, len(rows) - 1)])
     else:
@@ -137,16 +153,19 @@ def _head(model: Model) -> Text:
     return line
 
 
-def _reasons(model: Model) -> list[Text]:
+def _reasons(model: Model, width: int) -> list[Text]:
     reasons = model.verdict.reasons
-    lines = [_reason(reason) for reason in reasons[:_REASONS]]
+    lines = [line for reason in reasons[:_REASONS] for line in _reason(reason, width)]
     if len(reasons) > _REASONS:
         lines[-1].append(f"  and {len(reasons) - _REASONS} more")
     return lines
 
 
-def _reason(reason: Reason) -> Text:
-    return Text.assemble(("! " if reason.stops else "- ") + reason.text, (f"  ({reason.runbook})", "dim"))
+def _reason(reason: Reason, width: int) -> list[Text]:
+    """Return a reason on as many lines as it needs, at most ``_REASON_LINES``."""
+    text = f"{'!' if reason.stops else '-'} {reason.text}  ({reason.runbook})"
+    wrapped = textwrap.wrap(text, max(width, 20), subsequent_indent="  ", max_lines=_REASON_LINES, placeholder=" …")
+    return [Text(line) for line in wrapped]
 
 
 def _totals(model: Model, width: int) -> list[Text]:
@@ -208,6 +227,34 @@ def _table(rows: list[NodeRow], width: int, room: int, view: View) -> list[Text]
     return lines
 
 
+_LISTS = {"streams": STREAM_COLUMNS, "groups": GROUP_COLUMNS, "services": SERVICE_COLUMNS}
+_WIDEST = 24
+"""Maximum width of a column of streams, groups and services."""
+
+
+def _listed(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: View) -> list[Text]:
+    """Return the table of streams, groups or services, with the columns of the status page that have room, from the left."""
+    columns = _LISTS[view.shows]
+    kept = [row for row in listed if view.filter in str(row[columns[0].name])]
+    fits = kept if len(kept) < room else kept[: max(0, room - 2)]
+    cells = [[figure(column.kind, row.get(column.name)) for column in columns] for row in fits]
+    lines = [""] * (len(fits) + 1)
+    for number, column in enumerate(columns):
+        texts = [column.title, *(row[number] for row in cells)]
+        size = min(_WIDEST, max(map(len, texts)))
+        if len(lines[0]) + 2 + size > width and number:
+            break
+        shown = [_cut(text, size) if column.kind == "text" else text.rjust(size) for text in texts]
+        lines = [f"{line}{'  ' if line else ''}{text}" for line, text in zip(lines, shown, strict=True)]
+    styles = ["bold", *("yellow" if row.get("problem") else "" for row in fits)]
+    made = [Text(line, style=style) for line, style in zip(lines, styles, strict=True)]
+    if len(fits) < len(kept):
+        made.append(Text(f"  and {len(kept) - len(fits)} more: / finds one"))
+    if not kept:
+        made.append(Text(f"  no {view.shows[:-1]} has this in its name" if view.filter else f"  no {view.shows}"))
+    return made
+
+
 def _detail(row: NodeRow) -> list[Text]:
     glance = row.glance
     lines = [f"node {row.node}: {row.state}" + (", leads the metadata group" if row.leads_metadata else "")]
@@ -232,9 +279,10 @@ def _detail(row: NodeRow) -> list[Text]:
 
 _HELP = (
     "q        end",
+    "1 2 3 4  show nodes, streams, groups and queues, services",
     f"s        sort by the next of: {', '.join(SORTS)}",
     "r        the other way round",
-    "/        show nodes with this in their names; Esc: all",
+    "/        show names with this text in them; Esc: all",
     "j k      select the next, the previous node",
     "Enter    the selected node, and back",
     "?        this, and back",
@@ -248,7 +296,10 @@ def _foot(view: View) -> Text:
     if view.typing:
         return Text(f"/{view.filter}_   Enter: keep   Esc: all", style="reverse")
     order = view.sort + (", reversed" if view.reverse else "") + (f"   filter: {view.filter}" if view.filter else "")
-    return Text(f"q end   s sort: {order}   r reverse   / find   Enter node   ? keys", style="reverse")
+    if view.shows != "nodes":
+        lists = "  ".join(f"{number} {f'[{name}]' if name == view.shows else name}" for number, name in enumerate(SHOWS, 1))
+        return Text(f"q end   {lists}   / find{f': {view.filter}' if view.filter else ''}   ? keys", style="reverse")
+    return Text(f"q end   1-4 lists   s sort: {order}   r reverse   / find   Enter node   ? keys", style="reverse")
 
 
 def _cut(text: str, size: int) -> str:
@@ -285,33 +336,38 @@ _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 @click.command(cls=HelpCommand, example="liftpy top --sort lag")
 @click.option("--sort", type=click.Choice(SORTS), default="rate", show_default=True, help="Column to sort by.")
+@click.option("--show", "shows", type=click.Choice(SHOWS), default="nodes", show_default=True, help="List below the summary.")
 @click.option("--once", is_flag=True, help="Print one measurement over one second, then exit.")
 @json_option
 @connection_options
-def top(sort: str, once: bool, as_json: bool, target: Target) -> None:
-    """Watch the cluster: state, rates, ack latency, lag and each node, once per second. With --json, print one object per line."""
+def top(sort: str, shows: str, once: bool, as_json: bool, target: Target) -> None:
+    """Watch the cluster: state, rates, ack latency and lag, with its nodes, streams, groups or services, once per second.
+
+    With --json, print one object per line.
+    """
     with_client(
         target,
-        lambda client: _watch(client, target.namespace, View(sort=sort), once=once, as_json=as_json),
+        lambda client: _watch(client, target.namespace, View(sort=sort, shows=shows), once=once, as_json=as_json),
         needs_majority=False,
     )
 
 
 async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_json: bool) -> None:
     looking = Looking(client, Watching(namespace))
+    looking.shows = view.shows
     await looking.look()
     if not looking.knows_any:
         raise UnavailableError("The metadata group does not answer, so no node is known. Check `liftpy health`.")
     if once or not (as_json or sys.stdout.isatty()):
         await asyncio.sleep(EVERY_S)
         await looking.look()
-        _print(looking.watching.model(), view, as_json)
+        _print(looking, view, as_json)
     elif as_json:
         gone = attended(reader_gone(sys.stdout))
         while not gone.done():
             await asyncio.wait((gone,), timeout=EVERY_S)
             await looking.look()
-            _print(looking.watching.model(), view, as_json)
+            _print(looking, view, as_json)
     else:
         await _live(looking, view)
 
@@ -325,6 +381,10 @@ class Looking:
         self.watching = watching
         self._named: list[str] = []
         """Nodes that the metadata leader named at the start."""
+        self.shows = "nodes"
+        """One of ``SHOWS``. Streams, groups and services are requested only while they are shown."""
+        self.listed: list[dict[str, Any]] = []
+        """Rows of the streams, groups or services."""
 
     @property
     def knows_any(self) -> bool:
@@ -339,6 +399,28 @@ class Looking:
         nodes = self.watching.nodes(self._named)
         said = await asyncio.gather(*map(self._ask, nodes))
         self.watching.put(self._now(), dict(zip(nodes, said, strict=True)))
+        self.listed = await self._list(self.shows, [node for node, one in zip(nodes, said, strict=True) if one is not None])
+
+    async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
+        if shows == "nodes" or not nodes:
+            return []
+        if shows == "streams":
+            leader = self.watching.model().metadata_leader
+            found = await self._rows_of(leader if leader in nodes else nodes[0], streams_question())
+            rows = found.get("rows") if isinstance(found, dict) else None
+            return [kept for row in rows or () if (kept := checked_stream(row)) is not None]
+        question, shown = {"groups": (groups_question(), shown_groups), "services": (services_question(), shown_services)}[
+            shows
+        ]
+        told = await asyncio.gather(*(self._rows_of(node, question) for node in nodes))
+        listed: list[dict[str, Any]] = shown(dict(zip(nodes, told, strict=True)))["rows"]
+        return listed
+
+    async def _rows_of(self, node: str, question: dict[str, Any]) -> Any:
+        with suppress(LiftError):
+            answer = await self._client.admin.ask_node(node, json.dumps(question).encode(), _TIMEOUT_S)
+            return answer.get(next(iter(question)))
+        return None
 
     async def _ask(self, node: str) -> NodeSummary | None:
         try:
@@ -347,12 +429,15 @@ class Looking:
             return None
 
 
-def _print(model: Model, view: View, as_json: bool) -> None:
+def _print(looking: Looking, view: View, as_json: bool) -> None:
+    model = looking.watching.model()
     if as_json:
-        click.echo(json.dumps(as_object(model)))
+        listed = {view.shows: looking.listed} if view.shows != "nodes" else {}
+        click.echo(json.dumps({**as_object(model), **listed}))
         return
     console = Console()
-    console.print(render(model, console.width, len(model.rows) + 12, view))
+    lines = len(_reasons(model, console.width)) + max(len(model.rows), len(looking.listed)) + 9
+    console.print(render(model, console.width, lines, view, looking.listed))
 
 
 def as_object(model: Model) -> dict[str, Any]:
@@ -371,7 +456,8 @@ async def _live(looking: Looking, view: View) -> None:
 
     def show(live: Live) -> None:
         model = looking.watching.model()
-        live.update(render(model, live.console.width, live.console.height, view), refresh=True)
+        listed = looking.listed if looking.shows == view.shows else []
+        live.update(render(model, live.console.width, live.console.height, view, listed), refresh=True)
 
     def key(text: str) -> None:
         nonlocal view
@@ -385,7 +471,8 @@ async def _live(looking: Looking, view: View) -> None:
             changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), max(0.0, due + EVERY_S - time.monotonic()))
-            if not changed.is_set():
+            is_other, looking.shows = looking.shows != view.shows, view.shows
+            if is_other or not changed.is_set():
                 due = time.monotonic()
                 await looking.look()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +225,81 @@ def test_top_frame_equals_the_stored_frame(name: str, model: Callable[[], Model]
     if os.environ.get("LIFTPY_WRITE_FRAMES"):
         path.write_text(shown, encoding="utf-8")
     assert shown == path.read_text(encoding="utf-8")
+
+
+GROUPS = [
+    {
+        "group": "billing",
+        "kind": "group",
+        "problem": "no members",
+        "members": 0,
+        "partitions": 3,
+        "lag_records": 1200,
+        "lag_s": 63.0,
+    },
+    {
+        "group": "mailers",
+        "kind": "queue",
+        "problem": "",
+        "members": 0,
+        "partitions": 1,
+        "lag_records": 4,
+        "lag_s": 0.2,
+        "in_flight": 4,
+    },
+]
+
+
+def test_top_shows_the_listed_groups_with_the_columns_that_fit() -> None:
+    console = Console(width=60, file=io.StringIO(), legacy_windows=False)
+    console.print(render(watched(3).model(), 60, 12, View(shows="groups"), GROUPS))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[:2] for line in lines if line.startswith(("billing", "mailers"))] == [
+        ["billing", "group"],
+        ["mailers", "queue"],
+    ]
+    assert "no members" in "\n".join(lines)
+    assert "coordinator" not in "\n".join(lines), "the last columns have no room"
+    assert "[groups]" in lines[-1]
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_top_filters_the_listed_groups_and_says_if_there_are_none() -> None:
+    for view, said in (
+        (View(shows="groups", filter="mail"), "mailers"),
+        (View(shows="groups", filter="x"), "no group has this"),
+    ):
+        console = Console(width=80, file=io.StringIO(), legacy_windows=False)
+        console.print(render(watched(3).model(), 80, 12, view, GROUPS))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert said in text
+        assert "billing" not in text
+
+
+def test_top_asks_for_groups_only_while_they_are_shown() -> None:
+    class Admin:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def node_ids(self) -> list[str]:
+            return ["n1", "n2"]
+
+        async def node_glance(self, node: str, timeout_s: float) -> NodeSummary:
+            return a_glance(node, 1, nodes={"n1": "live", "n2": "live"})
+
+        async def ask_node(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+            self.asked.append(node)
+            row = {**GROUPS[0], "streams": "s", "unknown": 0, "in_flight": 0}
+            return {"groups": {"rows": [row] if node == "n2" else []}}
+
+    admin = Admin()
+    looking = Looking(SimpleNamespace(admin=admin), Watching("liftpy"))  # type: ignore[arg-type]
+    asyncio.run(looking.look())
+    assert (admin.asked, looking.listed) == ([], [])
+    looking.shows = "groups"
+    asyncio.run(looking.look())
+    assert sorted(admin.asked) == ["n1", "n2"]
+    assert [(row["group"], row["coordinator"], row["problem"]) for row in looking.listed] == [("billing", "n2", "no members")]
 
 
 @given(
