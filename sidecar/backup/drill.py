@@ -17,7 +17,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import CorruptionError
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from sidecar.backup.inspect import read_image
-from sidecar.backup.restore import Restore, RestoredStream, RestoreOptions, RestoreWish
+from sidecar.backup.restore import Restore, RestoredStream, RestoreOptions, RestoreWish, Tell
 from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 
@@ -43,7 +43,12 @@ class Drilled:
 
 
 async def drill(
-    client: Client, store: Store, manifest: Manifest, options: RestoreOptions, step: Callable[[str], None] = lambda name: None
+    client: Client,
+    store: Store,
+    manifest: Manifest,
+    options: RestoreOptions,
+    step: Callable[[str], None] = lambda name: None,
+    tell: Tell = lambda step, unit, done, total: None,
 ) -> Drilled:
     """Run the drill. Everything is removed afterwards, except after a kill.
 
@@ -69,12 +74,13 @@ async def drill(
         )
         for number, stream in enumerate(manifest.streams)
     ]
-    restore = Restore(client, store, manifest, wishes, replace(options, cursors=False), step)
+    restore = Restore(client, store, manifest, wishes, replace(options, cursors=False), step, tell)
     done = await restore.run(keep_closed=True)
     try:
         step("compare")
         began_s = time.monotonic()
-        for one in done.streams:
+        for number, one in enumerate(done.streams):
+            tell("comparing the replicas", "streams", number, len(done.streams))
             await _compare(client, one, options.target.namespace)
         compared_s = time.monotonic() - began_s
     finally:

@@ -31,6 +31,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from liftpy.client import Client
@@ -378,8 +379,26 @@ class Restored:
         }
 
 
+Tell = Callable[[str, str, int, int], None]
+"""Called with a step, what it counts ('': nothing), how many are done, and how many there are."""
+_WORDS = {
+    "look": "looking at the cluster",
+    "stage": "reading the backup",
+    "register": "starting the helper node",
+    "create": "creating the streams",
+    "serve": "loading the streams",
+    "replicate": "copying to the replicas",
+    "settings": "setting cluster-wide settings",
+    "open": "opening the streams for publishes",
+    "leave": "moving off the helper node",
+    "remove": "removing the helper node",
+    "cursors": "setting groups and cursors",
+}
+"""Step -> what it does, for people."""
+
+
 class Restore:
-    """One restore. ``step`` is called with the name of each step.
+    """One restore. ``step`` is called with the name of each step, ``tell`` with its progress.
 
     Raises CorruptionError (it names the file), AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
     StorageError.
@@ -393,6 +412,7 @@ class Restore:
         wishes: list[RestoreWish],
         options: RestoreOptions,
         step: Callable[[str], None] = lambda name: None,
+        tell: Tell = lambda step, unit, done, total: None,
     ) -> None:
         copies = {stream.name: stream for stream in manifest.streams}
         for wish in wishes:
@@ -402,6 +422,7 @@ class Restore:
                     f"Backup {manifest.backup} has no stream {wish.name!r}. It has: {', '.join(copies) or 'none'}."
                 )
         self._client, self._store, self._manifest, self._options, self._step = client, store, manifest, options, step
+        self._tell = tell
         self._streams = [RestoredStream(wish, copies[wish.name]) for wish in wishes]
         self._helper_id = PREFIX + os.urandom(4).hex()
         self._helper: DevNode | None = None
@@ -416,14 +437,14 @@ class Restore:
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="liftpy-restore-", dir=self._options.scratch))
         done = False
         try:
-            self._step("look")
+            self._begin("look")
             state = await self._client.admin.describe_cluster(linearizable=True)
             await self._make_room(state.image)
             for one in self._streams:
                 one.plan = await self._planned(one, state.image)
-            self._step("stage")
+            self._begin("stage")
             await asyncio.to_thread(self._stage, scratch)
-            self._step("register")
+            self._begin("register")
             controllers = tuple(controller.node_id for controller in state.controllers)
             rack = next((node.rack for _, node in sorted(state.image.nodes.items()) if node.rack), "")
             settings = HelperSettings(
@@ -433,35 +454,35 @@ class Restore:
             await self._start()
             await asyncio.to_thread(self._helper.interrupt)
             await self._until(self._is_fenced, "the helper has not stopped")
-            self._step("create")
+            self._begin("create")
             first_epoch = await self._first_epoch()
             for one in self._streams:
                 await self._create(one, first_epoch)
                 await asyncio.to_thread(self._give, scratch, one)
-            self._step("serve")
+            self._begin("serve")
             await self._start()
             for one in self._streams:
                 await self._until(partial(self._is_served, one), f"{one.wish.into} is not led by the helper")
             result = Restored(self._streams, served_s=time.monotonic() - began_s)
-            self._step("replicate")
+            self._begin("replicate")
             await self._move(with_helper=True)
             if not keep_closed:
                 if self._options.wide != NOTHING_WIDE:
-                    self._step("settings")
+                    self._begin("settings")
                     names = {one.wish.into for one in self._streams}
                     result.settings = await set_cluster_wide(self._client, self._options.wide, names)
-                self._step("open")
+                self._begin("open")
                 for one in self._streams:
                     self._open.add(one.wish.into)
                     await self._client.admin.alter_stream(one.wish.into, uid=one.uid, read_only=one.wish.config.read_only)
-                self._step("leave")
+                self._begin("leave")
                 await self._move(with_helper=False)
                 for one in self._streams:
                     await self._client.admin.alter_stream(one.wish.into, len(one.plan[0]), uid=one.uid)
-                self._step("remove")
+                self._begin("remove")
                 await self._remove_helper()
                 if self._options.cursors:
-                    self._step("cursors")
+                    self._begin("cursors")
                     uids = {one.wish.name: one.uid for one in self._streams if one.wish.into == one.wish.name}
                     result.cursors = await set_cursors(self._client, self._manifest, uids)
             result.took_s = time.monotonic() - began_s
@@ -544,15 +565,22 @@ class Restore:
     def _closed(self, config: StreamConfig) -> StreamConfig:
         return replace(config, read_only=True)
 
+    def _begin(self, name: str) -> None:
+        self._step(name)
+        self._tell(_WORDS[name], "", 0, 0)
+
     def _stage(self, scratch: Path) -> None:
         was = read_image(self._store, self._manifest).streams
+        total, done = sum(len(copy.pieces) for one in self._streams for copy in one.copy.partitions), count(1)
+
+        def read(path: str) -> None:
+            self._tell(_WORDS["stage"], "files", next(done), total)
+
         for number, one in enumerate(self._streams):
             for copy in one.copy.partitions:
                 folder = scratch / "staged" / str(number) / str(copy.partition)
                 purges = was[one.wish.name].partitions[copy.partition].purges
-                one.logs.append(
-                    stage(self._store, copy, one.wish.config, folder, self._options.until, lambda path: None, purges)
-                )
+                one.logs.append(stage(self._store, copy, one.wish.config, folder, self._options.until, read, purges))
 
     # ---- the helper ------------------------------------------------------------------------------------------------------
     async def _start(self) -> None:
@@ -656,12 +684,13 @@ class Restore:
 
         async def is_done() -> bool:
             image = (await self._client.admin.describe_cluster()).image
+            done = 0
             for one in self._streams:
                 partitions = one.partitions_of(image.streams.get(one.wish.into))
                 for partition, nodes in zip(partitions, one.plan, strict=True):
-                    if set(partition.isr) != {*nodes, *extra} or partition.target or not partition.leader:
-                        return False
-            return True
+                    done += set(partition.isr) == {*nodes, *extra} and not partition.target and bool(partition.leader)
+            self._tell(_WORDS["replicate" if with_helper else "leave"], "partitions", done, len(wishes))
+            return done == len(wishes)
 
         await self._until(is_done, "replicas do not get in sync")
 

@@ -229,7 +229,8 @@ def restore(
         spans.attributes = said_of(manifest) | {"liftpy.streams": len(wishes)}
 
         async def work(client: Client) -> Restored:
-            return await Restore(client, store, manifest, wishes, options, spans.step).run()
+            with Progress("restore", None, is_shown=not as_json) as progress:
+                return await Restore(client, store, manifest, wishes, options, spans.step, progress.step).run()
 
         done = with_client(target, work)
     if as_json:
@@ -382,7 +383,8 @@ def drill_(
         spans.attributes = said_of(manifest)
 
         async def work(client: Client) -> Drilled:
-            return await drill(client, store, manifest, options, spans.step)
+            with Progress("drill", None, is_shown=not as_json) as progress:
+                return await drill(client, store, manifest, options, spans.step, progress.step)
 
         done = with_client(target, work)
     if as_json:

@@ -47,6 +47,15 @@ class Progress:
             self._bar.start()
         return self
 
+    def step(self, what: str, unit: str, done: int, total: int) -> None:
+        """Show a step of the work that has an amount of its own. ``total`` 0: unknown."""
+        self._unit, self._total = unit, total or None
+        if what != self._what:
+            self._what = what
+            if self._bar is not None:
+                self._bar.reset(self._task, description=what, total=self._total)
+        self.at(done, done)
+
     def at(self, done: int, count: int, *, total: int | None = None) -> None:
         """Show how far the work is.
 
@@ -62,7 +71,7 @@ class Progress:
         elif self._is_shown and time.monotonic() >= self._line_at_s:
             self._line_at_s = time.monotonic() + LINE_EVERY_S
             share = f"{100 * done // self._total} %, " if self._total else ""
-            click.echo(f"{self._what}: {share}{count} {self._unit}", err=True)
+            click.echo(f"{self._what}: {share}{count} {self._unit}" if self._unit else self._what, err=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._bar is not None:

@@ -38,6 +38,16 @@ def test_progress_on_a_terminal_is_a_bar_with_a_percentage(monkeypatch: pytest.M
     assert "50%" in terminal.getvalue()
 
 
+def test_progress_of_steps_names_each_step_with_its_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    with Progress("restore", None) as progress:
+        progress.step("starting the helper node", "", 0, 0)
+        progress.step("copying to the replicas", "partitions", 1, 4)
+    assert capsys.readouterr().err.splitlines() == ["starting the helper node", "copying to the replicas: 25 %, 1 partitions"]
+
+
 def test_progress_of_a_short_command_writes_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("orders", 200) as progress:
         progress.at(200, 7)
