@@ -280,12 +280,12 @@ class GroupCoordinators:
                 self._said = True
                 logger.warning("inbox_prefixes leave out %s.: consumer groups have no coordinator on this node", GROUPS_INBOX)
             return
-        for key in wanted - self._running.keys():
+        for key in sorted(wanted - self._running.keys()):
             one = self._running[key] = _Hosted()
             one.task = spawn(self._run(key, one), f"the coordinator of {key}")
         if self._running and self._looking is None:
             self._looking = spawn(self._look(), "looking how far groups are")
-        for key in self._running.keys() - wanted:
+        for key in sorted(self._running.keys() - wanted):
             one = self._running.pop(key)
             one.end()
             self._keep(key, one)
