@@ -20,7 +20,7 @@ from liftpy.errors import CorruptionError, IncompatibleVersionError, InvariantEr
 MAGIC = b"LFTI"
 VERSION = 2
 _OF_LEVEL_1 = 1
-"""Version that was never released: its images named no feature level."""
+"""Snapshot format version that was never released. Its images have no feature level."""
 MAX_IMAGE_SIZE_BYTES = 1 << 30
 _CODEC_ZSTD = 1
 _LEVEL = 1
