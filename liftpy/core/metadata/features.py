@@ -34,8 +34,8 @@ class Feature:
     level: int
     version: str
     """First release that supports the level."""
-    gates: str
-    """Description of the feature."""
+    description: str
+    """What the level brings, as text for people."""
     has_way_back: bool = False
     """True if versions of the previous level can read everything that this level writes."""
     in_use: Callable[[ClusterImage], list[str]] = lambda _: []
@@ -101,5 +101,7 @@ def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[
     now = feature_of(image.feature_level, features)
     assert now is not None
     if not now.has_way_back:
-        return [f"level {now.level} has written what versions before it can't read ({now.gates}): restore a backup instead"]
+        return [
+            f"level {now.level} has written what versions before it can't read ({now.description}): restore a backup instead"
+        ]
     return now.in_use(image)

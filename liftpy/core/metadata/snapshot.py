@@ -83,5 +83,8 @@ def decode_snapshot(data: bytes) -> ClusterImage:
             f"The metadata snapshot is damaged: it cannot be decoded: {error}. See the runbook controllers-lost."
         ) from error
     if image.index != index:
-        raise InvariantError(f"invariant M7 does not hold: header says index {index}, image {image.index}")
+        raise InvariantError(
+            f"The metadata snapshot is damaged: its header has index {index}, but its image has {image.index}. See the "
+            "runbook controllers-lost."
+        )
     return image
