@@ -561,7 +561,10 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Return whether the log must be discarded: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        """Return whether this log must be discarded.
+
+        It ends before the leader's log start, or lacks delete markers [D26, D30].
+        """
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end

@@ -128,7 +128,10 @@ def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: 
 
 
 def _staying(slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int) -> set[str]:
-    """Return the lagging members that stay in the ISR: caught up since ``since_ns``, or ``missing`` for min_isr."""
+    """Return the lagging members that stay in the ISR.
+
+    They were caught up at ``since_ns`` or later, or min_isr needs ``missing`` of them.
+    """
     best_first = sorted(slow, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
 

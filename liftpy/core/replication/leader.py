@@ -676,7 +676,7 @@ class LeaderRole(ReplicaRole):
         return ""
 
     def _silent_ns(self, now_ns: int) -> int:
-        """Return how long none of two or more live followers has sent a request. 0: one did, or there is only one."""
+        """Return the time since any live follower sent a request, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
         asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
