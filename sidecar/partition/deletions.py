@@ -25,37 +25,43 @@ _PAUSE_S = 0.2
 _GIVE_UP_AFTER_S = 30.0
 """Time without an answer after which a partition ends with its data, in seconds. The node asks again later (``LATER_S``)."""
 LATER_S = 30.0
-"""Between two tries to delete what no controller has confirmed."""
+"""Time after which a rejected or unanswered deletion is tried again, in seconds."""
 _REMEMBERED = 10_000
 MOST_UNKNOWN = 100
-"""Directories of unknown streams that a node names, and removes at a request."""
+"""Maximum number of directories of unknown streams that a node lists, and removes at one request."""
 _MOST_CHARS = 200
 """Maximum length of the name of a directory, in characters."""
 
 
 def is_directory(name: object) -> bool:
-    """Return whether it may be the name of a directory of a stream."""
+    """Return whether ``name`` can be the name of a stream's directory."""
     return isinstance(name, str) and 0 < len(name) <= _MOST_CHARS and name.isascii()
 
 
 class Deletions:
-    """Permission to delete data. ``decides``: this node is a controller, and its image is committed, so it need not ask."""
+    """Decides whether this node may delete data of a partition.
+
+    ``decides``: True if this node is a controller. Then its own image is committed, and it asks nobody.
+    """
 
     def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
         self._group = group
         self._node_id = node_id
         self._decides = decides
         self._gone: dict[str, None] = {}
-        """Unique ids of streams that a controller said are gone: one question for all partitions of a stream."""
+        """Uids of streams that a controller reported as deleted, as an ordered set. One answer serves all partitions of a stream."""
         self._asking: dict[str, asyncio.Lock] = {}
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """Stop: nothing is deleted any more, and pending questions end."""
+        """Stop: nothing may be deleted anymore, and pending questions end."""
         self._closed.set()
 
     async def allowed(self, key: PartitionKey) -> bool | None:
-        """Return whether the data of ``key`` may be deleted. None: no controller answered. It never raises."""
+        """Return whether the data of ``key`` may be deleted, or None if no controller answered.
+
+        The call never raises an error.
+        """
         if self._decides():
             return True
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
@@ -130,7 +136,7 @@ class UnknownStreams:
         return self._found[:MOST_UNKNOWN]
 
     async def remove(self, names: list[str]) -> dict[str, Any]:
-        """Remove these directories.
+        """Remove the named directories of unknown streams if a controller confirms it. Return the result for each.
 
         Returns:
             ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown. One request

@@ -23,20 +23,20 @@ logger = logging.getLogger("liftpy.driver")
 
 MAX_QUEUE = 65_536
 STORY_STEPS = 64
-"""Number of steps that a partition remembers, about 50 KB for a busy one."""
+"""Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
 ALL_STORY_STEPS = 65_536
-"""Number of steps of a process from which newly opened partitions remember fewer, at least ``_FEWEST_STEPS``."""
+"""Number of steps of all partitions of a process. Beyond it, newly opened partitions keep fewer."""
 _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
-"""Characters of a step that are printed."""
+"""Maximum length of a printed step, in characters."""
 
 _NEWEST_COUNTS = (MetadataHeard, NoticeReceived, WokenUp)
-"""Come as long as there are others, and say nothing that the next one does not say."""
+"""Events that arrive regularly. A newer waiting event of the same kind replaces an older one."""
 _ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
-"""Events of idle partitions. If they cause only another check, the displayed values have not changed."""
+"""Events of idle partitions. If such an event has only a next check as effect, no displayed value has changed."""
 
 Step = tuple[int, Event, list[Effect]]
-"""(monotonic ns, what came, what was to be done)."""
+"""One step of a replica: (monotonic time in nanoseconds, event, effects)."""
 
 
 _drivers: WeakSet[ReplicaDriver] = WeakSet()
@@ -44,7 +44,7 @@ _drivers: WeakSet[ReplicaDriver] = WeakSet()
 
 
 class Stepping(Protocol):
-    """Replica interface that the driver needs."""
+    """Interface of a replica for the driver."""
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         """Process one event and return the effects."""
@@ -52,18 +52,18 @@ class Stepping(Protocol):
 
 
 class ReplicaDriver:
-    """One replica and its queue of events. ``fatal`` stops the process."""
+    """Feeds events to one replica and carries out its effects. ``fatal``: stops the process after a bug."""
 
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
         self.replica: Stepping = replica
-        """Replica that gets the events, or its tracer."""
+        """Object that gets the events: the replica, or the tracer in front of it."""
         self.execute: Callable[[Effect], None] = _nobody
-        """Set before the first event, because the executor needs the driver's ``feed``."""
+        """Function that carries out one effect. It is set before the first event."""
         self.step_over: Callable[[], None] = _nothing
-        """Called when all effects of a step are carried out."""
+        """Callback after all effects of a step were carried out."""
         self.touched: Callable[[], None] = _nothing
-        """Called where a step may have changed what figures show."""
+        """Callback after a step that may have changed the metrics."""
         self._fatal = fatal
         self._queue: deque[Event] = deque()
         self._running = False
@@ -72,10 +72,10 @@ class ReplicaDriver:
         _drivers.add(self)
         steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(_drivers), _FEWEST_STEPS))
         self.story: deque[Step] = deque(maxlen=steps)
-        """The last steps, without heartbeats that changed nothing."""
+        """The last steps, for error reports. Heartbeats that changed nothing are left out."""
 
     def feed(self, event: Event) -> None:
-        """Take one event, now or after the running step."""
+        """Process an event, now or after the running step."""
         if self._stopped:
             return
         if self._held and isinstance(event, _NEWEST_COUNTS):
@@ -93,11 +93,11 @@ class ReplicaDriver:
         self._run()
 
     def hold(self) -> None:
-        """Take no event, once the effects of the step that runs are carried out, until ``go_on``."""
+        """Keep all further events in the queue until ``go_on``. The running step is finished first."""
         self._held = True
 
     def go_on(self, work: Callable[[], None]) -> None:
-        """Run ``work``, the slow part of an effect, then process the waiting events. After ``stop`` do nothing."""
+        """Run ``work``, the slow part of an effect, then process the waiting events. After ``stop``, do nothing."""
         self._held = False
         if not self._stopped:
             self._run(work)
@@ -150,13 +150,13 @@ class ReplicaDriver:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Take no more events."""
+        """Stop processing events."""
         self._stopped = True
         self._queue.clear()
 
 
 def _nothing() -> None:
-    """Do nothing at the end of a step."""
+    """Default callback that does nothing."""
 
 
 def _nobody(effect: Effect) -> None:

@@ -78,22 +78,22 @@ class Tools:
     high_watermark: Callable[[], int]
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
     leader: Callable[[], tuple[str, int, int]]
-    """(leader, LeaderEpoch, Epoch) as the metadata has it, for redirects."""
+    """Function that returns (leader, LeaderEpoch, Epoch) of the metadata, for redirects."""
 
 
 class Executor:
-    """The ``EffectHandler`` of a node: ``execute`` carries out one effect, by the method that is named after it."""
+    """Carries out the effects of one replica on a node. ``execute`` calls the method with the name of the effect."""
 
     def __init__(self, tools: Tools) -> None:
         self._t = tools
         self._closed = False
         self.storage_failed = False
         self.no_space = False
-        """True if the disk was full."""
+        """True if the log failed because the disk was full."""
         self.on_failure: Callable[[StorageError], None] | None = None
-        """Called once, with the first error."""
+        """Callback for the first storage error. None: no callback."""
         self._deadlines: dict[str, Timer] = {}
-        """Deadlines by name. Each is created when it is first set, because few partitions need all of them."""
+        """Name -> timer of a deadline. A timer is created when it is first set."""
         self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:
@@ -101,7 +101,7 @@ class Executor:
         self._do[type(effect)](effect)
 
     def act_by(self, acts: Acts) -> None:
-        """Replace the handlers of these effects. All others, and those of an earlier call, stay."""
+        """Replace the handlers of the given effects. Other handlers stay."""
         self._do = {**acts_of(self), **acts}
 
     # ---- the log ------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Executor:
         self.append(effect)
 
     def append(self, effect: do.AppendBatch) -> bytes:
-        """Append the batch and return it, b"" if the log failed."""
+        """Append the batch and return its bytes, or b"" if the log has failed."""
         batch = self._t.ingest.seal(effect)
         try:
             self._t.log.append(batch, time.time_ns())
@@ -158,7 +158,7 @@ class Executor:
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
-        """Truncate the log. If a flush hangs, do it after the flush: only this replica waits, not the loop."""
+        """Truncate the log. If a flush is slow, truncate after the flush, so that the event loop is not blocked."""
 
         def cut_and_tell() -> None:
             try:
@@ -277,7 +277,7 @@ class Executor:
         self.hand_over(effect, "for slow flushes")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
-        """Request the transfer after all earlier publishes were answered or have waited long enough."""
+        """Request the leadership transfer after all earlier publishers got answers, or after a limit."""
         self._t.counters[f"leaderships handed over {why}"] += 1
         asked = do.GiveUpLeadership(leader_epoch=effect.leader_epoch, reason=effect.reason)
         self._t.step_aside(
@@ -362,12 +362,12 @@ class Traceable(Protocol):
     acks: PendingAcks
 
     def followers(self) -> frozenset[str]:
-        """Return the replicas whose flush of a new batch is awaited."""
+        """Return the replicas whose flush of a new batch the trace waits for."""
         ...
 
 
 class TracedActs:
-    """Effects of the executor of ``one``, with trace spans."""
+    """Handlers of the effects of one partition that also record trace spans."""
 
     def __init__(self, one: Traceable, traces: PartitionTraces) -> None:
         self._one = one

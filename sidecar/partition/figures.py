@@ -19,7 +19,7 @@ from liftpy.core.base.partition import PartitionState, Pause
 from liftpy.core.replication.phases import Following, RoleName
 
 OTHERS = "(other)"
-"""Label of streams beyond the limit. No stream can have this name."""
+"""Label for streams beyond the limit of labels. No stream can have this name."""
 MOST_LABELS = 50
 BY_STREAM = ("ingest_records", "ingest_bytes", "read_records", "read_bytes")
 _COUNTED = {
@@ -37,10 +37,10 @@ _COUNTED = {
     "refused_replies": ("ingest.reader", "refused_replies"),
     "truncated_records": ("log", "truncated_records"),
 }
-"""Name -> part of a partition that counts it, and the counter."""
+"""Metric name -> (object of a partition, attribute) of its counter."""
 SUMS = tuple(_COUNTED)
 _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
-"""Values in the order of SUMS."""
+"""Function that returns the counters of a partition in the order of SUMS."""
 
 
 class StreamLabels:
@@ -51,7 +51,7 @@ class StreamLabels:
         self._given: dict[str, str] = {}
 
     def of(self, stream: str) -> str:
-        """Return the label of a stream, '' if there are no labels."""
+        """Return the label of a stream, or '' if streams have no labels."""
         if not self.patterns:
             return ""
         label = self._given.get(stream)
@@ -64,11 +64,11 @@ class StreamLabels:
 
 
 class Counts:
-    """Sums over partitions."""
+    """Sums of counters over partitions, per label."""
 
     def __init__(self) -> None:
         self.by_stream: dict[str, list[int]] = {}
-        """Label -> in the order of SUMS."""
+        """Label -> sums, in the order of SUMS."""
         self.refused: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.throttled: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class Counts:
             self.standby.update(told)
 
     def add_sums(self, label: str, counts: Iterable[int]) -> None:
-        """Add these, in the order of SUMS."""
+        """Add ``counts`` to the sums of a label. Their order is that of SUMS."""
         sums = self.by_stream.get(label)
         if sums is None:
             sums = self.by_stream[label] = [0] * len(SUMS)
@@ -108,7 +108,7 @@ class Counts:
 
 
 OFTEN = (*BY_STREAM, "acks_waiting", "log_size_bytes", "readers_waiting", "uncommitted_records", "partitions_quiet")
-"""Values that change with traffic."""
+"""Names of values that change with traffic."""
 SELDOM = (
     *(name for name in SUMS if name not in BY_STREAM), "fragment_reassembly_bytes", "partitions_failed",
     "partitions_with_full_subject_index",
@@ -118,13 +118,13 @@ SHOWN = (
     "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
     "partitions_moving",
 )  # fmt: skip
-"""Values from the image for partitions led here, in addition to ROLES. ``led_short``: under-replicated and under min.isr."""
+"""Names of values that follow from the image, for partitions that this node leads, besides ROLES."""
 ROLES = tuple(role.value for role in RoleName)
 _LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, Following.QUIET  # an enum takes its time to find them
 AT_ONCE = 32
-"""Partitions between two looks at the clock."""
+"""Number of partitions that are read between two checks of the clock."""
 TAKEN_AT_ONCE = 1024
-"""Number of partitions to take out of ``touched`` at once, about 0.3 ms."""
+"""Number of partitions that are taken out of ``touched`` at once."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
     "states.writer", "ingest.reader", "fetches", "executor", "standby", "services",
@@ -144,14 +144,14 @@ class LabelSums:
         self.often: Numbers = _NOTHING_OFTEN
         self.seldom: Numbers = _NOTHING_SELDOM
         self.shown: Numbers = _NOTHING_SHOWN
-        """Values in the order of SHOWN, then of ROLES."""
+        """Sums in the order of SHOWN, then of ROLES."""
         self.records: dict[Any, int] = {}
-        """Partition -> number of records that its last follower lacks, if any."""
+        """Partition -> number of records that its slowest follower lacks, if any."""
         self.since_ns: dict[Any, int] = {}
-        """Value -> monotonic time since which it holds."""
+        """Partition -> monotonic time since which its slowest follower lags."""
         self.now: list[Numbers] = []
         self.before: list[Numbers] = []
-        """Values of partitions that are being read: additions to ``often``, and removals from it."""
+        """Pending values of partitions that were read. ``settle`` adds them up."""
 
     def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
         """Add (``add``) or remove (``sub``) the values of a partition."""
@@ -168,7 +168,7 @@ class LabelSums:
         self.before.clear()
 
     def lag(self, now_ns: int) -> tuple[int, int]:
-        """Return the largest: (records, ns)."""
+        """Return the largest lag as (records, nanoseconds)."""
         if not self.records:
             return 0, 0
         return max(self.records.values()), max(0, now_ns - min(self.since_ns.values()))
@@ -183,7 +183,7 @@ class _AsRead:
         self.label, self.leaves = label, leaves
         self.often, self.seldom, self.shown = _NOTHING_OFTEN, _NOTHING_SELDOM, _NOTHING_SHOWN
         self.of: tuple[Any, ...] = (None, None, None)
-        """Role, state and settings that ``shown`` follows from."""
+        """Role, state and settings from which ``shown`` was computed."""
         self.told: _Told | None = None
         """Numbers of rejected, dropped, throttled and buffered publishes. None: all are 0."""
 
@@ -197,21 +197,21 @@ class ByChange:
         self._touched = touched
         self._rows: dict[Any, _AsRead] = {}
         self._unread: OrderedDict[Any, None] = OrderedDict()
-        """Taken out of ``touched``, each once, in turn."""
+        """Changed partitions that must be read, each once, in order."""
         self.by_label: dict[str, LabelSums] = {}
         self.told: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
-        """Numbers as in ``_AsRead.told``."""
+        """Sums of rejected, dropped, throttled and buffered publishes."""
         self.with_services: set[Any] = set()
         self._slow_until_ns: dict[Any, Sequence[int]] = {}
 
     def begins(self, worker: Any) -> None:
-        """Add a partition of the node."""
+        """Add a partition that this node has opened."""
         row = self._rows[worker] = _AsRead(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._touched.add(worker)
 
     def ends(self, worker: Any) -> None:
-        """Remove a partition and its counters."""
+        """Remove a partition that this node has closed, with its counters."""
         row = self._rows.pop(worker, None)
         self._touched.discard(worker)
         self._unread.pop(worker, None)
@@ -255,7 +255,7 @@ class ByChange:
 
     @property
     def unread_count(self) -> int:
-        """Number of partitions whose sums are from an earlier scrape."""
+        """Number of changed partitions that were not read in the last scrape."""
         return len(self._unread)
 
     def _label_anew(self) -> None:
@@ -345,11 +345,11 @@ class ByChange:
         return sum(getattr(sums, where)[index] for sums in self.by_label.values())
 
     def slow_disks(self, now_ns: int) -> int:
-        """Return how many replicas of partitions led here have a slow disk."""
+        """Return the number of replicas with a slow disk, of partitions that this node leads."""
         return sum(until_ns > now_ns for each in self._slow_until_ns.values() for until_ns in each)
 
     def lag_ns(self, now_ns: int) -> int:
-        """Return the largest of all labels."""
+        """Return the largest lag of all labels, in nanoseconds."""
         return max((sums.lag(now_ns)[1] for sums in self.by_label.values()), default=0)
 
 
@@ -385,12 +385,12 @@ class NodeCounts:
     def __init__(self, labels: StreamLabels | None = None, touched: set[Any] | None = None) -> None:
         self.labels = labels or StreamLabels()
         self.touched: set[Any] = set() if touched is None else touched
-        """Partitions that have changed since the last reading. They add themselves."""
+        """Partitions that have changed since they were last read. They add themselves."""
         self.here = ByChange(self.labels, self.touched)
         self.ended = Counts()
-        """Counters of the partitions that this node no longer has."""
+        """Sums of the counters of partitions that this node no longer has."""
         self.ending: list[Any] = []
-        """Partitions that are being stopped, which may still count."""
+        """Partitions that are being stopped. Their counters may still grow."""
 
     def begins(self, worker: Any) -> None:
         """Add a partition of the node."""
@@ -402,7 +402,7 @@ class NodeCounts:
         self.ending.append(worker)
 
     def has_ended(self, worker: Any) -> None:
-        """Remove a closed partition."""
+        """Move the counters of a closed partition to ``ended``."""
         self.ending.remove(worker)
         self.touched.discard(worker)
         self.ended.add(self.labels.of(worker.key.stream), worker)

@@ -36,7 +36,7 @@ STALLED_S = 0.5
 
 
 def _timed(flush: Flush) -> int:
-    """Run it and return its duration in ns."""
+    """Run the flush and return its duration in nanoseconds."""
     began_ns = time.monotonic_ns()
     flush.run()
     return time.monotonic_ns() - began_ns
@@ -72,37 +72,40 @@ class Flusher:
         self._place = self._beside.place
         self.times = FlushTimes()
         self._began_s = 0.0
-        """Monotonic: when the flush that runs was wanted."""
+        """Monotonic time when the running flush was requested, in seconds."""
         self.disk_ns = 0
-        """Time that the disk needed for the last flush, without waiting, in ns. 0: appended records count as flushed."""
+        """Disk time of the last flush without waiting, in nanoseconds. 0: appended records count as flushed."""
         self._loop = asyncio.get_running_loop()
         self._thread: Future[int] | None = None
-        """The flush that runs in one."""
+        """Flush that runs in a thread. None: there is none."""
         self._told = False
-        """True if the flush has been reported: the loop has waited for it."""
+        """True if the event loop waited for the running flush, and has already reported it."""
         self._checkpoint: Future[None] | None = None
         """Running checkpoint."""
         self._checkpoint_began_s = 0.0
         self._commit = GroupCommit(log, policy, self)
         self._timer = Timer(self._commit.interval_over)
         self.appended = self._commit.appended
-        """Flush appended data according to the policy."""
+        """Function that starts a flush of appended data by the flush policy."""
 
     @property
     def under_way_s(self) -> float:
-        """Age of the running flush or checkpoint in seconds, 0 for none."""
+        """Return the age of the running flush or checkpoint in seconds, or 0 if none is running."""
         running = [self._began_s] if self._commit.running is not None else []
         running += [self._checkpoint_began_s] if self._checkpoint is not None else []
         return time.monotonic() - min(running) if running else 0.0
 
     @property
     def stalls(self) -> bool:
-        """True if the disk is blocked, so that other work should wait."""
+        """True if a disk operation takes too long, so that other work should wait."""
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:
-        """Run ``work``, which changes files, while no flush and no checkpoint runs: now (its errors are raised), or after an
-        operation that takes longer than ``LONG_S``. Return whether it ran now."""
+        """Run ``work``, which changes files, while no flush and no checkpoint runs. Return whether it ran at once.
+
+        If an operation takes longer than ``LONG_S``, ``work`` runs after it. Errors of ``work`` are raised only if it ran at
+        once.
+        """
         running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
         if running and concurrent.futures.wait(running, LONG_S).not_done:
             self._commit.alone_later(work)
@@ -117,7 +120,7 @@ class Flusher:
 
     # ---- what a GroupCommit asks of its shell ---------------------------------------------------------------------------
     def begin(self) -> None:
-        """Start a flush in the next turn of the loop, or at once in a thread."""
+        """Start a flush in the next turn of the event loop, or at once in a thread."""
         self._began_s = time.monotonic()
         if self._place.takes(self._log.unflushed_bytes, False):  # a large one begins while the turn goes on
             self._place.waiting += 1
@@ -126,7 +129,7 @@ class Flusher:
             self._run_in_thread(flush)
 
     def _begin_in_turn(self) -> None:
-        """Run the flush here if it is short, otherwise in a thread."""
+        """Run the flush on the event loop if it is short, otherwise in a thread."""
         flush = self._commit.start()
         here = flush is not None and self._place.takes(flush.size_bytes, not flush.is_plain)
         self._place.waiting -= 1
@@ -161,7 +164,7 @@ class Flusher:
             self._commit.ended(flush, *self.wait(flush))
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Run a flush in its thread. Return (disk time in ns, error)."""
+        """Run a flush in its thread and wait. Return (disk time in nanoseconds, error or None)."""
         assert self._thread is not None
         future, self._thread = self._thread, None
         error = future.exception()  # waits; nearly always it is over already
@@ -173,17 +176,17 @@ class Flusher:
         return disk_ns, None
 
     def wait_for_checkpoint(self) -> None:
-        """Run a checkpoint in its thread."""
+        """Run a checkpoint in its thread and wait."""
         if self._checkpoint is not None:
             concurrent.futures.wait([self._checkpoint])
             self._checkpoint = None
 
     def arm(self) -> None:
-        """Start the interval of the flush policy."""
+        """Start the timer of the interval in the flush policy."""
         self._timers.set(self._timer, clock.now_ns() + self._interval_ns)
 
     def done(self) -> None:
-        """Note the end of a flush. Its time counts from the request."""
+        """Record the end of a flush. Its duration counts from the request."""
         took_s = time.monotonic() - self._began_s
         self.times.add(took_s)
         if self._took is not None:
@@ -196,7 +199,7 @@ class Flusher:
 
     # ---- checkpoints and the end ----------------------------------------------------------------------------------------
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
-        """Store the HW in the background, unless an earlier checkpoint runs.
+        """Store the HW in the background, unless an earlier checkpoint is running. Return whether it started.
 
         Return whether it started. ``stored`` is called when the HW is durable.
         """
@@ -249,21 +252,21 @@ class StateCheckpoints:
         self.taker = StateTaker(derived, log, state_owner(key))
         self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
         self._unwritten: Unwritten | None = None
-        """States to be written when HW is stored."""
+        """Derived states that must be written after the HW is stored. None: there are none."""
         self._waited = False
-        """True if records wait for the file that is being written."""
+        """True if the deletion of records waits for a state file."""
         self._writing: asyncio.Future[None] | None = None
         self.touched: Callable[[], None] = lambda: None
-        """Called when one more was written, or could not be."""
+        """Callback after a state file was written or has failed."""
         self.written: Callable[[], None] = lambda: None
-        """Called when records waited for the written file."""
+        """Callback after a state file was written that the deletion of records waited for."""
 
     def _encode(self, work: Callable[[], bytes], then: Callable[[bytes], None]) -> None:
         encoding = asyncio.get_running_loop().run_in_executor(self._pool, work)
         encoding.add_done_callback(lambda done: then(b"" if done.cancelled() or done.exception() else done.result()))
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Return whether the log may start there. If not, the needed state is being written and ``written`` is called."""
+        """Return whether records before ``log_start_offset`` may be deleted. If not, ``written`` is called later."""
         before = self.writer.uncovered
         if self.writer.may_drop(log_start_offset):
             if self.writer.uncovered > before:
@@ -302,14 +305,14 @@ class StateCheckpoints:
 
 
 class FoundState(NamedTuple):
-    """The state file that fits a log, if there is one, and the number of those that did not fit."""
+    """State file that matches a log, and the number of state files that did not match."""
 
     state: State | None = None
     left_out: int = 0
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Return the state file of ``log`` that fits.
+    """Return the state file that matches ``log``, and remove the others.
 
     Others are logged and removed. Runs in any thread. Raises StorageError.
     """
@@ -320,7 +323,7 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
 
 
 def restored(found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig) -> LogState | None:
-    """Return the derived state from the file, None without a usable one.
+    """Return the derived state from the file, or None if the file cannot be used.
 
     Runs in any thread while nothing else uses ``log``: a large file takes a second.
     """

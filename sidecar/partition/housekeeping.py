@@ -29,8 +29,8 @@ _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
 SPACE_AGAIN_SHARE = 0.05
-"""Free space, in bytes or as a share of the file system (whichever is less), at which a node retries that stopped for lack of
-space.
+"""Free space after which a node restarts that had stopped for a full disk: a share of the file system, or bytes, whichever is
+less.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
 
@@ -46,10 +46,10 @@ class Housekeeping:
         self._checkpoint_every_s = checkpoint_every_s
         self._task: asyncio.Task[None] | None = None
         self._checkpointed: dict[PartitionWorker, int] = {}
-        """The HW that the last checkpoint of each holds."""
+        """Partition -> HW of its last checkpoint."""
 
     def start(self) -> None:
-        """Start."""
+        """Start the background task."""
         self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 
@@ -129,7 +129,7 @@ class Housekeeping:
         worker.flusher.alone(partial(_complete, worker, compaction))  # where a flush hangs, behind it; nobody waits for that
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop the background task."""
         await self._partitions.clocks.close()
         if self._task is not None:
             self._task.cancel()

@@ -17,11 +17,11 @@ from liftpy.errors import StorageError
 from sidecar.runtime.tasks import Slices
 
 Told = Callable[[StorageError | None], None]
-"""Called on the loop: None when the promise is on the disk."""
+"""Callback on the event loop: None if the promise is on disk, otherwise the error."""
 
 
 class Promises:
-    """Stores promises for all partitions of a node. At most one promise per partition waits, the last one."""
+    """Stores promised LeaderEpochs of all partitions of a node. For each partition, at most one promise waits."""
 
     def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
         self._journal = journal
@@ -35,7 +35,7 @@ class Promises:
         self._closed = False
 
     def epoch_of(self, key: str) -> int:
-        """Return the promised LeaderEpoch of a partition directory (``<stream>-<uid>/<partition>``), 0 for none."""
+        """Return the promised LeaderEpoch of a partition directory (``<stream>-<uid>/<partition>``), or 0 if there is none."""
         return self._journal.epoch_of(key)
 
     def store(self, key: str, leader_epoch: int, told: Told) -> None:
@@ -72,7 +72,7 @@ class Promises:
         self._telling.add((told, error) for told in tolds)
 
     def forget(self, key: str) -> None:
-        """Forget a partition that is deleted here."""
+        """Forget the promise of a partition whose data is deleted."""
         self._waiting.pop(key, None)
         self._journal.forget(key)
 

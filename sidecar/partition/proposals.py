@@ -57,7 +57,7 @@ class Proposals:
         )
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
-        """Request another ISR. The answer is fed as IsrChangeAnswered."""
+        """Request another ISR. Feed the answer as IsrChangeAnswered."""
         for replica, took_ns in effect.slow:
             text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
             logger.warning(text, key, replica, took_ns / 1e9)
@@ -85,7 +85,7 @@ class Proposals:
         self._put(key, pb.ControlRequest(changeIsr=change), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
-        """Report an unreachable leader. There is no answer, the replica repeats it."""
+        """Report an unreachable leader. The replica repeats the report, so it needs no answer."""
         report = pb.ReportLeader(
             stream=key.stream,
             uid=key.uid,
@@ -104,7 +104,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(reportLeader=report))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        """Request to leave the ISR. The answer is the next state of the partition."""
+        """Request to remove this replica from the ISR. The next state of the partition shows the result."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         wish = pb.LeaveIsr(
             stream=key.stream,
@@ -117,7 +117,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(leaveIsr=wish))
 
     def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
-        """Request a successor, ``toward`` if given. The answer is the next state of the partition."""
+        """Request a successor, ``toward`` if it is not ''. The next state of the partition shows the result."""
         logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
         wish = pb.GiveUpLeadership(
             stream=key.stream,
@@ -132,7 +132,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
-        """Report the end of a pause. The answer is the next state of the partition."""
+        """Report the end of a pause. The next state of the partition shows the result."""
         CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
         wish = pb.WakePartition(
             stream=key.stream,
@@ -146,7 +146,7 @@ class Proposals:
         self._ask(key, pb.ControlRequest(wakePartition=wish))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
-        """Report the progress of the promotion. The answer is the next state of the partition."""
+        """Report the progress of the promotion. The next state of the partition shows the result."""
         report = pb.ReportPromotion(
             stream=key.stream,
             uid=key.uid,
@@ -162,13 +162,13 @@ class Proposals:
         self._ask(key, pb.ControlRequest(reportPromotion=report))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
-        """Report that no record of these purges is left, if that is news. The answer is the next state of the partition."""
+        """Report completed purges that the metadata group does not know. The next state of the partition shows the result."""
         request = purge_report(key, state, self._node_id, self._incarnation, purged)
         if request is not None:
             self._ask(key, request)
 
     def report_service(self, key: PartitionKey, ended: Ended) -> None:
-        """Report that a service on this node has ended. There is no answer."""
+        """Report that a service beside this node has ended. The report is not answered."""
         report = pb.ReportService(
             stream=key.stream,
             uid=key.uid,
@@ -198,13 +198,13 @@ class Proposals:
             self._sending = spawn(self._send(), "proposals")
 
     async def _send(self) -> None:
-        """Send batches, one after the other, until nothing waits."""
+        """Send the waiting requests in batches, one batch after the other."""
         await asyncio.sleep(_GATHER_S)
         while (batch := self._wishes.take()) is not None:
             self._wishes.answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
-        """Drop pending requests."""
+        """Drop the waiting requests."""
         self._closed = True
         self._wishes.drop()
         await end_tasks([self._sending])

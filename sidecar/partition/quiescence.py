@@ -31,7 +31,7 @@ from sidecar.transport.connection import send_answer
 
 Feed = Callable[[events.Event], None]
 Deliver = Callable[[str, int, str, events.Event], None]
-"""Function (stream, partition, stream uid, event) that delivers the event to the replica of that partition on this node, if any."""
+"""Function (stream, partition, stream uid, event) that gives the event to this node's replica of the partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ class QuietTalk:
         self._slot = router.add(self._answered)
         self._quiet = QuietFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
-        """Feeds of the waiting fetches."""
+        """Partition -> feed function of its replica, for waiting fetches."""
         self._asked: dict[int, WaitQuestion] = {}
-        """The last turn's."""
+        """Number -> question of the last turn."""
         self._timer = Timer(self._turn)
         self._is_ticking = False
         self._ending = Slices(self._end_one)
         self._next_token = 0
         self._confirmed: set[int] = set()
-        """Tokens, of the question that is being answered."""
+        """Tokens of the fetches that were confirmed for the question in progress."""
 
     def __len__(self) -> int:
         return len(self._quiet)
@@ -86,7 +86,7 @@ class QuietTalk:
 
     # ---- the followers' side ------------------------------------------------------------------------------------------
     def wait(self, key: PartitionKey, effect: do.WaitQuietly, feed: Feed) -> None:
-        """Include this partition's fetch in the questions until ``stop``. ``feed`` gets QuietEnded."""
+        """Include the partition's fetch in the questions until ``stop``. At its end, ``feed`` gets QuietEnded."""
         now_ns = clock.now_ns()
         if not self._quiet.add(QuietFetch(key, effect.leader_epoch, effect.request_id), effect.leader, now_ns):
             feed(events.QuietEnded(heard_ns=None))
@@ -97,7 +97,7 @@ class QuietTalk:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
     def stop(self, key: PartitionKey) -> None:
-        """Remove a partition."""
+        """Remove a partition's fetch from the questions."""
         self._quiet.remove(key)
         self._feeds.pop(key, None)
 
@@ -161,13 +161,13 @@ class QuietTalk:
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def received(self, reply: bytes, body: memoryview) -> None:
-        """Handle a question without its envelope. Raises ProtocolError."""
+        """Answer a question of another node. Raises ProtocolError."""
         question = self.asked(reply, body)
         if question is not None:
             self.answer(reply, question, self.over(question))
 
     def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
-        """Return a question that may be answered. None: its answer would go to a forbidden subject. Raises ProtocolError."""
+        """Decode a question. Return None if its reply subject is not allowed. Raises ProtocolError."""
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
@@ -191,7 +191,7 @@ class QuietTalk:
         return [token - first for token in range(first, first + count) if token not in confirmed]
 
     def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
-        """Answer which fetches of a question have ended."""
+        """Send the answer to a question. ``over``: indexes of the fetches that do not wait anymore."""
         answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
         under = self._inbox_of(question)
         send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),), under=under)

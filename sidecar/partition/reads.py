@@ -24,7 +24,7 @@ from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 @dataclass(frozen=True, slots=True)
 class ReadTools:
-    """Shared dependencies of the reads of all partitions."""
+    """Objects that the reads of all partitions share."""
 
     bus: BusConnection
     subjects: Subjects
@@ -32,10 +32,10 @@ class ReadTools:
     timers: Timers
     counters: Counter[str]
     budget: ReadBudget = field(default_factory=ReadBudget)
-    """Memory budget of waiting readers."""
+    """Memory budget of waiting readers of the node."""
     instruments: Instruments = field(default_factory=Instruments)
     host: str = ""
-    """Host whose readers may open the files. '': none (``local_file_reads``)."""
+    """Host name whose readers may open the files directly (``local_file_reads``). '': no host."""
 
 
 _Asker = str | asyncio.Future[bytes]
@@ -55,41 +55,41 @@ class ReadSubjects:
         files = OwnFiles(tools.host, folder) if tools.host and folder else None
         self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
-        """Wake readers. Call it when HW, the log end or readiness has changed."""
+        """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
         self._shared_subject = subjects.read(key.stream, key.partition)
         self._guard = RequestGuard("read", tools.counters, self._reject)
         self._handler = self._guard.handler(self._arrived)
         self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._handler)
         self._shared: Listener | None = None
         self.touched: Callable[[], None] = lambda: None
-        """Called when the number of waiting readers or of sent records may have changed."""
+        """Callback after the number of waiting readers or of sent records may have changed."""
 
     def give_states(self, giver: StateGiver) -> None:
-        """Answer requests of backups for the producer and message-id state."""
+        """Set the source of deduplication state for the requests of backups."""
         self._reads.give_state = giver.give_piece
 
     @property
     def record_count(self) -> int:
-        """Records that readers were sent."""
+        """Number of records sent to readers."""
         return self._reads.record_count
 
     @property
     def size_bytes(self) -> int:
-        """Size of the batches that readers were sent."""
+        """Total size of the batches sent to readers, in bytes."""
         return self._reads.size_bytes
 
     @property
     def waiting_count(self) -> int:
-        """Readers in a long poll."""
+        """Number of waiting readers (long poll)."""
         return self._reads.waiting_count
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory use of waiting requests."""
+        """Memory of waiting requests, in bytes."""
         return self._reads.waiting_bytes
 
     def share(self, wanted: bool) -> None:
-        """Join or leave the queue group of replicas that answer reads."""
+        """Join the queue group of replicas that answer reads if ``wanted`` is True. Otherwise leave it."""
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
         elif not wanted and self._shared is not None:
@@ -103,7 +103,7 @@ class ReadSubjects:
         self._reads.close()
 
     async def asked_here(self, payload: bytes) -> bytes:
-        """Return the answer to a request of this process. There may be none, so use a timeout."""
+        """Return the answer to a read request of this process. Use a timeout, because an answer may not come."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._reads.asked(payload, answer)
         self.touched()
@@ -120,7 +120,7 @@ class ReadSubjects:
         self._reads.reject(reply.decode(), f"Internal error while reading: {type(error).__name__}. See the log of the node.")
 
     def request_failed(self, asker: _Asker, error: Exception) -> None:
-        """Reject the request and continue. A caller in this process times out."""
+        """Reject the request after an unexpected error. A caller in this process gets no answer."""
         self._guard.failed(asker.encode() if isinstance(asker, str) else b"", error)
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
@@ -131,15 +131,15 @@ class ReadSubjects:
 
     @property
     def has_room(self) -> bool:
-        """True if the send buffer for readers has room."""
+        """True if the send buffer of the connection for readers has room."""
         return self._bus.has_room
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time in nanoseconds."""
         return clock.now_ns()
 
     def answer(self, asker: _Asker, chunks: Chunks) -> None:
-        """Send one message to the reply subject. A caller in this process gets a copy."""
+        """Send one message to the reader's reply subject. A reader in this process gets a copy."""
         self.touched()
         if isinstance(asker, str):
             send_answer(self._bus, (self._inboxes,), self._counters, asker, chunks)
@@ -147,7 +147,7 @@ class ReadSubjects:
             asker.set_result(b"".join(chunks))
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Schedule a call with the timers of the node."""
+        """Call ``callback`` at ``at_ns`` with the timers of the node. Return a function that cancels the call."""
         timer = Timer(callback)
         self._timers.set(timer, at_ns)
         return lambda: self._timers.cancel(timer)

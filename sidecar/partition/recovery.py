@@ -28,11 +28,11 @@ from sidecar.runtime import clock
 logger = logging.getLogger("liftpy.node")
 
 _AT_ONCE = 32
-"""Logs that one piece of work for a thread recovers: to hand each over by itself costs as much as to open a short one."""
+"""Number of logs that one task in a thread recovers, because one task for each log would cost too much."""
 
 
 def _logs_in(streams: Path) -> list[Path]:
-    """Return the folders of all logs, sorted."""
+    """Return the directories of all logs, sorted."""
     if not streams.exists():
         return []
     with os.scandir(streams) as found:
@@ -45,23 +45,23 @@ def _logs_in(streams: Path) -> list[Path]:
 
 
 class RecoveredLogs:
-    """Recovered logs: ``run`` it once, then ``take`` logs, and ``close`` it."""
+    """Logs that were recovered before the node registers. Call ``run`` once, then ``take`` logs, and ``close`` at the end."""
 
     def __init__(self) -> None:
         self._found: dict[Path, Recovered] = {}
         self.names: frozenset[str] = frozenset()
         """Names of all logs in the directory: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
-        """Logs that may miss records which this node acknowledged, or that can't be read."""
+        """Names of logs that cannot be read, or may lack records that this node acknowledged."""
         self.missing: list[str] = []
-        """Logs that this node has created and whose directory is gone. The first process looks for all of them."""
+        """Names of logs that this node has created, but whose directory is missing. Only the first process checks for them."""
         self._held: frozenset[str] = frozenset()
         self._done: list[str] = []
-        """Logs that have been looked at."""
+        """Names of logs that were checked."""
         self._count = 0
-        """Number of logs that are checked here."""
+        """Number of logs that this process checks."""
         self.suspect: list[str] = []
-        """Logs of which a flush had failed when they were open last."""
+        """Names of logs whose last process had a failed flush."""
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
         """Recover all logs of this share.
@@ -111,11 +111,11 @@ class RecoveredLogs:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(recovered logs, all logs)"""
+        """(Number of recovered logs, number of all logs)."""
         return len(self._done), self._count
 
     def take(self, path: Path) -> Recovered | None:
-        """Return the recovered state of a partition directory for its first opening, None: recover it now."""
+        """Return the recovered log of a directory for its first opening, or None if it must be recovered now."""
         return self._found.pop(path, None)
 
     def close(self) -> None:
@@ -127,11 +127,11 @@ class RecoveredLogs:
 
 
 _PAUSE_FACTOR = 2
-"""Pause after a slice of reading backwards, as a multiple of its duration. It uses at most a third of the loop."""
+"""Pause after a slice of the background replay, as a multiple of its duration. The replay uses a third of the loop's time."""
 _URGENT_PAUSE_FACTOR = 0.5
-"""While publishes wait for the index: it has two thirds of the loop."""
+"""Pause while publishes wait for the replay, as a multiple of a slice. The replay then uses two thirds of the loop's time."""
 _URGENT_SLICE_NS = 4_000_000
-"""Time to read on without a pause while publishes wait, in nanoseconds."""
+"""Duration of a slice without pause while publishes wait, in nanoseconds."""
 _PAUSE_LEAST_S = 0.001
 
 
@@ -145,31 +145,32 @@ class LogReplay:
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
         self._beside: asyncio.Handle | None = None
-        """Reader of the log that runs in the background."""
+        """Scheduled slice of the background replay. None: none is scheduled."""
         self._closed = False
         self.touched: Callable[[], None] = lambda: None
-        """Called after each slice."""
+        """Callback after each slice."""
         derived.on_lacking = self._read_beside
         if derived.lacks:
             self._read_beside()
 
     def run(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when the whole log is covered, which may be at once. ReplayProgressed is fed until then. A later run
-        replaces an earlier one.
+        """Replay the log until it is covered completely. Then call ``then``, which may happen at once.
+
+        ReplayProgressed is fed until then. A later call replaces an earlier one.
         """
         self._then = then
         if self._handle is None:
             self._go_on()
 
     def forget(self) -> None:
-        """Forget the request: the role has ended."""
+        """Cancel the requested replay, because the role has ended."""
         self._then = None
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop the replay."""
         self._closed = True
         self.forget()
         if self._beside is not None:

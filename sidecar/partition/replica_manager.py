@@ -45,14 +45,14 @@ logger = logging.getLogger("liftpy.partitions")
 _RETRY_S = 5.0
 _STOPS_AT_ONCE = 64
 _OPENED_AT_ONCE = 32
-"""Maximum number of partitions that are opened or stopped at once. The others wait."""
+"""Maximum number of partitions that are opened or stopped at a time. Others wait."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
-"""Time for which a leader in a planned transfer tries to answer its publishers, in seconds."""
+"""Maximum time for which a leader in a planned transfer tries to answer its publishers, in seconds."""
 _BACK_AFTER_S = 2.0
-"""Time after which it accepts publishes again if it is still the leader, in seconds."""
+"""Time after which a leader accepts publishes again if its planned transfer did not happen, in seconds."""
 _PARTS_OF_A_LEASE = 2
-"""Divisor of the lease that gives the interval of extensions. A node may lead thousands of partitions."""
+"""Divisor of the lease that gives the interval between two extensions of a partition's lease."""
 
 
 class Partitions:
@@ -67,45 +67,45 @@ class Partitions:
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
         self._changed = Slices(self._follow_image)
-        """Partitions whose image has changed, and whose worker does not know it yet."""
+        """Partitions whose image has changed and whose workers must be updated."""
         self._leases = Slices(self._extend)
-        """Leaderships whose lease may be extended."""
+        """Partitions that this node leads and whose lease may be extended."""
         self._deferred: dict[PartitionKey, None] = {}
-        """Partitions to be opened or stopped in this order, when fewer are busy."""
+        """Partitions that wait to be opened or stopped, as an ordered set."""
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
         self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
         self._later: set[asyncio.Task[None]] = set()
-        """Deletions that no controller has confirmed yet."""
+        """Tasks that wait to retry deletions that no controller has confirmed."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
-        """Workers that are being stopped."""
+        """Partition -> task that stops its worker."""
         self._changed_meanwhile: set[PartitionKey] = set()
-        """Busy partitions whose state in the image has changed."""
+        """Partitions whose state in the image has changed while they were opened or stopped."""
         self._departures = Departures(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._heard: MetadataHeard | None = None
-        """The last answered heartbeat."""
+        """Last answered heartbeat. None: there was none."""
         self._passed_on_ns = 0
         self._own_lease_ns = round(node.settings.replication.lease_s * NS_PER_S)
         self._pass_on_every_ns = self._own_lease_ns // _PARTS_OF_A_LEASE
-        """A part of the lease that was passed on last."""
+        """Interval between two extensions of a partition's lease, in nanoseconds."""
         self._data_path_is_up = True
         self._closing = False
-        """True while leaderships are transferred at the stop. No partition opens."""
+        """True while the node transfers its leaderships before its stop. No partition is opened."""
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
-        """Leaders that stepped aside for a planned transfer."""
+        """Partition -> task of its planned leadership transfer."""
         self._garbage = Garbage()
         self.counts = counts or Uncounted()
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
-        """Partitions whose log cannot be opened -> reason. The node retries."""
+        """Partition -> reason why its log cannot be opened. The node retries."""
 
     def __iter__(self) -> Iterator[PartitionWorker]:
         return iter(list(self._workers.values()))
 
     @property
     def clocks(self) -> ClockWatch:
-        """Clock comparison that ages are based on."""
+        """Clock comparison on which ages of records are based."""
         return self._node.clocks
 
     @property
@@ -142,34 +142,34 @@ class Partitions:
                 yield worker.key, worker.is_in_sync
 
     def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
-        """Give an event from the node's notify subject to its partition, if it is here and the same stream."""
+        """Give an event from the node's notify subject to the partition with this uid, if this node has it."""
         worker = self._by_name.get((stream, partition))
         if worker is not None and uid in ("", worker.key.uid):
             worker.feed(event)
 
     def services_of(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services of a partition, None if it is not on this node."""
+        """Return the services of a partition, or None if the partition is not on this node."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
 
     def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
-        """Return the read handler of a partition, None if it is not on this node."""
+        """Return the read handler of a partition, or None if the partition is not on this node."""
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
     def bounds_of(self, key: PartitionKey) -> tuple[int, int] | None:
-        """Return (log start, HW + 1) of a partition with an in-sync replica on this node. None: there is none."""
+        """Return (log start, HW + 1) of an in-sync replica on this node, or None if there is none."""
         worker = self._workers.get(key)
         in_sync = worker is not None and worker.is_in_sync
         return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
 
     def has_everything(self, worker: PartitionWorker) -> bool:
-        """Return whether the replica has all committed records: it is in sync, and no unclean election lost any."""
+        """Return whether the replica certainly has all committed records."""
         found = self._wanted(worker.key)
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Follow the image. Called on the loop after each change."""
+        """Open, update and stop partitions after a change of the image. Call it on the event loop."""
         before, self._image = self._image, new
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
@@ -182,8 +182,9 @@ class Partitions:
             self._changed.add(self._workers)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
-        """Extend the leases after the answer to a heartbeat, when the image is as new as the answer. ``lease_ns``: 0: length
-        from the settings.
+        """Extend the leases after the answer to a heartbeat.
+
+        The image must be as new as the answer. ``lease_ns``: granted length, or 0 for the length in the settings.
         """
         self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
@@ -199,13 +200,13 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """Note that the connection that carries replication was lost or is back."""
+        """Tell all replicas that the replication connection was lost or restored."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))
 
     def serves(self, question: replication_pb2.LeaderQuestion) -> bool:
-        """Return whether this node still serves as the leader that a report accuses."""
+        """Return whether this node serves as the leader that ``question`` names."""
         worker = self._by_name.get((question.stream, question.partition))
         if worker is None or worker.key.uid != question.streamUid:
             return False
@@ -247,7 +248,7 @@ class Partitions:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
     def _following(self) -> list[PartitionKey]:
-        """Return the partitions that waited longest for opening, as many as there are free places.
+        """Return the partitions that have waited longest for opening, as many as there are free places.
 
         Open or removed ones are skipped, because their place would never be freed.
         """
@@ -270,7 +271,7 @@ class Partitions:
         self._tell(worker)
 
     async def _start(self, key: PartitionKey, stream: StreamImage, partition: PartitionState) -> bool:
-        """Open its log. Return False after a failure. The node retries later."""
+        """Open the log of the partition. Return False after a failure. The node retries later."""
         try:
             worker = await open_worker(self._node, key, stream.subject, stream.config)
         except LiftError as error:
@@ -288,7 +289,7 @@ class Partitions:
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
-        """Retry an opening once, even if image changes have triggered attempts in between."""
+        """Schedule one retry of a failed opening."""
         earlier = self._retries.pop(key, None)
         if earlier is not None:
             earlier.cancel()
@@ -299,7 +300,7 @@ class Partitions:
         self._changed.add((key,))
 
     async def _stop(self, worker: PartitionWorker) -> None:
-        """Stop a worker. It stops once and completely, also if the caller is canceled."""
+        """Stop a worker completely, even if the caller is canceled. A second call waits for the first one."""
         ending = self._endings.get(worker.key)
         if ending is None:
             ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")
@@ -358,8 +359,7 @@ class Partitions:
 
     # ---- what moved away while the node was down ---------------------------------------------------------------------------
     def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
-        """Delete logs in the data directory (``<stream>-<uid>/<partition>``) whose partitions are on other nodes, one after the
-        other."""
+        """Delete logs of this data directory whose partitions are on other nodes, one after the other."""
         streams = {f"{stream.name}-{stream.uid}": stream for stream in self._image.streams.values()}
         keys = []
         for name in folders:
@@ -379,7 +379,7 @@ class Partitions:
                 self._delete_later(key)
 
     async def _leave(self, key: PartitionKey) -> bool | None:
-        """Delete the data of a partition if a controller allows it. Return its answer, None without one."""
+        """Delete the data of a partition if a controller allows it. Return the controller's answer, or None."""
         allowed = await self._node.deletions.allowed(key)
         if not allowed:
             return allowed
@@ -394,7 +394,7 @@ class Partitions:
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def settled(self) -> None:
-        """Wait until everything that the image shows has been opened or given up for now."""
+        """Wait until all partitions of the image are open or have failed to open."""
         while self._changed or self._deferred or self._busy:
             if self._busy:
                 await asyncio.wait(list(self._busy.values()), return_when=asyncio.FIRST_COMPLETED)
@@ -432,7 +432,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def went_past(self, key: PartitionKey) -> None:
-        """Note that a leader missed publishes after a lost connection: transfer its leadership after the reconnect."""
+        """Record that a leader missed publishes after a lost connection. Its leadership is transferred after the reconnect."""
         worker = self._workers.get(key)
         if worker is not None and not self._closing:
             earlier = self._aside.get(key)
@@ -450,7 +450,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def publishes_lost(self) -> None:
-        """Note that the connection for publishes was lost."""
+        """Tell all leaders that the connection for publishes was lost."""
         for worker in list(self._leading.values()):
             worker.ingest.link_lost()
 
@@ -468,7 +468,7 @@ class Partitions:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> bool:
-        """Stop every worker. Return whether everything that was acknowledged is on disk. May be called twice."""
+        """Stop all workers. Return whether all acknowledged data is on disk. A second call is allowed."""
         self._stopping = self._closing = True
         self._node.deletions.close()
         self._changed.close()

@@ -41,12 +41,12 @@ _MAX_DIGITS = 19
 """Maximum number of digits of a request id, which has 63 bits."""
 _MAX_MICROS = (1 << 32) - 1
 _STATE_OVERHEAD_BYTES = 512
-"""Maximum size of a message with a part of a state, in addition to its data."""
+"""Maximum size of a message with a piece of a state besides its data, in bytes."""
 _MAX_TOKENS = 4096
-"""Maximum number of requests that the core has not answered yet. Beyond it, the oldest is forgotten, and the follower asks again."""
+"""Maximum number of requests without an answer of the core. Beyond it, the oldest is dropped, and its follower asks again."""
 
 ASSEMBLING_BYTES = 256 * 1024 * 1024
-"""Maximum size of incomplete batches of all followers of a node, in bytes. Beyond it the next one backs off."""
+"""Maximum total size of incomplete batches of all followers of a node, in bytes. Beyond it, a follower backs off."""
 
 Feed = Callable[[events.Event], None]
 _seldom = LogRateLimit()
@@ -54,7 +54,7 @@ _seldom = LogRateLimit()
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Destination of an answer. ``request_id``: id in the answer, None: the asker has an older version."""
+    """Destination of an answer. ``request_id``: id that the answer repeats, or None for an older version."""
 
     reply: str
     held: Held | None = None
@@ -62,7 +62,7 @@ class Asker:
 
 
 class ReplicationDesk:
-    """Handler of fetches on the leader of one partition. Requests become events. The core's answers name them by token."""
+    """Receives fetches and epoch queries for the leader of one partition, and sends the answers of the core."""
 
     def __init__(
         self,
@@ -82,21 +82,21 @@ class ReplicationDesk:
         self._feed = feed
         self._counters = counters
         self._does_not_fit = -1
-        """Offset of the last batch that was too large for one message, and its follower takes no pieces."""
+        """Offset of the last batch that was too large for a message to a follower that accepts no pieces. -1: none."""
         self._listeners: list[Listener] = []
         self._tokens: dict[int, Asker] = {}
         self._kept: dict[str, Asker] = {}
-        """Replica -> its fetch that was answered without records."""
+        """Replica -> its waiting fetch that got an empty answer."""
         self._next_token = 1
         self._holding = False
-        """True while answers of this step are collected. They are sent together after the last one."""
+        """True while the answers of a step are collected, so that they are sent together."""
         self.giver: StateGiver | None = None
-        """Source of the state that the log no longer contains. None: no state."""
+        """Source of state that the log no longer contains. None: no source."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
-        """Read of the log in this step and its result. Followers that keep up all request the same."""
+        """Arguments and result of the last log read in this step, which several followers may share. None: no read yet."""
 
     def start(self) -> None:
-        """Listen on ``.replicate`` and ``.offset``."""
+        """Subscribe to ``.replicate`` and ``.offset``."""
         if not self._listeners:
             stream, partition = self._key.stream, self._key.partition
             fetches, queries = RequestGuard("fetch", self._counters), RequestGuard("epoch query", self._counters)
@@ -106,7 +106,7 @@ class ReplicationDesk:
             ]
 
     def stop(self) -> None:
-        """Stop listening. Requests without an answer are forgotten.
+        """Unsubscribe and forget unanswered requests.
 
         Requests in flight are still processed, so that the core rejects them. Otherwise a follower would wait for its
         timeout.
@@ -212,7 +212,7 @@ class ReplicationDesk:
         )
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
-        """Answer a fetch with whole batches, read now, or with the header alone when there are none.
+        """Answer a fetch with complete batches, or with an empty answer if there are none.
 
         A read that fails is answered by nothing: an empty response would say "you are caught up".
         """
@@ -225,20 +225,20 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def keep(self, effect: do.KeepFetch) -> None:
-        """Keep the reply address of a waiting fetch."""
+        """Store the reply subject of a waiting fetch."""
         asker = self._tokens.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
 
     def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
-        """Answer the waiting fetch with the new records."""
+        """Answer the waiting fetch of a follower with new records."""
         self._hold()
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
             self._send_batches(effect, asker, log, high_watermark)
 
     def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
-        """Answer the waiting fetch with HW only. It can still be answered with records."""
+        """Answer the waiting fetch of a follower with the HW only. Records can still follow."""
         self._hold()
         asker = self._kept.get(effect.replica)
         if asker is not None:
@@ -250,7 +250,7 @@ class ReplicationDesk:
             self._bus.hold()
 
     def step_over(self) -> None:
-        """Note that all effects of a step are carried out."""
+        """Send the collected answers, because all effects of the step were carried out."""
         if self._holding:
             self._holding, self._read = False, None
             self._bus.release()
@@ -260,13 +260,13 @@ class ReplicationDesk:
         self._send(asker, (header,))
 
     def _address(self, asker: Asker) -> bytes:
-        """Return the address for a binary answer."""
+        """Return the address of the request, for its binary answer."""
         return b"" if asker.request_id is None else address(self._key.uid, self._key.partition, asker.request_id)
 
     def _send_batches(
         self, effect: do.SendFetchResponse | do.AnswerWaiter, asker: Asker, log: Log, high_watermark: int
     ) -> None:
-        """Send whole batches, or a piece of one if it exceeds the NATS server's max_payload."""
+        """Send complete batches, or a piece of a batch that exceeds the NATS server's max_payload."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
             portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
@@ -339,14 +339,14 @@ class ReplicationDesk:
 
 @dataclass(slots=True)
 class Fetched:
-    """Batches of one answer, kept until the core decides."""
+    """Batches of one fetch answer, stored until the core decides about them."""
 
     buffer: memoryview
     batches: list[RecordBatch]
 
 
 class FetchClient:
-    """The follower's side of one partition: sends requests, turns answers into events, keeps fetched batches by token."""
+    """Sends the requests of the follower of one partition, and turns the answers into events."""
 
     def __init__(
         self,
@@ -360,7 +360,7 @@ class FetchClient:
     ) -> None:
         self._instruments = instruments or Instruments()
         self._asked = (0, 0)
-        """The last fetch: its request id, and when it was sent, monotonic."""
+        """Request id and monotonic sending time of the last fetch."""
         self._router = router
         self._bus = router.bus
         self._key = key
@@ -372,24 +372,24 @@ class FetchClient:
         self._slot = router.add(self._answered)
         self._assembly = FetchAssembly()
         self.fetched: dict[int, Fetched] = {}
-        """Token -> batches. The core has at most one request in flight, so there are at most a few."""
+        """Token -> fetched batches that wait for the core's decision."""
         self._next_token = 1
         self.taker: StateTaker | None = None
-        """Source of the state that the leader's log no longer contains. None: fetches are sent at once."""
+        """Source of state that the leader's log no longer contains. None: fetches do not wait for a state."""
         self.failed: Callable[[StorageError], None] = lambda error: None
-        """Called if the state cannot be stored."""
+        """Callback if the state cannot be stored."""
         self._waiting: tuple[do.SendFetch, int] | None = None
-        """The fetch that leaves when the state is here, and this node's incarnation."""
+        """Fetch that is sent after the state has arrived, and this node's incarnation. None: no fetch waits."""
 
     def close(self) -> None:
-        """Stop processing answers."""
+        """Ignore all further answers."""
         self.forget_pieces()
         self._router.remove(self._slot)
         self.fetched.clear()
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Bytes of a batch whose pieces are incomplete."""
+        """Size of the received pieces of an incomplete batch, in bytes."""
         return self._assembly.held_bytes
 
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
@@ -424,7 +424,7 @@ class FetchClient:
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
     def started_afresh(self) -> None:
-        """Note that the log was emptied and begins elsewhere: the next fetch waits for the leader's state."""
+        """Delay the next fetch until the leader's state has arrived, because the log was emptied."""
         if self.taker is not None:
             self.taker.started_afresh()
 
@@ -464,7 +464,7 @@ class FetchClient:
         self._router.release(self._slot)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
-        """Query the leader for the end of an epoch."""
+        """Send a query for the end of an epoch to the leader."""
         request = pb.LeaderEpochOffsetRequest(
             leaderEpoch=effect.asked_epoch,
             currentEpoch=effect.current_epoch,
@@ -579,26 +579,29 @@ class FetchClient:
 
 
 class AnswerRouter:
-    """One subscription for the answers to all fetches of a node's followers."""
+    """Routes the answers to all fetches of a node to their followers, with one subscription."""
 
     def __init__(self, bus: BusConnection) -> None:
         self.bus = bus
         self._slots: dict[bytes, Callable[[int, bytes, bytes], None]] = {}
         self._next_slot = 1
         self._assembling: dict[int, int] = {}
-        """Slot -> size of the batch that it puts together, in bytes."""
+        """Slot -> size of the batch that its follower assembles, in bytes."""
         self._prefix_length = len(bus.inbox) + 1
         self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
 
     def add(self, answered: Callable[[int, bytes, bytes], None]) -> int:
-        """Return a new slot of reply subjects. ``answered`` gets (request id, payload, header block)."""
+        """Return a new slot of reply subjects for a follower.
+
+        ``answered``: callback with (request id, payload, header block).
+        """
         slot = self._next_slot
         self._next_slot += 1
         self._slots[b"%d" % slot] = answered
         return slot
 
     def reserve(self, slot: int, size_bytes: int) -> bool:
-        """Return whether ``slot`` may collect a batch of this size.
+        """Reserve memory for a batch that ``slot`` assembles. Return whether there is room.
 
         A started batch continues, and one is always allowed, so that batches never block each other.
         """
@@ -608,16 +611,16 @@ class AnswerRouter:
         return True
 
     def release(self, slot: int) -> None:
-        """Release the memory of a slot."""
+        """Release the memory that a slot has reserved."""
         self._assembling.pop(slot, None)
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Memory of all incomplete batches, in bytes."""
+        """Total size of all incomplete batches, in bytes."""
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
-        """Drop answers to this slot from now on."""
+        """Ignore further answers to this slot."""
         self._slots.pop(b"%d" % slot, None)
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -632,7 +635,7 @@ class AnswerRouter:
 
 
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
-    """Return the request id if the request names its partition and id, None from an older version."""
+    """Return the request id, or None if an older version has sent the request without it."""
     return request.requestId if request.HasField("partition") else None
 
 

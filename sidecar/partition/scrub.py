@@ -34,11 +34,11 @@ PIECE_BYTES = 128 * 1024
 _LAST_STORE_S = 5.0
 """Time that a stopping node waits until the progress is stored, in seconds."""
 SEALED_FASTER = 16
-"""Factor of the rate for newly sealed segments, because readers and followers will read them soon."""
+"""Factor of the rate for newly sealed segments. Readers and followers will read them soon."""
 PASS_EVERY_S = 3600.0
-"""Minimum time between the starts of two passes, so that a small log is not read all the time."""
+"""Minimum time between the starts of two passes, in seconds."""
 _REST = 19
-"""Rest after work, as a multiple of the working time. The thread uses at most 5 % of a core."""
+"""Pause after each piece of work, as a multiple of its duration. The thread uses at most 5 % of a core."""
 _REST_SEALED = 4
 _STORE_EVERY_S = 10.0
 _LOOK_EVERY_S = 1.0
@@ -54,7 +54,7 @@ class Scrubbed(Protocol):
 
     @property
     def key(self) -> object:
-        """Identity of the log. Its ``str`` defines the order."""
+        """Identity of the log. Its ``str`` gives the order of the logs."""
 
     @property
     def storage_failed(self) -> bool:
@@ -66,21 +66,21 @@ class ScrubProgress:
     """Stored position and results of the scrub. Times are wall clock in seconds, 0: never."""
 
     partition: str = ""
-    """Partition that is read, or was read last. '': at the beginning of a pass."""
+    """Partition that is read or was read last. '': a pass starts."""
     base_offset: int = -1
-    """Base offset of the current segment. -1: none yet."""
+    """Base offset of the segment that is checked. -1: none yet."""
     position: int = 0
-    """Position in the segment's file up to which it is checked. -1: the segment is done."""
+    """Position in the segment's file up to which it is checked, in bytes. -1: the segment is complete."""
     pass_began_s: float = 0.0
     last_full_pass_s: float = 0.0
-    """Time at which the last pass ended."""
+    """Time when the last pass ended, in seconds since 1970. 0: never."""
     findings: int = 0
-    """Damaged segments found since the data folder was made."""
+    """Number of damaged segments found since the data directory was created."""
     last_finding: str = ""
 
 
 class Scrub:
-    """Scrub as a background task, with ``start`` and ``close``. ``bytes_per_s`` 0: off."""
+    """Background task that checks the logs. ``bytes_per_s``: rate limit, 0 means off."""
 
     def __init__(
         self,
@@ -105,17 +105,17 @@ class Scrub:
         self.progress = _load(self._path)
 
     def start(self) -> None:
-        """Start, if scrubbing is on."""
+        """Start the task, unless the rate is 0."""
         if self._bytes_per_s and self._task is None:
             self._task = spawn(self._run(), "scrub", endless=True)
 
     def change_rate(self, bytes_per_s: int) -> None:
-        """Set the rate from the next piece on. 0: stop there."""
+        """Set the rate for the next pieces, in bytes per second. 0: pause the scrub."""
         self._bytes_per_s = bytes_per_s
         self.start()
 
     async def close(self) -> None:
-        """Stop and store the progress."""
+        """Stop the task and store the progress."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -127,7 +127,7 @@ class Scrub:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def report(self) -> dict[str, Any]:
-        """Return values for the status."""
+        """Return the progress and results of the scrub, for the status."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "checked_bytes": self.checked_bytes,
@@ -156,7 +156,7 @@ class Scrub:
         return False
 
     async def _one_in_order(self) -> bool:
-        """Check the rest of the segment at the cursor, or the next one. Return False if the next pass is not due."""
+        """Check the next part of the logs in order. Return False if the next pass is not due."""
         progress, now_s = self.progress, time.time()
         if not progress.partition:
             if abs(now_s - progress.pass_began_s) < self._pass_every_s:
@@ -245,7 +245,7 @@ def _checked(said: dict[str, Any]) -> ScrubProgress:
 
 
 def _load(path: Path) -> ScrubProgress:
-    """Return the stored progress, or the beginning if there is none."""
+    """Return the stored progress, or the start of a pass if there is none."""
     try:
         body = open_small_file(_MAGIC, path.read_bytes())
         return _checked(load_json(body)) if body is not None else ScrubProgress()

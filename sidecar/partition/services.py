@@ -49,13 +49,13 @@ from sidecar.transport.connection import BusConnection, send_answer
 logger = logging.getLogger("liftpy.services")
 
 SESSION_LEASES = 2
-"""Number of leases (``ReplicationConfig.lease_s``) without a heartbeat after which a service is forgotten.
+"""Time without a heartbeat after which a service is removed, as a multiple of ``ReplicationConfig.lease_s``.
 
 It is longer than the candidate's timeout, so a service that hangs first fails a promotion.
 """
 _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _EVENTS, _EVENTS_EVERY_NS = 4, 60 * NS_PER_S
-"""Maximum number of ends of services that become cluster events, and the time for it. Repeated restarts are limited."""
+"""Maximum number of reported ends of services, and the time in nanoseconds in which it applies."""
 NOT_EVENTS = "ends of services that became no events"
 _ACK_IDS_PER_INCARNATION = 1 << 32
 _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
@@ -66,7 +66,7 @@ _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRe
 
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
-"""Callback of a service in this process for its messages."""
+"""Callback for messages to a service in this process."""
 
 
 class PartitionServices:
@@ -92,7 +92,10 @@ class PartitionServices:
         compacted: bool = False,
         report_ended: Callable[[Ended], None] = lambda _: None,
     ) -> None:
-        """``report_ended``: reports the end of a service as a cluster event."""
+        """Create the services of a partition.
+
+        ``report_ended``: callback that reports the end of a service as a cluster event.
+        """
         self.key = key
         self._bus = bus
         self._inboxes = inboxes
@@ -105,12 +108,12 @@ class PartitionServices:
         self._subjects = subjects
         self._hand_over = hand_over
         self.touched: Callable[[], None] = lambda: None
-        """Called where a service may be the first one."""
+        """Callback when the first service of a partition may have appeared."""
         self._agreements: dict[str, Agreement] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
         self._here: dict[str, Told] = {}
-        """Inbox -> service of this process. Messages to it do not use NATS."""
+        """Inbox -> callback of a service in this process, which gets its messages without NATS."""
         self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
@@ -125,22 +128,22 @@ class PartitionServices:
         )
         self._report_ended = report_ended
         self._events_ns: deque[int] = deque(maxlen=_EVENTS)
-        """Times of the last reported ends of services."""
+        """Monotonic times of the last reported ends of services."""
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
-        """True if the next check is planned."""
+        """True if a check is scheduled."""
         self._report = Timer(self._tell_others)
         self._report_ns = 0
-        """Time of the next planned report. 0: none is planned."""
+        """Monotonic time of the next scheduled report. 0: none is scheduled."""
         self._reported: tuple[bytes, Sequence[str]] = (b"", ())
-        """Last report and its receiver."""
+        """Last sent report, and its receivers."""
         self._replay_end_offset = 0
-        """Exclusive: what the replica asked to have replayed."""
+        """Offset up to which services must replay, exclusive. 0: no replay is requested."""
 
     # ---- what the executor says --------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
-        """Note that the replica's derived state covers its log. The services of a candidate must now catch up."""
+        """Request the services of a candidate to replay up to ``end_offset``, because the replica has done so."""
         if self._replica.role is not RoleName.CANDIDATE:
             self._feed(events.ReplayFinished(end_offset=end_offset))
             return
@@ -150,18 +153,21 @@ class PartitionServices:
             self._timers.set(self._patience, self._sessions.waits_until_ns)
 
     def role_changed(self) -> None:
-        """Note that the replica has another role or phase."""
+        """Send the new role to the services, because the replica has another role or phase."""
         self._carry_out(self._sessions.role_changed(self._view()))
 
     def close(self) -> None:
-        """Stop: the partition is closed."""
+        """Stop, because the partition is closed."""
         self._timers.cancel(self._check)
         self._timers.cancel(self._patience)
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
-        """Process a heartbeat. ``inbox`` may be answered. ``told``: callback of a service in this process, instead of an inbox."""
+        """Process a heartbeat of a service.
+
+        ``inbox``: subject for answers. ``told``: callback for a service in this process, which is used instead of the inbox.
+        """
         if hello.leaving:
             self._here.pop(inbox, None)
         elif told is not None:
@@ -175,7 +181,7 @@ class PartitionServices:
             self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
-        """Record the state of the services of another replica."""
+        """Record the state of the services beside another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -192,11 +198,11 @@ class PartitionServices:
             self._report_within()
 
     def ack(self, ack: pb.ServiceAck) -> None:
-        """Note that a service has connected, or has replayed the log."""
+        """Process a confirmation of a service: it has its role, or has replayed the log."""
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:
-        """Return the offset of the first record that a service's newest snapshot does not cover. None: there are no services."""
+        """Return the offset of the first record that is in no snapshot of some service. Return None without services."""
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
@@ -205,19 +211,19 @@ class PartitionServices:
 
     @property
     def known(self) -> bool:
-        """True if there are services here, or were."""
+        """True if services of this partition are or were beside this node."""
         return self._sessions.has_any
 
     def report(self) -> list[dict[str, object]]:
-        """Return values for the status."""
+        """Return the state of the services, for the status."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
     def gone(self) -> list[dict[str, object]]:
-        """Return services that were here and are gone, for the status."""
+        """Return the services that were beside this node and have left, for the status."""
         return self._sessions.gone(self._replica.high_watermark, clock.now_ns())
 
     def ended(self) -> list[Ended]:
-        """Return services that ended without a request, for status and metrics."""
+        """Return the services that ended without a request, for status and metrics."""
         return self._sessions.ended(clock.now_ns())
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
@@ -247,7 +253,7 @@ class PartitionServices:
             self._timers.set(self._report, at_ns)
 
     def _tell_others(self) -> None:
-        """Send the state of the services to other replicas once a second, and check whether another replica should lead.
+        """Send the state of the services to the other replicas, and check whether another replica should lead.
 
         Half as often while all are well.
         """
@@ -297,7 +303,7 @@ class PartitionServices:
                 self._report_within()
 
     def _compare(self, digests: dict[str, tuple[int, dict[int, bytes]]]) -> None:
-        """Compare snapshots with those of other replicas, as far as known."""
+        """Compare the snapshot digests with those of other replicas."""
         for gone in self._agreements.keys() - digests.keys():
             del self._agreements[gone]
         for name, own in digests.items():
@@ -316,7 +322,7 @@ class PartitionServices:
         self._carry_out(effects)
 
     def _expire(self) -> None:
-        """Remove silent services, and schedule the next check."""
+        """Remove services without heartbeats, and schedule the next check."""
         self._carry_out([*self._sessions.expire(clock.now_ns())])
         self._checks = len(self._sessions) > 0
         if self._checks:
@@ -362,13 +368,11 @@ class Found(Protocol):
     """Finds the services of a partition of this node by name."""
 
     def __call__(self, stream: str, partition: int) -> PartitionServices | None:
-        """Return the services of a partition, None if it is not on this node."""
+        """Return the services of a partition, or None if the partition is not on this node."""
 
 
 class ServiceDesk:
-    """Handler of the node's subject for services. Each process of the node subscribes, and answers for the partitions of its
-    share.
-    """
+    """Receives the messages of services on the node's subject, for all partitions of this process."""
 
     def __init__(
         self,
@@ -393,7 +397,7 @@ class ServiceDesk:
         ]
 
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """Process a message on a subject with stream and service, which NATS permissions can check.
+        """Process a message on a subject that names stream and service. The message must name the same ones.
 
         The message must name the same.
         """
@@ -423,7 +427,7 @@ class ServiceDesk:
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
     def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
-        """Process a message of a service in this process. The answer comes later through ``told``. ``inbox`` is its name."""
+        """Process a message of a service in this process. ``told``: callback for the answer. ``inbox``: name of the service."""
         if isinstance(message, pb.ServiceAck):
             self._acked(message)
             return

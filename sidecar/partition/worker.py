@@ -72,7 +72,7 @@ _REQUEST_ID_BASE = secrets.randbits(61)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTools:
-    """Shared dependencies of all partitions of a node."""
+    """Objects that all partitions of a node share."""
 
     settings: NodeSettings
     incarnation: int
@@ -94,7 +94,7 @@ class NodeTools:
     pool: Pool
     counters: Counter[str]
     touched: set[PartitionWorker]
-    """Partitions whose figures may have changed. The reader of the figures takes them out. Only on the loop."""
+    """Partitions whose metrics may have changed. Use it only on the event loop."""
     room: MemoryBudget
     reads: ReadTools
     """Read tools with the inboxes of applications."""
@@ -104,11 +104,11 @@ class NodeTools:
     tracing: Tracing
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
-    """Have the node stop and come back, because a log must be recovered; takes the reason."""
+    """Function that restarts the node for a reason, because a log needs recovery."""
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
     """Function that stops accepting publishes for a partition led in a LeaderEpoch, answers the earlier ones, then calls back."""
     went_past: Callable[[PartitionKey], None]
-    """Publishes go past the leader of a partition here, which takes none until this has handed it over, or has it come back."""
+    """Callback for a leader that missed publishes. It transfers the leadership or accepts publishes again."""
     folder: DataFolder
     deletions: Deletions
     identity: NodeFile | WorkerMarks
@@ -117,11 +117,11 @@ class NodeTools:
 
 
 class PartitionWorker:
-    """Runs one partition. Make it with ``open_worker``. Call ``update`` with each new state, and ``stop`` at the end."""
+    """Runs one partition. Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end."""
 
     _traces: PartitionTraces | None = None
     has_ended = False
-    """True if the worker is stopped, or is being stopped. A long loop over partitions may still contain it.
+    """True if the worker is stopped or is being stopped.
 
     Its closed log is then not a failure, and another worker may have opened the directory.
     """
@@ -138,15 +138,15 @@ class PartitionWorker:
     ) -> None:
         self.key, self.config, self.log = key, config, log
         self._node, self.set_aside = node, set_aside
-        """Files that recovery has quarantined, and that still exist."""
+        """Paths of existing files that recovery has quarantined."""
         self.touched: Callable[[], None] = partial(node.touched.add, self)
-        """Called where something changes that figures show, once for what changes together."""
+        """Function that marks the partition as changed for the metrics."""
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
-        """Give the replica an event."""
+        """Function that feeds an event to the replica."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
         self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
@@ -297,7 +297,7 @@ class PartitionWorker:
 
     # ---- events -------------------------------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Feed the first event: the content of the log."""
+        """Feed the first event, with the content of the log."""
         log = self.log
         epochs = tuple((epoch, start) for epoch, start in log.epochs.entries)
         start, end, before = log.log_start_offset, log.log_end_offset, log.epochs.before_start
@@ -314,7 +314,7 @@ class PartitionWorker:
         log.on_compacted(log.horizon)
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
-        """Apply a new state of the partition, or of the set of live nodes."""
+        """Pass a new state of the partition, or a new set of live nodes, to the replica."""
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = self.log.config = held.config
@@ -349,7 +349,7 @@ class PartitionWorker:
             self.executor.failed(error)
 
     def log_was_closed(self, error: StorageError) -> None:
-        """Note that work outside the replica failed and closed the log."""
+        """Handle a log that failed outside of the replica and was closed."""
         if self.log.closed and not self.executor.storage_failed:
             self.executor.failed(error)
 
@@ -372,12 +372,12 @@ class PartitionWorker:
 
     @property
     def high_watermark(self) -> int:
-        """High watermark (inclusive), as this replica knows it."""
+        """High watermark that this replica knows, inclusive."""
         return self.replica.high_watermark
 
     @property
     def leader(self) -> str:
-        """Leader in the metadata, '' for none."""
+        """Leader in the metadata. '': there is none."""
         return self.state.leader if self.state is not None else ""
 
     @property
@@ -397,7 +397,7 @@ class PartitionWorker:
 
     @property
     def is_in_sync(self) -> bool:
-        """True if it is in the ISR and its log agrees with the leader's."""
+        """True if the replica is in the ISR and its log agrees with the leader's log."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
 
@@ -406,15 +406,14 @@ class PartitionWorker:
         return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
 
     def _may_leave(self) -> bool:
-        """Return whether standby followers receive the publishes while its connection is lost, so that it should transfer the
-        leadership."""
+        """Return whether standby followers receive publishes while this leader is disconnected, so that one should lead."""
         heir = self.replica.who_hears_for_it()
         if heir:
             self._node.went_past(self.key)
         return bool(heir)
 
     def hand_over_what_went_past(self) -> bool:
-        """Transfer the leadership after missed publishes. False: no standby follower received them."""
+        """Transfer the leadership after missed publishes. Return False if no standby follower has received them."""
         heir = self.replica.who_hears_for_it()
         if heir:
             aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
@@ -426,7 +425,7 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete what retention releases, unless the disk is blocked. ``now_wall_ns`` 0: nothing because of its age."""
+        """Delete records that the retention releases. ``now_wall_ns`` 0: delete nothing by age."""
         if self.flusher.stalls:
             return
 
@@ -454,12 +453,12 @@ class PartitionWorker:
         self.flusher.alone(retain)
 
     def _state_written(self) -> None:
-        """Delete records that waited for a state file."""
+        """Delete the records whose deletion waited for a state file."""
         if not self.has_ended:
             self.apply_retention(self._node.clocks.time_of_age_ns())
 
     def report_purged(self) -> None:
-        """Report completed purges that the metadata group does not know yet."""
+        """Report completed purges to the metadata group, unless it knows them."""
         if self.state is not None and self.state.purges and not self.executor.storage_failed:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
@@ -478,7 +477,7 @@ class PartitionWorker:
             logger.info("%s: replica is complete again, removed quarantined files=%s", self.key, ", ".join(removed))
 
     async def stop(self, *, delete: bool = False) -> bool:
-        """Give up the role, flush and close the log.
+        """End the role, flush and close the log. Return whether all data is on disk.
 
         ``delete``: also remove the directory. Return whether all data is on disk.
         """
@@ -517,7 +516,7 @@ class PartitionWorker:
 
 
 def count_isr(instruments: Instruments, node_id: str, before: PartitionState | None, after: PartitionState) -> None:
-    """Count that the ISR of a partition that ``node_id`` leads is another."""
+    """Count ISR shrinks and expansions of a partition that ``node_id`` leads."""
     if before is not None and after.leader == node_id:
         instruments.isr_shrinks += len(after.isr) < len(before.isr)
         instruments.isr_expands += len(after.isr) > len(before.isr)

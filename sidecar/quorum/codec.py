@@ -15,12 +15,12 @@ from liftpy.core.wire.envelope import EnvelopeError, MessageType
 from liftpy.errors import ProtocolError
 
 MAX_NUMBER = 1 << 62
-"""Terms and indexes are below: no group gets there, and a wrong one must not come near what 64 bits can hold."""
+"""Exclusive upper limit of terms and indexes. No group reaches it, and a wrong value must stay far below 2^63."""
 
 
 Message = dict[str, Any]
 Entry = tuple[bytes, int, int]
-"""(command, index, term), as the library keeps it."""
+"""Log entry of the library: (command, index, term)."""
 
 
 def encode(message: Message) -> bytes:

@@ -22,19 +22,19 @@ logger = logging.getLogger("liftpy.quorum")
 TICK_S = 0.05
 MAX_INBOX_FRAMES = 65_536
 MAX_INBOX_BYTES = 64 << 20
-"""A whole snapshot is asked for piece by piece, so that this is much more than two members have under way."""
+"""Maximum size of received frames that wait for the next tick, in bytes. Normal traffic of a controller is much smaller."""
 _FRAMES_PER_TICK = 2_000
 LATE_TICK_S = 0.05
-"""A tick this much after its time is counted: neither Raft nor heartbeats may wait longer for anything else."""
+"""Delay of a tick from which it is counted as late, in seconds."""
 _TICKS_KEPT = 1200
-"""Number of kept ticks, for one minute."""
+"""Number of tick delays that are kept, for about one minute."""
 
 Answer = tuple[bytes | None, int]
-"""(answer of the state machine, FAIL_REASON)."""
+"""Result of a proposal: (answer of the state machine, or None; FAIL_REASON of the library)."""
 
 
 def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
-    """Run the part of a tick before anything is sent: received frames, the library, the flush of the journal.
+    """Run the first part of a tick, before anything is sent: received frames, the library, and the flush of the journal.
 
     The simulator runs it too.
     """
@@ -58,7 +58,10 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
 
 
 class GroupDriver:
-    """Owns the library's node. ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick."""
+    """Runs the library's node in ticks.
+
+    ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick.
+    """
 
     def __init__(
         self,
@@ -77,18 +80,16 @@ class GroupDriver:
         self._fatal = fatal
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
-        """Received frames. If it overflows, the oldest is lost, which its session sees as a gap."""
+        """Received frames that wait for the next tick. If there are too many, the oldest is dropped, and its session finds a gap."""
         self.inbox_bytes = 0
-        """Size of the messages in the inbox, in bytes. It is limited, too."""
+        """Total size of the frames in the inbox, in bytes. It is limited."""
         self.frames_lost = 0
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
-        """Time at which it fires, by the loop's clock."""
+        """Time of the next timer tick, by the clock of the event loop."""
         self.lateness = FlushTimes(_TICKS_KEPT)
-        """Delays of the last ticks that a timer started, in seconds: no CPU, no interpreter lock, or another tick was
-        running.
-        """
+        """Delays of the last timer ticks, in seconds. A delay shows a busy CPU, a blocked interpreter, or a long tick."""
         self.late_tick_count = 0
         self._scheduled = False
         self.stopped = False
@@ -105,7 +106,7 @@ class GroupDriver:
             self._timer.cancel()
 
     def frame_received(self, sender: str, frame: bytes) -> None:
-        """Take a frame from NATS."""
+        """Put a frame from NATS into the inbox and tick soon."""
         while self._inbox and (len(self._inbox) == MAX_INBOX_FRAMES or self.inbox_bytes + len(frame) > MAX_INBOX_BYTES):
             self.inbox_bytes -= len(self._inbox.popleft()[1])
             self.frames_lost += 1
@@ -114,7 +115,7 @@ class GroupDriver:
         self.wake()
 
     def propose(self, command: bytes, *, change: bool = False) -> asyncio.Future[Answer]:
-        """Let the group log and apply ``command``.
+        """Propose ``command`` to the group. Return a future with its result.
 
         Use a timeout: a lost leadership may never answer. ``change``: it changes the controllers.
         """
@@ -124,7 +125,7 @@ class GroupDriver:
         return future
 
     def wake(self) -> None:
-        """Tick as soon as possible."""
+        """Schedule a tick as soon as possible."""
         if not self._scheduled and not self.stopped:
             self._scheduled = True
             self._loop.call_soon(self.tick)
@@ -140,7 +141,7 @@ class GroupDriver:
             self.tick()
 
     def tick(self) -> None:
-        """Tick once. A failure of disk or state machine stops this process."""
+        """Run one tick. A failure of the disk or the state machine stops this process."""
         self._scheduled = False
         if self.stopped:
             return

@@ -36,12 +36,13 @@ _RECORD = struct.Struct("<BQQI")
 _ENTRY, _CUT, _META = 1, 2, 3
 MAX_FRAME_BYTES = 1 << 30
 _NEW_FRAME_BYTES = 8 << 20
-"""A rewritten file is made of frames of about this size."""
+"""Approximate size of one frame in a rewritten file, in bytes."""
 _APPEND_BYTES = 256 << 20
-"""More than this is not appended: the file is rewritten instead."""
+"""Maximum size of changes that are appended, in bytes. For larger changes, the journal rewrites the file."""
 MAX_SPENT_BYTES = 4 << 20
-"""Maximum number of useless bytes in the file: replaced terms and commit indexes, truncated entries, and their frames. A
-group without requests writes 3 MB of them a day.
+"""Maximum number of unused bytes in the file, after which the journal rewrites it.
+
+Unused bytes are replaced terms and commit indexes, and truncated entries. A group without requests writes 3 MB of them a day.
 """
 
 
@@ -55,15 +56,15 @@ class GroupJournal:
         self._flush = flush
         self._entries: list[Entry] = []
         self.changes: list[Entry] = []
-        """Entries that change the members of the group, in order."""
+        """Entries that change the members of the group, in log order."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when ``changes`` is another, before anything else is done with the journal."""
+        """Callback after ``changes`` has changed, before any other use of the journal."""
         self.entry_bytes = 0
-        """Bytes of all entries that are held, as they are stored."""
+        """Total size of all stored entries, in bytes."""
         self.file_bytes = 0
-        """Bytes of the file, without what waits for the next ``sync``."""
+        """Size of the file in bytes, without changes that wait for the next ``sync``."""
         self.flushed_index = 0
-        """The entries up to here are on disk."""
+        """Index up to which all entries are on disk."""
         self._pending: list[bytes] = []
         self._rewrite = True
         self._meta_changed = False
@@ -71,7 +72,7 @@ class GroupJournal:
         self._descriptor = -1
         self._closed = False
         self._failed = False
-        """A write or flush failed: the file is left as it is."""
+        """True if a write or flush has failed. Then the journal does not touch the file anymore."""
         if self._load():
             self.sync()
 
@@ -86,14 +87,14 @@ class GroupJournal:
             self.changed()
 
     def clear(self) -> None:
-        """Drop everything (a snapshot takes its place)."""
+        """Drop all entries, because a snapshot replaces them."""
         self._entries, self.changes = [], []
         self.entry_bytes = self.flushed_index = 0
         self._rewrite = True
         self.changed()
 
     def deleteEntriesFrom(self, position: int) -> None:
-        """Remove the entries from list position ``position`` on, which conflict with the leader's."""
+        """Remove the entries from list position ``position`` on, because they conflict with the leader's log."""
         if position < len(self._entries):
             self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))
             self.flushed_index = min(self.flushed_index, self._entries[position][1] - 1)
@@ -102,7 +103,7 @@ class GroupJournal:
             self._changes_from(self.last_index + 1)
 
     def deleteEntriesTo(self, position: int) -> None:
-        """Remove the entries before list position ``position``, which a snapshot has."""
+        """Remove the entries before list position ``position``, because a snapshot contains them."""
         if position:
             self.entry_bytes -= _size_bytes(self._entries[:position])
             del self._entries[:position]
@@ -111,7 +112,7 @@ class GroupJournal:
             self.changes = [change for change in self.changes if change[1] >= first]  # a snapshot holds the others
 
     def _changes_from(self, index: int) -> None:
-        """Note that the entries from ``index`` on are removed."""
+        """Remove the membership changes from entry ``index`` on, because these entries are removed."""
         if self.changes and self.changes[-1][1] >= index:
             self.changes = [change for change in self.changes if change[1] < index]
             self.changed()
@@ -123,15 +124,15 @@ class GroupJournal:
         return len(self._entries)
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Remember the commit index. It is only a hint, written with the next frame."""
+        """Set the commit index for the next frame. The stored value is only a hint."""
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
-        """Return the stored commit index, which is never past the entries [M9]."""
+        """Return the stored commit index, limited to the last entry [M9]."""
         return min(self._commit, self._entries[-1][1]) if self._entries else 1
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
-        """Remember term and vote: durable before the message that shows them [M2]."""
+        """Set term and vote. They are on disk before any message that shows them is sent [M2]."""
         self._term, self._vote, self._meta_changed = term, vote or "", True
 
     def getCurrentTerm(self) -> int:
@@ -139,15 +140,15 @@ class GroupJournal:
         return self._term
 
     def forget_promises(self) -> None:
-        """Reset term and vote to those of the last entry. They were never sent."""
+        """Reset term and vote to the term of the last entry. The caller knows that they were never sent."""
         self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
 
     def getVotedForNodeId(self) -> str | None:
-        """Return the node that got the vote of the stored term."""
+        """Return the node that got this member's vote in the stored term, or None."""
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
-        """Write the commit index now and then: it only shortens the time to the first apply after a restart."""
+        """Write the commit index from time to time, which shortens the replay after a restart."""
         self._meta_changed = True
 
     def _destroy(self) -> None:
@@ -156,16 +157,19 @@ class GroupJournal:
     # ---- disk ----------------------------------------------------------------------------------------------------------
     @property
     def last_index(self) -> int:
-        """Index of the last entry, 0 without any."""
+        """Index of the last entry. 0: there are no entries."""
         return self._entries[-1][1] if self._entries else 0
 
     @property
     def last_term(self) -> int:
-        """Term of the last entry, 0 without any."""
+        """Term of the last entry. 0: there are no entries."""
         return self._entries[-1][2] if self._entries else 0
 
     def sync(self) -> None:
-        """Make everything durable that has changed. Raises StorageError, from then on always: the process has to start again."""
+        """Flush all changes to disk.
+
+        Raise StorageError on failure. After a failure, every call raises it until the process restarts.
+        """
         if self._failed:
             raise StorageError(f"Cannot write {self._path}: an earlier write failed. Check the disk, then restart the node.")
         self._failed = True
@@ -231,7 +235,11 @@ class GroupJournal:
         return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote
 
     def close(self) -> None:
-        """Flush, unless a flush has failed, and close. May be called twice. Raises StorageError. Then it is closed, too."""
+        """Flush and close the file. Further calls do nothing.
+
+        Raise StorageError if the flush fails. The file is closed in any case. After an earlier failed flush, nothing is
+        flushed.
+        """
         if not self._closed:
             try:
                 if not self._failed:
@@ -240,7 +248,7 @@ class GroupJournal:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Give the file back without a flush, as a death does."""
+        """Close the file without a flush, as if the process had been killed."""
         self._closed = True
         self._give_back()
 
@@ -252,7 +260,7 @@ class GroupJournal:
 
     # ---- opening -------------------------------------------------------------------------------------------------------
     def _load(self) -> bool:
-        """Read the file. Return False if it is new or was never flushed."""
+        """Read the file. Return False if it is missing or has no complete frame."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -335,7 +343,7 @@ def _frame_at(data: bytes, position: int) -> memoryview | None:
 
 
 def _frame_behind(data: bytes, fault: int) -> bool:
-    """Return whether a valid frame begins anywhere past ``fault``."""
+    """Return whether a valid frame begins anywhere after position ``fault``."""
     return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
 
 
@@ -357,29 +365,30 @@ def _records(view: memoryview) -> Iterator[tuple[int, int, int, bytes]]:
 
 
 CHANGE = b"\x02"
-"""First byte of the commands that change the controllers: the library's own type for them."""
+"""First byte of commands that change the controllers. The library defines the value."""
 
 
 def change_in(command: bytes, index: int) -> ControllerList | None:
-    """Return the controller list in the entry, None if it has none or an invalid one."""
+    """Return the controller list in the entry, or None if the entry has no valid list."""
     return list_of(bytes(command[1:]), index) if command[:1] == CHANGE else None
 
 
 @dataclass(slots=True)
 class LogControllers:
-    """Controller list of one controller. ``first``: list of its settings. ``in_snapshot``: list at the last entry of the
-    snapshot.
+    """Computes the controller list of one controller from its log.
+
+    ``first``: list of the settings. ``in_snapshot``: list at the last entry of the snapshot.
     """
 
     first: ControllerList
     in_snapshot: ControllerList | None = None
 
     def newest(self, changes: list[Entry]) -> ControllerList:
-        """Return the current controllers. ``changes``: journal entries with that first byte, in order."""
+        """Return the current controller list. ``changes``: membership changes in the journal, in order."""
         return self.at(None, changes)
 
     def at(self, index: int | None, changes: list[Entry]) -> ControllerList:
-        """Return the controllers when the log ended with ``index``, None: at its end."""
+        """Return the controller list of a log that ended with ``index``. None: the end of the current log."""
         held = [found for command, at, _ in changes if (found := change_in(command, at)) is not None]
         known = [self.first, *([self.in_snapshot] if self.in_snapshot is not None else []), *held]
         if index is not None:

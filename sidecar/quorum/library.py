@@ -33,20 +33,18 @@ __all__ = ["FAIL_REASON", "Node", "RaftCore", "StateMachine", "Transport", "chec
 
 SUPPORTED_VERSION = "0.3.17"
 MAX_APPEND_BYTES = 64 * 1024 * 1024
-"""Maximum size of the entries in one message, in bytes. An entry must be smaller, because the library would send pieces that
-are not in the protocol.
-"""
+"""Maximum size of the entries in one message, in bytes. An entry must be smaller, because the library would split it."""
 APPLIED_PER_TICK_BYTES = 8 * 1024
-"""Maximum size of committed entries and their answers applied in one tick, in bytes, and at least one entry.
+"""Maximum size of committed entries and their answers that one tick applies, in bytes. A tick applies at least one entry.
 
-That is about 10 ms of work, and several times that on a busy machine. A leader sends its heartbeats between ticks.
+The work takes about 10 ms, and more on a busy machine. A leader sends its heartbeats between ticks.
 """
 ENTRY_BYTES = 100
-"""Cost of an entry in addition to its bytes."""
+"""Cost of one applied entry besides its size, in bytes."""
 STEP_BYTES = 2 * 1024
 """Cost of one step of an entry that concerns thousands of partitions (``liftpy/core/base/cooperative_apply.py``), in bytes."""
 COMPACT_AFTER_BYTES = 512 * 1024
-"""Applied bytes since the last snapshot after which the next idle time is used for a snapshot.
+"""Size of applied entries after which the next idle time is used for a snapshot, in bytes.
 
 A start applies these entries again, which takes ten times as long as reading the snapshot of thousands of partitions.
 """
@@ -55,15 +53,15 @@ COMPACT_AT_ONCE_BYTES = 16 * COMPACT_AFTER_BYTES
 LULL_S = 1.0
 """Time without applied entries that counts as idle, in seconds."""
 LATE_S = 0.15
-"""Three ticks: turns that are further apart than this are late, and silence is no sign."""
+"""Time between two ticks from which a tick counts as late, in seconds. Silence of the leader before a late tick does not count."""
 HOLD_S = 0.5
-"""Maximum delay of an election after a late tick, in seconds: the shortest election timeout."""
+"""Maximum delay of an election after a late tick, in seconds. It is the shortest election timeout."""
 _REGULAR = b"\x00"
 _REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
 _DUMP_FAILED = -2
 _FOLLOWER = 0
 _AT_ONCE = 0
-"""The library's name of an election that the leader has requested. It needs no pre-vote."""
+"""Election deadline of the library for a requested election. Such an election needs no pre-vote."""
 _PRIVATE = (
     "_SyncObj__doApplyCommand", "_SyncObj__parseChangeClusterRequest", "_applyCommand", "_isLeader", "_getLeader", "doTick",
     "forceLogCompaction",
@@ -118,11 +116,11 @@ _NEVER_LOGGED = (
     FAIL_REASON.NOT_LEADER,
     FAIL_REASON.REQUEST_DENIED,
 )
-"""Errors of entries that are certainly not in the log. Any other error of the library leaves the outcome unknown."""
+"""Library errors after which an entry is certainly not in the log. After any other error, the outcome is unknown."""
 
 
 def outcome_of(answer: bytes | None, reason: int) -> EntryOutcome:
-    """Return the outcome of a command from the library's result."""
+    """Return the outcome of a command from the library's answer and its FAIL_REASON."""
     if reason in _NEVER_LOGGED:
         return EntryOutcome.NEVER
     return EntryOutcome.APPLIED if reason == FAIL_REASON.SUCCESS and answer is not None else EntryOutcome.UNKNOWN
@@ -158,18 +156,18 @@ def check_library() -> None:
 
 
 def is_applied(command: bytes, index: int) -> bool:
-    """Return whether the state machine gets the entry: not those of the library, and no invalid change of members."""
+    """Return whether the state machine gets the entry. Entries of the library and invalid membership changes are left out."""
     return command[:1] == _REGULAR or change_in(command, index) is not None
 
 
 class StateMachine(Protocol):
-    """The replicated state machine."""
+    """State machine that the library replicates."""
 
     def apply(self, entry: bytes, index: int) -> bytes:
         """Apply one entry and return its answer. It never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step."""
+        """Do one step of the work on the next entry, so that ``apply`` takes less time. Return whether it was the last step."""
 
 
 def settings(
@@ -207,7 +205,7 @@ def settings(
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
-    """The library's node, driven by ticks, with commands as bytes."""
+    """Library node of one controller, which runs in ticks and takes commands as bytes."""
 
     def __init__(
         self,
@@ -220,38 +218,39 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
     ) -> None:
         self._machine = machine
         self.failure: BaseException | None = None
-        """Error for which this process must stop: applying or loading failed. The library itself would continue."""
+        """Error of applying or loading, after which this process must stop. None: no error. The library itself would continue."""
         self._turned = pysyncobj.syncobj.monotonicTime()
-        """Time at which the last turn began."""
+        """Time when the last turn began, by the library's clock."""
         self._late = False
-        """Messages that were late and are rejected."""
+        """True if the last turn was late."""
         self._by_log = by_log or LogControllers(first_list(members))
         self.controllers = self._by_log.newest(conf.journalFile.changes)
-        """Members of the group in the own log, committed or not. Majorities are counted among its voters."""
+        """Controllers by the end of this member's log, committed or not. Majorities are counted among its voters."""
         self.followed: Callable[[ControllerList], None] = lambda _: None
-        """Called when they are others, or ``members`` are."""
+        """Callback after the controllers or ``members`` have changed."""
         self.members: tuple[str, ...] = self.controllers.members
-        """Members that this one exchanges messages with, also those of the previous list while a change is not committed.
+        """Members with which this member exchanges messages.
 
-        One of them may lead and take the change back.
+        They include members of the previous list until the change is committed, because one of them may lead and undo the
+        change.
         """
         self.dismissed_at = 0
-        """Index of the change that removed this node, as far as it knows. It does not campaign anymore."""
+        """Index of the entry that removed this node from the controllers. 0: not removed. A removed node does not campaign."""
         self.pre_vote = PreVote(len(self.controllers.voters))
         self._applied_bytes = 0
-        """Size of the entries and answers applied in the running tick, in bytes, plus a constant for each."""
+        """Cost of the entries and answers applied in the running tick, in bytes."""
         self._uncompacted_bytes = 0
-        """Applied since the last snapshot was written or read."""
+        """Cost of the entries applied since the last snapshot was written or read, in bytes."""
         self._applied_at = 0.0
-        """Time at which the last entry was applied."""
+        """Time when the last entry was applied, in seconds."""
         self._goes_on = False
-        """True in the second part of a tick, whose total time is limited."""
+        """True in the second part of a tick, which has a time limit of its own."""
         self.compactions = 0
-        """Number of snapshots of this process that have replaced entries."""
+        """Number of snapshots with which this process has compacted the log."""
         self.on_probation = False
-        """True if it must not campaign. See ``sidecar.quorum.probation``."""
+        """True if this member is on probation and must not campaign (``sidecar.quorum.probation``)."""
         self.retired = False
-        """True if it stops soon. It votes and does not campaign, because it would lose a leadership at once."""
+        """True if this member stops soon. It still votes but does not campaign."""
         conf.serializer, conf.deserializer = self._fatal(conf.serializer), self._fatal(conf.deserializer)
         self._node_id = node_id
         self._link = transport
@@ -314,7 +313,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._follow()
 
     def _follow(self, *, anew: bool = False) -> None:
-        """Apply the list of controllers at the end of the log, after a change was appended or truncated."""
+        """Apply the controller list at the end of the log, after a change was appended or truncated."""
         now = self._by_log.newest(self.log.changes)
         before = now if now.index <= self.raftCommitIndex else self.controllers_at(self.raftCommitIndex)
         members = tuple(sorted({*now.members, *before.members}))
@@ -341,7 +340,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def blocked(self) -> str:
-        """Leader: reason why no change of the controllers may be appended now, '' for none.
+        """Return why the leader cannot append a controller change now, or '' if it can.
 
         It is checked again at the append.
         """
@@ -381,7 +380,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.transferLeadership(Node(max(best)[1]))
 
     def dismissed(self, index: int) -> None:
-        """Note that this node was removed from the controllers at ``index``. It never leads again."""
+        """Record that entry ``index`` removed this node from the controllers. The node never leads again."""
         if index >= self.controllers.index:
             self.dismissed_at = max(self.dismissed_at, index)
             if self._SyncObj__raftState != _FOLLOWER:
@@ -390,17 +389,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def turn_is_late(self) -> bool:
-        """True if the current turn is late, so that messages may be unread."""
+        """True if the current turn is late, so that received messages may be unread."""
         return self._late
 
     @property
     def leads(self) -> bool:
-        """True if this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it is the leader. Another member may have been elected since."""
         return bool(self._isLeader())
 
     @property
     def leader_id(self) -> str:
-        """Node id of the known leader, '' for none."""
+        """Node id of the known leader. '': none."""
         leader = self._getLeader()
         return "" if leader is None else str(leader.id)
 
@@ -424,12 +423,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return int(self._SyncObj__raftMatchIndex.get(Node(node_id), 0))
 
     def forget_match(self, node: Node) -> None:
-        """As the leader, forget what ``node`` acknowledged. It may be another process with an empty directory."""
+        """As the leader, forget what ``node`` has acknowledged. Its new process may have an empty directory."""
         if node in self._SyncObj__raftMatchIndex:
             self._SyncObj__raftMatchIndex[node] = 0
 
     def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
-        """As the leader, run ``deliver`` with an answer of ``node`` that does not confirm the leadership."""
+        """As the leader, run ``deliver``. An answer of ``node`` in it does not confirm the leadership."""
         answered: dict[Node, float] = self._SyncObj__lastResponseTime
         before = answered.get(node)
         done = deliver()
@@ -442,15 +441,15 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._SyncObj__serializer.cancelTransmisstion(node)
 
     def hold_election(self, until: float) -> None:
-        """Do not campaign before ``until`` (monotonic seconds of the library)."""
+        """Delay the next campaign until ``until``, by the library's monotonic clock in seconds."""
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
 
     def give_way(self, seconds: float) -> None:
-        """Do not campaign for ``seconds``, because another member is about to."""
+        """Do not campaign for ``seconds``, because another member starts an election."""
         self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
 
     def listens(self) -> None:
-        """Begin a turn.
+        """Start a turn.
 
         A late turn (busy machine or process) is not counted as silence of the leader, because its messages may be unread until
         the next turn.
@@ -462,7 +461,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.hold_election(now + min(away_s, HOLD_S))
 
     def doTick(self, timeToWait: float = 0.0) -> None:
-        """Tick once. On probation and before the end no election is ever due."""
+        """Run one tick of the library. A member on probation or before its end starts no election."""
         if self.on_probation or self.retired or self.dismissed_at or not self.votes:
             self._SyncObj__raftElectionDeadline = math.inf
         elif not self.leads and self._SyncObj__raftElectionDeadline != _AT_ONCE:
@@ -472,7 +471,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._follow()  # it may be committed by now
 
     def _ask_before_election(self) -> None:
-        """Send pre-vote questions when an election is due. It begins when a majority would vote for this member."""
+        """Send pre-vote questions if an election is due. The election starts when a majority would vote for this member."""
         now = pysyncobj.syncobj.monotonicTime()
         if not self._others or not self._SyncObj__connectedToAnyone():
             self.pre_vote.end()
@@ -489,14 +488,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
                 self._link.send(node, question)
 
     def pre_vote_granted(self, node: Node, term: int) -> None:
-        """Note that ``node`` with the term ``term`` would vote for this member in a later term."""
+        """Record that ``node`` would vote for this member. ``term``: term of ``node``."""
         if self.pre_vote.asks and term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         if node.id in self.controllers.voters:
             self.pre_vote.granted(node.id)
 
     def step_down(self, term: int) -> None:
-        """As the leader, step down, because a member has reached ``term`` and ignores leaders of earlier terms.
+        """As the leader, step down, because a member has reached ``term`` and ignores leaders of lower terms.
 
         An election is needed.
         """
@@ -506,7 +505,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._SyncObj__raftLeader = None
 
     def send_at_once(self) -> None:
-        """As the leader, send new entries in this tick."""
+        """As the leader, send new entries in this tick and not with the next heartbeat."""
         self._SyncObj__newAppendEntriesTime = 0
         self._goes_on = True
         try:
@@ -515,7 +514,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._goes_on = False
 
     def begin_probation(self) -> None:
-        """Begin probation: this member lost its promises, so it does not lead and its votes do not count."""
+        """Begin probation: this member does not lead, and its votes do not count, because it may have forgotten votes."""
         self.on_probation = True
         self.log.forget_promises()
         self._SyncObj__setCurrentTerm(self.log.getCurrentTerm(), None)
@@ -524,12 +523,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._SyncObj__raftLeader = None
 
     def end_probation(self) -> None:
-        """End probation: this member votes and campaigns from now on."""
+        """End probation: this member may vote and campaign."""
         self.on_probation = False
         self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
 
     def vote_is_spent_up_to(self, term: int) -> None:
-        """Cast no vote in ``term`` or one before it."""
+        """Do not vote in ``term`` or in any earlier term."""
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, self.selfNode.id)
 
@@ -558,7 +557,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             super()._SyncObj__tryLogCompaction()
 
     def _compaction_is_due(self) -> bool:
-        """Return whether compaction is due: enough entries were applied and none for a while, or very many were applied.
+        """Return whether the log should be compacted now.
 
         The number of entries in the log also counts.
         """
@@ -569,18 +568,17 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def behind(self) -> bool:
-        """True if committed entries are not applied, or not flushed by the only voter. The next tick continues."""
+        """True if committed entries are not applied yet, or the only voter must flush. Then the next tick continues."""
         there = self.log.last_index if self._decides_alone else self.raftCommitIndex
         return bool(there > self.raftLastApplied) and self.failure is None
 
     @property
     def _decides_alone(self) -> bool:
-        """True if it leads a group of one. Then an entry is committed when it is flushed, not earlier."""
+        """True if this member leads a group of one. Then an entry is committed when it is flushed."""
         return self.leads and len(self.controllers.voters) == 1
 
     def _SyncObj__applyLogEntries(self) -> bool:
-        """Apply as many committed entries as fit into one tick, limited in bytes, so that a returning member still handles
-        frames in between."""
+        """Apply committed entries up to the limit of one tick, so that a returning member still handles frames in between."""
         committed = self.raftCommitIndex
         if self._decides_alone:  # the library has counted what the journal is still to flush
             committed = max(self.raftLastApplied, min(committed, self.log.flushed_index))
@@ -601,8 +599,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return False
 
     def _worked_ahead(self, index: int) -> bool:
-        """Do a step of the work on the entry at ``index``. Return whether it can be applied now. Some entries change
-        thousands of partitions.
+        """Do a step of the work on entry ``index``, which may change thousands of partitions.
+
+        Return whether it can be applied now.
         """
         log = self.log
         position = index - log[0][1] if len(log) and self.failure is None else -1  # type: ignore[operator]

@@ -32,9 +32,9 @@ HELLO_PERIOD_S = 0.25
 SILENCE_S = 1.5
 _ANSWER_AGAIN_S = 0.02
 _MAX_STRANGERS = 64
-"""Maximum number of epochs of one peer whose hellos are answered within _ANSWER_AGAIN_S."""
+"""Maximum number of unknown epochs of one peer whose hellos are answered within _ANSWER_AGAIN_S."""
 TERM_REACH = 1 << 24
-"""Maximum distance of a peer's term above the own one. Higher terms are ignored.
+"""Maximum distance of a peer's term above this member's term. Frames with a higher term are ignored.
 
 A member alone needs months of elections to get there, a forged frame one step. The limit grows with each second in
 which the peer sends only such terms, so that no peer is excluded forever.
@@ -43,7 +43,7 @@ _SAY_EVERY_S = 1.0
 _SAY_LIST_EVERY_S = 10.0
 
 _FRAME = struct.Struct("<BBQQQQ")
-"""kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
+"""Frame header: kind, flags, sender's epoch, receiver's epoch, sequence number, sender's term."""
 _HELLO, _DATA, _MEMBERS = 1, 2, 3
 _MAX_LIST_BYTES = 1024
 _FIRST, _LAST, _NEW = 1, 2, 4
@@ -51,33 +51,33 @@ _FIRST, _LAST, _NEW = 1, 2, 4
 
 @dataclass(slots=True)
 class Peer:
-    """One other controller. Times are seconds of the caller's monotonic clock."""
+    """State of the session with one other controller. Times are seconds of a monotonic clock."""
 
     node_id: str
     own_epoch: int
     up: bool = False
     is_new: bool = False
-    """True if its last hello said that its journal has never had an entry."""
+    """True if the last hello of the peer said that its journal never had an entry."""
     heard: bool = False
-    """True if it has answered this process. A late hello to an earlier process, or from a stranger, does not count."""
+    """True if the peer has answered this process. Hellos to an earlier process do not count."""
     term: int = 0
-    """Term in its last such hello. 0: its version does not send it."""
+    """Raft term in the last valid hello of the peer. 0: its version sends none."""
     trusted: bool = True
-    """True if its messages and acks count: its directory has what earlier processes knew (``lineage.py``)."""
+    """True if the peer's messages and acks count, because its directory has the knowledge of its earlier processes."""
     other_list: bool = False
-    """True if its settings name other controllers than this member's. There is no session with it."""
+    """True if the settings of the peer name other controllers. Then there is no session with the peer."""
     beyond_since: float | None = None
-    """Time since which it has sent only terms that are too high. None: its last term was in range."""
+    """Time since which the peer has sent only terms that are too high. None: its last term was valid."""
     epoch: int = 0
     sent: int = 0
-    """Sequence number of the last DATA frame to it in this session."""
+    """Sequence number of the last DATA frame to the peer in this session."""
     received: int = 0
     received_at: float = -1e9
     hello_at: float = -1e9
     strangers: dict[int, float] = field(default_factory=dict)
-    """Epoch of a hello without the own epoch -> time of its answer, oldest first, at most _MAX_STRANGERS."""
+    """Epoch of a hello that does not name this member's epoch -> time of the answer, oldest first."""
     parts: list[bytes] | None = None
-    """Parts of an incomplete message."""
+    """Received parts of an incomplete message. None: no message is incomplete."""
     parts_bytes: int = 0
 
 
@@ -96,25 +96,26 @@ class PeerSessions:
     draw: Callable[[], int]
     is_new: Callable[[], bool] = lambda: False
     term: Callable[[], int] = lambda: 0
-    """This member's, for its hellos."""
+    """Function that returns the Raft term of this member, for its hellos."""
     by_log: Callable[[], int] = lambda: 0
-    """Index of the entry that has the list of members. 0: the settings have it."""
+    """Function that returns the index of the entry with the current member list. 0: the list comes from the settings."""
     tail_for: Callable[[str], bytes] = lambda _: b""
-    """Return the data after the frame of a hello to the peer. An older version neither sends nor reads it."""
+    """Function that returns the data after the frame of a hello to a peer. Older versions ignore this data."""
     judge: Callable[[str, bytes], bool] = lambda *_: True
-    """Function (peer, data after the frame of its hello to this process) -> whether it is trusted. Raises ProtocolError for
-    data that no member sends.
+    """Function that returns whether a peer is trusted, from its name and the data after its hello.
+
+    It raises ProtocolError for data that no member sends.
     """
     online: bool = False
     chunk_bytes: int = CHUNK_BYTES
     outbox: list[tuple[str, bytes]] = field(default_factory=list)
-    """(receiver, frame) in order. The driver sends them after the journal is flushed."""
+    """Frames to send, as (receiver, frame) in order. The driver sends them after the journal is flushed."""
     counters: Counter[str] = field(default_factory=Counter)
     peers: dict[str, Peer] = field(init=False)
     first: tuple[str, ...] = field(init=False)
-    """The list of the settings."""
+    """Controller list of the settings."""
     _said_at: float = -1e9
-    """Time of the last log line about a term that is out of reach."""
+    """Time of the last log line about a term that is too high."""
     _list_said_at: float = -1e9
 
     def __post_init__(self) -> None:
@@ -122,7 +123,7 @@ class PeerSessions:
         self.first = tuple(sorted((self.node_id, *self.peer_ids)))
 
     def follow(self, peer_ids: Collection[str]) -> None:
-        """Set the peers."""
+        """Set the other members. Sessions with removed members end."""
         for gone in [peer for node_id, peer in self.peers.items() if node_id not in peer_ids]:
             self._end(gone, "no member any more")
             del self.peers[gone.node_id]
@@ -130,7 +131,7 @@ class PeerSessions:
             self.peers[node_id] = Peer(node_id, self.draw() | 1)
 
     def send(self, node_id: str, body: bytes, term: int, now: float) -> bool:
-        """Queue a message in chunks. Return False without a session."""
+        """Queue a message in chunks. Return False if there is no session with the node."""
         peer = self.peers.get(node_id)
         if peer is None or not peer.up:
             return False
@@ -148,7 +149,7 @@ class PeerSessions:
         self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
-        """Note that NATS was reached or lost. A loss ends every session and drops unsent messages."""
+        """Record whether NATS is connected. A lost connection ends every session and drops unsent messages."""
         if not online:
             self.outbox.clear()
             for peer in self.peers.values():
@@ -168,7 +169,7 @@ class PeerSessions:
                 self._hello(peer, now)
 
     def receive(self, node_id: str, frame: bytes, now: float) -> None:
-        """Take a frame from NATS. No content makes it raise."""
+        """Process a frame from NATS. No content makes the call raise an error."""
         peer = self.peers.get(node_id)
         if peer is None:
             self.counters[f"{REFUSED}unknown sender"] += 1
@@ -204,7 +205,7 @@ class PeerSessions:
             self._hello_received(peer, epoch, own, now)
 
     def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
-        """Answer a hello in the peer's name from a process that does not know this one.
+        """Answer a hello with an unknown epoch, which may come from another process of the peer or from a forger.
 
         The real peer repeats its hello until it is answered.
         """
@@ -220,7 +221,7 @@ class PeerSessions:
             self._hello(peer, now, epoch)
 
     def _reaches(self, peer: Peer, term: int, now: float) -> bool:
-        """Return whether ``term`` can be the peer's, of which the frame is."""
+        """Return whether ``term`` is a possible term of the peer that sent the frame."""
         ahead = term - self.term()
         if ahead < TERM_REACH:
             peer.beyond_since = None
@@ -263,7 +264,7 @@ class PeerSessions:
         return False
 
     def _hello(self, peer: Peer, now: float, known: int = 0) -> None:
-        """Send a hello. ``known``: answered epoch, 0: the epoch that the peer has proved."""
+        """Send a hello to the peer. ``known``: epoch to confirm, or 0 for the epoch that the peer has proved."""
         known = known or peer.epoch
         peer.hello_at = now
         head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
@@ -297,7 +298,7 @@ class PeerSessions:
             self._end(peer, "refused message")
 
     def _assembled(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
-        """Return the message when its last chunk has arrived, else None."""
+        """Return the complete message if this was its last chunk, or None."""
         if flags & _FIRST:
             if flags & _LAST:
                 return body

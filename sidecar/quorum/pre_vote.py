@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 LogEnd = tuple[int, int]
-"""(term, index) of the last entry."""
+"""End of a log: (term, index) of its last entry."""
 
 
 def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_late: bool, own: LogEnd, asker: LogEnd) -> bool:
@@ -30,29 +30,29 @@ class PreVote:
         """Number of grants from others that are a majority together with the own one."""
         self._granted: set[str] = set()
         self.asks = False
-        """A round is under way."""
+        """True while a round of pre-votes is running."""
 
     def follow(self, voters: Collection[str]) -> None:
-        """Set the voters. Grants of others do not count."""
+        """Set the voters. Only their grants count."""
         self._needed = len(voters) // 2
         self._granted &= set(voters)
 
     def begin(self) -> None:
-        """Begin a new round. Earlier grants do not count."""
+        """Start a new round. Grants of earlier rounds do not count."""
         self._granted.clear()
         self.asks = True
 
     def granted(self, node_id: str) -> None:
-        """Note that ``node_id`` would vote for this member."""
+        """Record that ``node_id`` would vote for this member."""
         if self.asks:
             self._granted.add(node_id)
 
     def end(self) -> None:
-        """End the round: there is a leader, or the election begins."""
+        """End the round, because there is a leader or the election starts."""
         self._granted.clear()
         self.asks = False
 
     @property
     def won(self) -> bool:
-        """A majority would vote for this member."""
+        """True if a majority would vote for this member."""
         return self.asks and len(self._granted) >= self._needed

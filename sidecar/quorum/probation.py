@@ -41,7 +41,7 @@ from sidecar.quorum.peer_sessions import Peer
 
 FILE = "lineage"
 MAX_EARLIER = 64
-"""Maximum number of kept nonces of earlier processes, in addition to those that peers know this directory by."""
+"""Maximum number of stored nonces of earlier processes, besides the nonces that peers know."""
 MAX_MISSED = 16
 _FORMAT = 1
 _TAIL = struct.Struct("<QQB")
@@ -57,18 +57,18 @@ class FolderLineage:
     def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:
         self._path = folder / FILE
         self.nonce = 0
-        """Durable nonce of this process."""
+        """Nonce of this process. 0: none yet. It is stored before it is used."""
         self.earlier: tuple[int, ...] = ()
-        """Nonces of earlier processes whose data the directory has, oldest first. Limited."""
+        """Nonces of earlier processes of this directory, oldest first, up to a limit."""
         self.missed: tuple[int, ...] = ()
-        """Nonces by which peers know this member, of processes of which the folder holds nothing: it went back in time."""
+        """Nonces that peers know of this member, but whose processes left nothing in this directory. It is an older copy."""
         self.known: dict[str, int] = {}
-        """Peer -> nonce of the last process of the peer that was seen, or that its directory has followed."""
+        """Peer -> nonce of the peer's last trusted process."""
         self._known_as: dict[str, int] = {}
-        """Peer -> the nonce of this folder by which it last said to know it."""
+        """Peer -> nonce of this directory that the peer last said it knows."""
         self.majority = majority
         self._doubts: dict[str, int] = {}
-        """Peer -> the nonce by which it last claimed to know this directory, if the directory has nothing of that process."""
+        """Peer -> nonce that the peer last claimed to know, but that this directory does not have."""
         self._changed = True
         self._load()
         if self.nonce:
@@ -77,7 +77,7 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Return whether the directory has the knowledge of this process."""
+        """Return whether the directory contains the state of the process with this nonce."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
@@ -114,7 +114,7 @@ class FolderLineage:
             self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
 
     def caught_up(self) -> None:
-        """Store durably that the directory has caught up with the peers' knowledge.
+        """Store that the directory has caught up with what its peers know.
 
         The peers identify themselves again with their next hello.
         """
@@ -125,7 +125,7 @@ class FolderLineage:
         self.sync()
 
     def _hold(self, *nonces: int) -> None:
-        """Add the nonces. Those by which a peer knows this node are always kept."""
+        """Add nonces of earlier processes. Nonces that a peer knows are never removed."""
         every = (*self.earlier, *nonces)
         told = set(self._known_as.values())
         self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in told) + every[-MAX_EARLIER:]
@@ -133,7 +133,7 @@ class FolderLineage:
 
     # ---- disk ----------------------------------------------------------------------------------------------------------
     def sync(self) -> None:
-        """Flush changes before any message depends on them."""
+        """Flush changed nonces. No message that depends on them may be sent before."""
         if not self._changed:
             return
         said = {
@@ -149,7 +149,7 @@ class FolderLineage:
         self._changed = False
 
     def _load(self) -> None:
-        """Load the stored nonces. None in a new directory or one of an older version."""
+        """Load the stored nonces. A new directory, or one of an older version, has none."""
         try:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
@@ -198,7 +198,7 @@ def _parse(tail: bytes) -> tuple[int, int, tuple[int, ...]]:
 logger = logging.getLogger("liftpy.quorum")
 
 MARKER = "member"
-"""Name of the file that says that the folder's journal is that of a member which votes."""
+"""Name of the file that marks the journal of a member that votes."""
 
 
 def _draw() -> int:
@@ -206,7 +206,7 @@ def _draw() -> int:
 
 
 def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool) -> bool:
-    """Return whether there was never a group, as far as known. ``majority``: the operator confirmed it."""
+    """Return whether the group has never existed, as far as known. ``majority``: a majority of new members is enough."""
     heard = [peer for peer in peers if peer.heard]
     if not own_is_new or not all(peer.is_new for peer in heard):
         return False
@@ -214,7 +214,7 @@ def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool)
 
 
 def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = False) -> str:
-    """Return what a member on probation waits for, and what can be done, for people."""
+    """Return what a member on probation waits for and what an operator can do, as text."""
     missing = ", ".join(peer.node_id for peer in peers if not peer.heard)
     old = ", ".join(peer.node_id for peer in peers if peer.heard and not peer.is_new)
     if old or not own_is_new:
@@ -231,7 +231,10 @@ def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = Fa
 
 
 class Probation:
-    """Probation of one controller. ``majority``: ``bootstrap_majority``. ``joins``: this node joins a running group."""
+    """Probation of one controller.
+
+    ``majority``: the setting ``bootstrap_majority``. ``joins``: True if this node joins a running group.
+    """
 
     def __init__(
         self,
@@ -251,10 +254,10 @@ class Probation:
         self._core: RaftCore | None = None
         self._by_id: Mapping[str, Peer] = {}
         self.has_been_member = self._marker.exists()
-        """The folder's journal is that of a member that votes: it must be there, and whole."""
+        """True if this directory belongs to a member that votes. Then its journal must exist and be complete."""
         self.over = (self.has_been_member and not self.lineage.missed) or self._alone
         self.turn = 0
-        """Number of probations since the opening. A barrier requested in an earlier one does not end this one."""
+        """Number of probations of this process. A barrier that was requested in an earlier one does not count."""
 
     def opened(self, journal: GroupJournal) -> None:
         """Reset the stored term after the journal is open, because a member on probation has promised nothing."""
@@ -262,7 +265,7 @@ class Probation:
             journal.forget_promises()
 
     def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
-        """Connect the probation to the library, which obeys it from now on."""
+        """Connect the probation with the library, which asks it from now on."""
         self._core, self._by_id = core, peers
         core.on_probation = not self.over
         self.follow(core.controllers)
@@ -272,14 +275,14 @@ class Probation:
         return self._by_id.values()
 
     def follow(self, controllers: ControllerList) -> None:
-        """Set the controllers of the log."""
+        """Set the controllers, as in the log."""
         if self._core is not None:
             self._alone = controllers.voters == (str(self._core.selfNode.id),)
             self._joins = self._joins or controllers.index > 0
             self.lineage.majority = controllers.majority
 
     def heard(self, peer_id: str, tail: bytes) -> bool:
-        """Process a peer's hello.
+        """Process a peer's hello. Return whether the peer is trusted.
 
         Return whether it is trusted. It may show that the own directory is an old copy (``FolderLineage.heard``).
         """
@@ -297,7 +300,7 @@ class Probation:
         return trusted
 
     def look(self) -> None:
-        """Check after a flushed tick whether a first start is complete."""
+        """After a flushed tick, end the probation if this is the complete first start of a group."""
         if self.over and not self.has_been_member:
             self._end()  # the only member there is
         elif not (self.over or self._joins) and is_first_start(self._own_is_new, self._peers, majority=self._majority):
@@ -307,7 +310,7 @@ class Probation:
             self._end()
 
     def barrier_applied(self, turn: int) -> None:
-        """Note that a barrier, which this process requested in ``turn``, is applied."""
+        """Record that a barrier is applied. This process requested it in probation number ``turn``."""
         if not self.over and turn == self.turn:
             self._end()
 
@@ -345,7 +348,7 @@ def mark_diverged(folder: Path, index: int) -> None:
 
 
 def set_aside_diverged(folder: Path) -> bool:
-    """Quarantine the directory if it was marked. Return whether it was. Raises OSError."""
+    """Quarantine the directory if it is marked as diverged. Return whether it was marked. Raises OSError."""
     if not (folder / MARK).exists():
         return False
     aside = folder.with_name(f"{folder.name}-{MARK}")

@@ -21,7 +21,7 @@ Handler = Callable[[Node, Message], None]
 
 
 class Hardening:
-    """Filter between the sessions and the library of one member."""
+    """Filter that corrects messages between the sessions and the library of one member."""
 
     def __init__(self, core: RaftCore, handler: Handler, reply: Callable[[Node, Message], Any], counters: Counter[str]) -> None:
         self._core = core
@@ -29,14 +29,17 @@ class Hardening:
         self._reply = reply
         self._counters = counters
         self._snapshots: dict[str, bytearray] = {}
-        """Sender -> received chunks of a snapshot, limited by MAX_SNAPSHOT_BYTES."""
+        """Sender -> received bytes of an incomplete snapshot, up to MAX_SNAPSHOT_BYTES."""
 
     def session_ended(self, node_id: str) -> None:
-        """Restart unfinished snapshots, because the session ended."""
+        """Drop the incomplete snapshot of the node, because its session ended."""
         self._snapshots.pop(node_id, None)
 
     def deliver(self, node: Node, message: Message, term: int) -> bool:
-        """Correct a message and pass it to the library. Return False to end the session. ``term``: the sender's, from the frame."""
+        """Correct a message and pass it to the library. Return False to end the session.
+
+        ``term``: term of the sender, from the frame.
+        """
         core = self._core
         match message["type"]:
             case "next_node_idx" if term != core.raftCurrentTerm:
@@ -101,7 +104,7 @@ class Hardening:
         return entry[2]
 
     def _beat(self, node: Node, message: Message, commit_index: int) -> None:
-        """Pass on only the heartbeat part of an append: the leader lives, and the commit index."""
+        """Pass only the heartbeat part of an append message to the library."""
         self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": commit_index})
 
     def _acknowledge(self, node: Node, index: int) -> None:

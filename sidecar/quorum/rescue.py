@@ -40,18 +40,20 @@ from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, enc
 
 logger = logging.getLogger("liftpy.quorum")
 RESCUED = "rescued"
-"""Name of the file in a raft folder that says that it began by a rescue."""
+"""Name of the file in a Raft directory that marks it as created by a rescue."""
 BEFORE = "raft-before-rescue"
 _NEW = "raft-rescued"
 _DIGEST_BYTES = 8
 _NOTHING = b"\x01"
-"""A command of the library's own: an entry that does nothing."""
+"""Command of the library for an entry without effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivor:
-    """Log of one controller. ``term``, ``index``: its last entry. ``digest``: digest of its image. ``terms``: terms of its
-    entries, by index.
+    """Log of one controller that survived.
+
+    ``term``, ``index``: term and index of the last entry. ``digest``: digest of the image. ``terms``: index of an entry -> its
+    term.
     """
 
     data: Path
@@ -63,16 +65,14 @@ class Survivor:
     terms: dict[int, int]
 
     def parts_from(self, other: Survivor) -> int:
-        """Return the first index at which the two logs have different entries. 0: one log is the beginning of the other, as
-        far as can be seen.
-        """
+        """Return the first index with different entries in the two logs, or 0 if no difference is known."""
         both = sorted(self.terms.keys() & other.terms.keys())
         return next((index for index in both if self.terms[index] != other.terms[index]), 0)
 
 
 @contextmanager
 def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
-    """Lock the data directories, so that no node can start on them. Raises ConfigError, DataDirectoryLockedError."""
+    """Lock the data directories, so that no node starts on them. Raises ConfigError and DataDirectoryLockedError."""
     with ExitStack() as held:
         found = []
         for path in folders:
@@ -85,7 +85,7 @@ def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
 
 
 def read_survivor(folder: DataFolder) -> Survivor:
-    """Read a controller's directory without changes.
+    """Read the directory of a controller without changes.
 
     Raises ConfigError (no controller), CorruptionError, IncompatibleVersionError.
     """
@@ -142,7 +142,7 @@ def newest(survivors: list[Survivor]) -> Survivor:
 def rescue(
     chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
-    """Write the raft directories of the new controllers: into their data directories if given, else below ``out``.
+    """Write the Raft directories of the new controllers. Return their paths.
 
     Return the paths.
     """
@@ -208,7 +208,7 @@ def _write(folder: Path, node_id: str, image: ClusterImage, chosen: Survivor, sa
 
 
 def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
-    """Return the event of a rescue at ``index``, None if the directory did not begin with one or has continued since."""
+    """Return the event of a rescue at ``index``, or None if the directory is not a new rescued one."""
     try:
         said = load_json((folder / RESCUED).read_bytes())
         if whole_number(said["index"], 0, 1 << 62) != index:

@@ -24,15 +24,18 @@ MAX_SNAPSHOT_BYTES = 512 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """The state after the entry ``last``. ``previous``: the entry before it. ``image``: ClusterFsm.snapshot()."""
+    """Content of a snapshot file: the state after the entry ``last``.
+
+    ``previous``: the entry before ``last``. ``image``: result of ClusterFsm.snapshot().
+    """
 
     last: Entry
     previous: Entry
     nodes: tuple[str, ...]
-    """Nodes that vote."""
+    """Node ids of the voters."""
     image: bytes
     controllers: ControllerList | None = None
-    """Controllers at ``last``. None: those of the settings, which were never changed."""
+    """Controller list at ``last``. None: the list of the settings, which was never changed."""
 
 
 def encode_snapshot_file(snapshot: SnapshotFile) -> bytes:

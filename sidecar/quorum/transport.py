@@ -37,16 +37,16 @@ It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the sh
 between two appends. Otherwise a failover would need a second election.
 """
 _GIVE_WAY_S = 0.1
-"""Time after a granted vote for which the member itself does not campaign, in seconds. Two candidates would split the votes."""
+"""Time after a granted vote for which this member does not campaign, in seconds. Two candidates would split the votes."""
 _OF_VOTERS = ("request_vote", "response_vote", "pre_vote", "pre_vote_granted")
-"""A member on probation neither sends nor hears them."""
+"""Kinds of messages that a member on probation neither sends nor processes."""
 DIVERGENCES = "controllers with another image"
 _TRANSFER_S = 2.0
-"""An election within this time after the leader has asked for it is one that it asked for."""
+"""Time after a transfer request for which an election counts as requested by the leader, in seconds."""
 
 
 class SessionTransport(Transport):  # type: ignore[misc]  # the library has no types
-    """Turns the unreliable bus into the ordered links that the library needs."""
+    """Ordered connections between controllers for the library, over the unreliable bus."""
 
     def __init__(
         self,
@@ -66,21 +66,23 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer, as last reported to this leader, for the status."""
         self.checkpoints = AppliedDigests(node_id)
-        """Digests of what this member, and its followers, have applied."""
+        """Digests of the images of this member and its followers."""
         self.diverged: Callable[[int], None] = lambda _: None
-        """Called when this member is found to differ from a majority, at an index."""
+        """Callback with an index, called when this member's image differs from that of a majority."""
         self.levels: dict[str, LevelRange] = {}
-        """Feature levels that each peer, as a follower in this session, says it speaks."""
+        """Peer -> feature levels that it reported in this session."""
         self._spoken = (spoken.least, spoken.most)
         self._stamp = stamp
         self._echoes: dict[str, int] = {}
-        """Sender of appends -> the stamp of the newest one in this session."""
+        """Leader -> timestamp of its newest append message in this session."""
         self._confirmed: dict[str, tuple[int, int]] = {}
-        """Follower -> term, and sending time in ns of the newest append that it has answered."""
+        """Follower -> (term, sending time in nanoseconds) of the newest append message that it has answered."""
         self._leader_heard_at = self._transfer_asked_at = -1e9
         self._not_forwarded: list[tuple[Node, int | None]] = []
-        """Commands that the library wanted to forward: it lost the leadership with them in its queue. They are refused, and
-        the proposer repeats them under their operation id."""
+        """Commands that the library wants to forward to another leader, because this member lost the leadership.
+
+        They are rejected. The proposer repeats them with their operation id.
+        """
         self._nodes = {i: Node(i) for i in peers}
         self._core: RaftCore | None = None
         self._hardening: Hardening | None = None
@@ -121,7 +123,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """Do nothing: ``follow`` sets the members."""
 
     def send(self, node: Node, message: Message) -> bool:
-        """Put a message into the outbox; the journal is flushed before it leaves."""
+        """Put a message into the outbox. It is sent after the journal is flushed."""
         assert self._core is not None
         if message["type"] == "apply_command":
             self._not_forwarded.append((node, message.get("request_id")))
@@ -143,7 +145,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     # ---- in ------------------------------------------------------------------------------------------------------------
     def receive(self, sender: str, frame: bytes) -> None:
-        """Take a frame from NATS. It never raises."""
+        """Process a frame from NATS. The call never raises an error."""
         self.sessions.receive(sender, frame, self._clock())
 
     def poll(self) -> None:
@@ -197,13 +199,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _heard(self, sender: str, answer: Message) -> None:
-        """Process a follower's report about itself."""
+        """Process what a follower reports about itself: applied index, digest and feature levels."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
 
     def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
-        """As the leader, compare the reported images of all members."""
+        """As the leader, compare the image digest of ``sender`` with those of the other members."""
         core, checkpoints = self._core, self.checkpoints
         assert core is not None
         if not core.leads:
@@ -220,7 +222,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.diverged(checkpoints.newest[0])
 
     def _may_vote_again(self, request: Message) -> bool:
-        """Return whether a member may vote again. A leader always accepts a higher term, because it grants the leases itself."""
+        """Return whether this member may vote. For VOTE_AGAIN_S after a leader's message, it may not."""
         assert self._core is not None
         quiet = self._clock() - self._leader_heard_at
         return bool(request["transfer"]) or self._core.leads or quiet >= VOTE_AGAIN_S
@@ -262,11 +264,11 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     @property
     def leader_heard_at(self) -> float:
-        """Time of the last message of a leader. Long ago if there was none."""
+        """Time of the last message of a leader, in seconds. A time long ago means that there was none."""
         return self._leader_heard_at
 
     def confirmed_ns(self) -> int:
-        """As the leader, return the time (by ``stamp``) until which a majority has not voted for another leader."""
+        """As the leader, return the time until which a majority certainly votes for no other leader."""
         assert self._core is not None
         term = self._core.raftCurrentTerm
         others = [i for i in self._core.controllers.voters if i != self._node_id]
@@ -310,7 +312,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return trusted
 
     def sync(self) -> None:
-        """Flush the known peers before a message depends on them."""
+        """Store the changed nonces of peers before a message depends on them."""
         if self._probation is not None:
             self._probation.lineage.sync()
 

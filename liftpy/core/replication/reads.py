@@ -107,7 +107,10 @@ class ReadSource(Protocol):
 
     @property
     def may_serve(self) -> bool:
-        """True if its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
+        """True if the replica may serve reads.
+
+        Its log works and agrees with the leader's log, and its HW is of this epoch [R7].
+        """
 
     def may_answer_latest(self, now_ns: int) -> bool:
         """Return whether the HW of this replica is the latest one of the partition [D8]."""
@@ -364,7 +367,10 @@ class Reads(Generic[Asker]):
         return None
 
     def _is_served_here(self, asker: Asker, request: pb.ReadRequest) -> bool:
-        """Return whether the last record of the reader is on this log [R6], and all records that it knows are committed here."""
+        """Return whether this replica can serve the reader.
+
+        The reader's last record is in this log [R6], and its known HW is committed here.
+        """
         source = self._source
         if request.lastEpoch:
             judgement = source.judge_reader(request.lastOffset, request.lastEpoch, self._shell.now_ns())

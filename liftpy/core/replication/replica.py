@@ -237,7 +237,7 @@ class Replica:
 
     @property
     def longest_lease_ns(self) -> int:
-        """Longest lease that another node may have, by the last PartitionChanged. 0: that of the settings."""
+        """Longest lease that another node may have, in nanoseconds. 0: the lease of the settings."""
         return self._shared.held.longest_lease_ns
 
     @property
@@ -307,7 +307,10 @@ class Replica:
         return isinstance(role, LeaderRole)
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether HW is the partition's latest: it leads, with a lease, and HW has reached the epoch's start [D8, R4]."""
+        """Return whether the HW is the partition's latest [D8, R4].
+
+        The replica leads with a lease, and the HW is of its epoch.
+        """
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
@@ -323,7 +326,7 @@ class Replica:
         return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
     def who_hears_for_it(self) -> str:
-        """Return the standby follower that gets the leadership after missed publishes, '' for none."""
+        """Return the standby follower that should lead after this leader missed publishes, or '' if there is none."""
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
@@ -371,9 +374,9 @@ class Replica:
         return records, max(0, now_ns - since_ns) if records else 0, sum(until_ns > now_ns for until_ns in slow_until_ns)
 
     def lag(self) -> tuple[int, int, Sequence[int]]:
-        """Return the lag as (records, since when, until when each slow replica counts as slow), in monotonic ns.
+        """Return the lag as (records, time since which it exists, end of the slow state of each replica).
 
-        It does not change between events.
+        Times are monotonic nanoseconds. The value does not change between events.
         """
         role = self._role
         if not isinstance(role, LeaderRole):
