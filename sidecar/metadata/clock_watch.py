@@ -47,7 +47,7 @@ class ClockWatch:
         self._began = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._seen = (0, -_LOOK_EVERY_NS, NO_AGE_NS)
-        """Last check: the offset of the wall clock, its time, and its result."""
+        """Last check: (offset of the wall clock, time of the check, its result)."""
         self._said = False
 
     def start(self) -> None:
@@ -62,7 +62,10 @@ class ClockWatch:
         return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
 
     def stamp_ns(self) -> int:
-        """Return the time that records get which are led here: other nodes' where they agree and this clock is in doubt."""
+        """Return the timestamp for records that this node leads.
+
+        If this clock is in doubt and other nodes agree, use their time.
+        """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         self._looked(wall_ns, now_ns)
         return self.trust.stamp_ns(wall_ns, now_ns)

@@ -39,15 +39,16 @@ from sidecar.metadata.publish_queue import Outgoing, unsubscribe
 from sidecar.runtime.tasks import spawn
 
 MOST_AT_ONCE = 500
-"""Events that are made, and published, after one tick; the others' turn comes with the next."""
+"""Maximum number of events that are derived and published after one tick. Further events follow after the next tick."""
 MOST_ANSWERED = 500
 LOST = "events lost before they were in their stream"
 BEYOND = "entries without events, too many at once"
 
 
 class EventsDesk:
-    """Answers requests for cluster events. ``is_inbox``: whether a reply subject is allowed. ``leads``: whether this
-    controller leads.
+    """Answers requests for cluster events.
+
+    ``is_inbox``: function that checks a reply subject. ``leads``: function that returns whether this controller leads.
     """
 
     def __init__(
@@ -71,16 +72,16 @@ class EventsDesk:
         self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
-        """Subscribe."""
+        """Subscribe to the subject for event requests."""
         subject = self._subjects.control_events(self._node_id)
         self._subscriptions.append(await self._connection.subscribe(subject, cb=self._guard.callback(self._asked)))
 
     async def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the subject for event requests."""
         await unsubscribe(self._subscriptions)
 
     def look(self) -> None:
-        """Make events of the applied entries and publish them, after each tick."""
+        """Derive the events of the applied entries and publish them. Call it after each tick."""
         fresh = self.trail.look(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
@@ -108,7 +109,7 @@ class EventsDesk:
         return json.dumps(self.told(question)).encode()
 
     def told(self, question: bytes) -> dict[str, Any]:
-        """Return the answer to ``question``, limited to one message. ``error``: the question is invalid."""
+        """Return the answer to ``question``, limited to one message. The field ``error`` says that the question is invalid."""
         try:
             place, since_ns, count = asked_of(question)
         except ValueError as error:
@@ -129,8 +130,10 @@ class EventsDesk:
 
 
 def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
-    """``{"after": [index, number], "since_ns": wall clock, "count": 500}``, each may be left out: (place, since_ns, count). Raises
-    ValueError."""
+    """Parse a question for cluster events, ``{"after": [index, number], "since_ns": wall clock, "count": 500}``.
+
+    Each field may be missing. Return (place, since_ns, count). Raises ValueError.
+    """
     asked = load_json(question) if question else {}
     if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
         raise ValueError('Invalid request for events. It must be {"after": [INDEX, NUMBER]}.')
@@ -150,11 +153,11 @@ logger = logging.getLogger("liftpy.metadata")
 
 LOOK_S = 0.2
 MOST_WRITTEN_AT_ONCE = 64
-"""Events that are on their way to the stream at a time."""
+"""Maximum number of events that are published to the stream at a time."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
 _PATIENCE_S = 5.0
 _END_READ = 64
-"""Offsets at the stream's end that are read for its last event: control records may stand behind it, or what is no event."""
+"""Number of offsets at the end of the stream that are read to find the last event. Some offsets may have no event."""
 _FURTHER = 8
 """Factor by which the next read is larger after a read without events."""
 WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
@@ -167,10 +170,10 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 
 
 class EventWriter:
-    """Writes cluster events to their stream.
+    """Writes cluster events to their stream, on the metadata leader.
 
-    ``connect``: opens a connection. ``propose``: decides a request. ``image``: the applied image. ``leads``: whether
-    this controller leads. ``controllers``: number of controllers.
+    ``connect``: opens a connection. ``propose``: decides a request. ``image``: returns the applied image. ``leads``: returns
+    whether this controller leads. ``controllers``: number of controllers.
     """
 
     def __init__(
@@ -198,7 +201,7 @@ class EventWriter:
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
-        """Write from now on."""
+        """Start to write events."""
         self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
 
     async def close(self) -> None:
@@ -232,7 +235,7 @@ class EventWriter:
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
-        """Write some of the due events."""
+        """Write some of the events that are not in the stream yet."""
         stream = self._image().streams.get(EVENTS_STREAM) or await self._made()
         if stream.waiting:
             raise UnavailableError(
@@ -261,7 +264,7 @@ class EventWriter:
             self.counters[WRITTEN] += 1
 
     async def _made(self) -> StreamImage:
-        """Return the stream, where there was none; with fewer nodes than controllers it waits for them."""
+        """Return the stream of events, and create it if needed. With too few nodes, the new stream waits for nodes."""
         wanted = pb.CreateStream(
             name=EVENTS_STREAM,
             subject=self._subjects.events_stream(),

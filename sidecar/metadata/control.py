@@ -35,18 +35,20 @@ from sidecar.runtime.tasks import attended, spawn
 
 _TIMEOUT_S = 2.0
 _TURNS = 4
-"""Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So a flooding
-asker sets its own pace: each answer takes as long as the group needs."""
+"""Maximum number of unfinished requests of one sender in the group's log. Further ones wait.
+
+So a sender of many requests waits for its own answers and does not delay others.
+"""
 NO_TURN = f"{REFUSED}control request, no turn"
-"""Rejection of a request that waited too long and was never logged."""
+"""Name of the counter of requests that waited too long and were not logged."""
 
 
 _Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
-"""Sends the answer to one request; None: there is none."""
+"""Function that sends the answer to one request. None: there is no answer."""
 
 
 class AdmissionTimeoutError(Exception):
-    """The request was not admitted in time."""
+    """Raised if a request waited too long for its turn."""
 
 
 class Turns:
@@ -60,7 +62,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, asker: str, timeout_s: float) -> AsyncIterator[None]:
-        """Wait for a turn of ``asker``. Raises AdmissionTimeoutError."""
+        """Wait until ``asker`` may send one more request into the log. Raises AdmissionTimeoutError."""
         turns, present = self._of.setdefault(asker, (asyncio.Semaphore(_TURNS), []))
         present.append(None)
         try:
@@ -82,8 +84,8 @@ class Turns:
 class ControlDesk:
     """Receives control requests and answers them.
 
-    ``is_inbox``: whether a reply subject is allowed. ``leads``: whether this controller leads. ``decide``: decides a
-    request. ``alone``: answers without a leader, or None. ``is_known``: whether a node is registered.
+    ``is_inbox``: checks a reply subject. ``leads``: returns whether this controller leads. ``decide``: decides a request.
+    ``alone``: answers without a leader, or returns None. ``is_known``: returns whether a node is registered.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class ControlDesk:
         self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
-        """Subscribe."""
+        """Subscribe to the subjects of control requests."""
         acls = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
         acls |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
         for subject, acl in acls.items():
@@ -122,7 +124,7 @@ class ControlDesk:
             self._subscriptions.append(await self._connection.subscribe(subject, cb=callback))
 
     async def close(self) -> None:
-        """Unsubscribe and drop unfinished requests: the senders ask the next leader."""
+        """Unsubscribe and drop unfinished requests. Their senders retry at the next leader."""
         await unsubscribe(self._subscriptions)
         await end_tasks(self._under_way)
 
@@ -166,7 +168,7 @@ class ControlDesk:
         self.limits.end(size_bytes)
 
     def _is_answered(self, acl: RequestAcl, sender: str, reply: bytes) -> bool:
-        """Return whether the reply subject is allowed: a node's own inbox, or an inbox of applications."""
+        """Return whether the reply subject is allowed: the sender's own inbox for a node, or an inbox of applications."""
         if acl is RequestAcl.NODE:
             return reply.startswith(f"{self._subjects.inbox(sender)}.".encode()) and self._node_inboxes.allows(reply)
         return self._is_inbox(reply)
@@ -186,7 +188,7 @@ class ControlDesk:
         await reply(answer)
 
     async def _reply(self, allows: Allows, reply: str, response: pb.ControlResponse | None) -> None:
-        """Send the response. ``allows``: whether this reply subject is allowed."""
+        """Send the response. ``allows``: function that checks the reply subject."""
         if response is None:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))
@@ -217,7 +219,7 @@ DecideHere = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse |
 
 
 class Forwarder:
-    """Sends requests on ``<ns>.control.node.<node_id>``."""
+    """Sends requests of this node to the metadata leader, on ``<ns>.control.node.<node_id>``."""
 
     def __init__(self, connection: Client, subjects: Subjects, node_id: str) -> None:
         self._connection = connection
@@ -226,7 +228,7 @@ class Forwarder:
         self._changed = asyncio.Event()
 
     def leader_is(self, node_id: str, term: int) -> None:
-        """Set the known metadata leader and its term. Requests that an earlier leadership has not answered are repeated at once.
+        """Set the known metadata leader and its term. Unanswered requests to an earlier leadership are repeated at once.
 
         A node that leads again, in a later term, may never have received them, for example because NATS was down.
         """
@@ -238,7 +240,10 @@ class Forwarder:
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
     ) -> pb.ControlResponse:
-        """Repeat ``request`` until a controller has decided it or the time is over. ``here``: decides if this node leads."""
+        """Repeat ``request`` until a controller has decided it or the time is over.
+
+        ``here``: function that decides the request if this node leads.
+        """
         if not request.operationId:
             request.operationId = secrets.token_bytes(16)
         way = Forwarding(request, clock.now_ns() + round(timeout_s * NS_PER_S))

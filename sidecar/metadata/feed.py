@@ -55,14 +55,14 @@ class FeedPublisher:
         self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
-        """Answer requests for missed entries."""
+        """Start to answer requests for missed entries."""
         subject = self._subjects.feed_snapshot()
         self._subscriptions.append(
             await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._asked))
         )
 
     async def close(self) -> None:
-        """Stop answering."""
+        """Stop answering requests for missed entries."""
         await unsubscribe(self._subscriptions)
 
     def put(self, entry: pb.FeedEntry) -> None:
@@ -90,7 +90,7 @@ class FeedPublisher:
 
 
 class FeedSubscriber(MetadataGroup):
-    """Backend of a node that is not a controller: it follows the feed, and sends requests to the controllers."""
+    """Metadata backend of a node that is no controller. It follows the feed, and sends requests to the controllers."""
 
     def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
         super().__init__()
@@ -105,17 +105,17 @@ class FeedSubscriber(MetadataGroup):
 
     @property
     def image(self) -> ClusterImage:
-        """The image as far as the feed has shown it."""
+        """Image of the cluster, as received on the feed."""
         return self._subscription.image
 
     @property
     def leader(self) -> str:
-        """The metadata leader that answered last."""
+        """Node id of the metadata leader that answered last."""
         return self._leader
 
     @property
     def counters(self) -> dict[str, int]:
-        """Number of unreadable frames of the feed, and of images that were dropped and requested again."""
+        """Numbers of feed frames that could not be decoded, and of images that were dropped and requested again."""
         found = {**self._refused, "images fetched anew": self._subscription.resync_count}
         return {what: count for what, count in found.items() if count}
 
@@ -124,19 +124,19 @@ class FeedSubscriber(MetadataGroup):
         self._subscription.start_again()
 
     async def start(self) -> None:
-        """Follow the feed; returns with the first image."""
+        """Start to follow the feed. Return after the first image has arrived."""
         self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._published))
         self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> None:
-        """Stop following."""
+        """Stop following the feed."""
         await unsubscribe(self._subscriptions)
         await end_tasks([self._task])
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Let the metadata leader decide ``request``."""
+        """Send ``request`` to the metadata leader, and return its answer."""
         response = await self._forwarder.until_decided(request, timeout_s)
         self._leader = response.metadataLeader or self._leader
         return response

@@ -15,7 +15,10 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 Watcher = Callable[[ClusterImage, ClusterImage], None]
-"""Called with the image before and after a change, on the loop of the group; must not raise and not block."""
+"""Callback with the image before and after a change.
+
+It runs on the event loop of the group. It must not raise an error or block.
+"""
 
 
 class MetadataGroup(ABC):
@@ -30,11 +33,11 @@ class MetadataGroup(ABC):
     @property
     @abstractmethod
     def image(self) -> ClusterImage:
-        """The newest image that this process has. Another process may know a newer one."""
+        """Newest image that this process has. Other processes may have a newer one."""
 
     @property
     def leader(self) -> str:
-        """Node id of the known metadata leader, '' for none."""
+        """Node id of the known metadata leader. '': none."""
         return ""
 
     @property
@@ -54,7 +57,7 @@ class MetadataGroup(ABC):
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes and counts that a controller holds for the group, by kind."""
+        """Sizes and numbers of what a controller stores for the group, by kind."""
         return {}
 
     def watch(self, callback: Watcher) -> None:
@@ -66,32 +69,33 @@ class MetadataGroup(ABC):
             watcher(before, after)
 
     def distrust(self) -> None:
-        """Load the image again, because a controller has contradicted it. A controller keeps its image."""
+        """Request the image again, because a controller has contradicted it. A controller keeps its own image."""
 
     def bus_changed(self, online: bool) -> None:
-        """Note that the connection was lost or is back. The feed notices missed entries as a gap."""
+        """Record that the NATS connection was lost or restored."""
 
     def prefer(self, every_s: float) -> None:
         """Set the interval of the preferred-leader check of a controller, in seconds. 0: never."""
 
     async def start(self) -> None:
-        """Join; returns when the local image is one that the group has had."""
+        """Join the group. Return when the local image is one that the group has had."""
 
     def retire(self) -> None:
-        """Prepare the stop of this node: it takes no metadata leadership and does not campaign."""
+        """Prepare the stop of this node: it accepts no metadata leadership and does not campaign."""
 
     async def hand_over(self) -> None:
-        """Transfer the metadata leadership to another member, if this node has it. Bounded, best effort."""
+        """Transfer the metadata leadership to another member if this node has it. The attempt has a time limit and may fail."""
 
     async def stop(self) -> None:
-        """Transfer the metadata leadership if this node has it, flush, leave."""
+        """Transfer the metadata leadership if this node has it, flush the log, and leave the group."""
 
     @abstractmethod
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Let the metadata leader decide ``request``. ``error`` in the answer says how it went. It never raises for that.
+        """Send ``request`` to the metadata leader and return the answer. Its field ``error`` contains the result.
 
-        A request without an operation id gets one; it is repeated under the same id until the deadline, and applied once.
-        UNAVAILABLE: nothing was done. OUTCOME_UNKNOWN: it may have been; propose it again with the same id.
+        The call does not raise an error for a rejected request. A request without an operation id gets one. It is repeated
+        under this id until the deadline, and is applied once. UNAVAILABLE: nothing changed. OUTCOME_UNKNOWN: the request may be
+        applied. Propose it again with the same operation id.
         """
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
@@ -99,13 +103,13 @@ class MetadataGroup(ABC):
         return False
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the members as known here. Only controllers know them."""
+        """Return the state of the group's members, as this process knows it. Only controllers know it."""
         return []
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events for `liftpy events`, None if this node is no controller."""
+        """Return the cluster events for `liftpy events`, or None if this node is no controller."""
         return None
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the last ticks in ms, and the number of late ones. Only controllers have ticks."""
+        """Return the delays of the last ticks in milliseconds and the number of late ticks. Only controllers have ticks."""
         return {}

@@ -52,7 +52,7 @@ _ASK_TIMES = 3
 """Number of requests for a running group. NATS reports at once if there are no responders."""
 _SAY_EVERY_S = 60.0
 STORAGE_AGAIN_S = 5.0
-"""Between two tries to become a controller on a disk that takes nothing."""
+"""Time after which a node tries again to become a controller after a storage error, in seconds."""
 
 MakeMember = Callable[[ControllerList | None], RaftMember]
 
@@ -81,14 +81,14 @@ class GroupRole:
         self._has_journal = has_journal
         self._current: RaftMember | FeedSubscriber | None = None
         self._next: RaftMember | FeedSubscriber | None = None
-        """Takes the place of the current one as soon as it knows as much."""
+        """Backend that replaces the current one when its image is as new. None: no change is in progress."""
         self._watchers: list[Watcher] = []
         self._counted: Counter[str] = Counter()
-        """Counters of ended roles."""
+        """Counters of earlier backends."""
         self._left_at = -1
-        """Index of the list that named this node no longer."""
+        """Index of the entry whose controller list removed this node. -1: not removed."""
         self._stays = False
-        """True if the node stops, so that it takes no more roles."""
+        """True if the node stops, so that its backend does not change anymore."""
         self.decides = False
         """True if the visible image was committed: the node is a controller, and has never followed the feed in this
         process.
@@ -102,7 +102,7 @@ class GroupRole:
 
     # ---- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Take part; returns when the local image is one that the group has had."""
+        """Start the backend for this node. Return when the local image is one that the group has had."""
         if not await self._start_as_member():
             self._current = feed = self._make_feed()
             await feed.start()
@@ -110,7 +110,7 @@ class GroupRole:
         self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
-        """Return whether this node is a controller, by its own log or else by its settings."""
+        """Return whether this node is a controller, by its own log or otherwise by its settings."""
         named = self._settings.is_controller
         if not self._has_journal() and not (named and await self._may_begin()):
             return False
@@ -134,7 +134,7 @@ class GroupRole:
         return True
 
     async def _may_begin(self) -> bool:
-        """Return whether the settings define the controllers of a new directory."""
+        """Return whether a new directory may start a group with the controllers of the settings."""
         if len(self._settings.controllers) > 1:
             return True  # whoever is left of the others knows better, and says so (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
@@ -155,7 +155,7 @@ class GroupRole:
         return True
 
     async def stop(self) -> None:
-        """Stop."""
+        """Stop the backends."""
         self._stays = True
         await end_tasks([self._task])
         for backend in reversed(self.backends):
@@ -164,13 +164,13 @@ class GroupRole:
     # ---- the role ------------------------------------------------------------------------------------------------------
     @property
     def current(self) -> RaftMember | FeedSubscriber:
-        """Current backend."""
+        """Current backend of this node."""
         assert self._current is not None
         return self._current
 
     @property
     def backends(self) -> list[RaftMember | FeedSubscriber]:
-        """The current backend, and the next one while it starts."""
+        """Current backend, and the next one while it starts."""
         return [backend for backend in (self._current, self._next) if backend is not None]
 
     @property
@@ -180,7 +180,7 @@ class GroupRole:
 
     @property
     def controllers(self) -> ControllerList:
-        """Controllers in the image, or in the settings without an image."""
+        """Controllers in the image. If there is no image, controllers in the settings."""
         return self.image.controllers
 
     async def _look(self) -> None:
@@ -244,7 +244,7 @@ class GroupRole:
         await member.stop()
 
     async def _take(self, fresh: RaftMember | FeedSubscriber) -> None:
-        """Show the image of ``fresh`` from now on."""
+        """Make ``fresh`` the current backend, and show its image."""
         while fresh.image.index < self.image.index:
             await asyncio.sleep(_LOOK_S)
         before = self.image
@@ -254,7 +254,7 @@ class GroupRole:
         self._show(before, fresh.image)
 
     def _say_where_settings_differ(self) -> None:
-        """Log if the settings name other controllers than the image: after a change, and from time to time."""
+        """Log a warning if the settings name other controllers than the image. It is repeated from time to time."""
         now = self.controllers
         if not now.index or now.voters == tuple(sorted(self._settings.controllers)):
             return
@@ -280,12 +280,12 @@ class GroupRole:
 
     @property
     def image(self) -> ClusterImage:
-        """The newest image that this node has."""
+        """Newest image that this node has."""
         return self.current.image
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of all backends so far."""
+        """Sums of the counters of all backends so far."""
         counted = Counter(self._counted)
         counted.update(self.current.counters)
         return dict(counted)
@@ -312,9 +312,9 @@ _PING_INTERVAL_S = 1
 
 
 class GroupLink:
-    """The connection of the group, and the role on it. ``open`` connects and joins, ``close`` leaves and disconnects.
+    """NATS connection of the metadata group, and this node's role on it.
 
-    ``counters``: where messages are counted that the connection could not take.
+    ``open`` connects and joins, ``close`` leaves and disconnects. ``counters``: counters for messages that could not be sent.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class GroupLink:
         self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
-        """Connect and join; returns when the local image is one that the group has had. Keeps trying until cancelled."""
+        """Connect and join. Return when the local image is one that the group has had. Retry until the call is canceled."""
         await self._connect()
         settings = self._settings
         rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
@@ -445,7 +445,7 @@ class GroupLink:
             backend.bus_changed(True)
 
     async def close(self) -> None:
-        """Hand leadership over, leave, disconnect."""
+        """Transfer the metadata leadership, leave the group, and disconnect."""
         if self._role is not None:
             await self._role.stop()
         with contextlib.suppress(Exception):

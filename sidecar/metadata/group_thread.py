@@ -27,7 +27,7 @@ from sidecar.runtime.tasks import elsewhere, fatal_on
 
 _JOIN_TIMEOUT_S = 5.0
 _SWITCH_S = 0.0005
-"""After which a thread that waits for the interpreter is given it. Python's own 5 ms add up: the group waits several times a tick."""
+"""Time after which Python passes the interpreter to a waiting thread, in seconds. The default of 5 ms would delay the group."""
 _READS = 5
 _ERRORS = {number: name.lower() for name, number in pb.ControlResponse.Error.items()}
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 
 class GroupThread(MetadataGroup):
-    """``MetadataGroup`` on the loop of the node, over the current backend in a thread.
+    """MetadataGroup for the event loop of the node. The current backend runs in a thread.
 
-    ``make_link`` is called in the thread. ``fatal`` is called on the loop of the node.
+    ``make_link`` is called in the thread. ``fatal`` is called on the event loop of the node.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class GroupThread(MetadataGroup):
         self._link: GroupLink | None = None
         self._role: GroupRole | None = None
         self._newest = ClusterImage()
-        """Newest image of the group. The thread writes it."""
+        """Newest image of the group, set by the thread."""
         self._shown = self._newest
-        """Image that the watchers have seen."""
+        """Image that the watchers have received last."""
         self._announced = False
-        """True if ``_show`` is scheduled."""
+        """True if a call of ``_show`` is scheduled."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -70,7 +70,7 @@ class GroupThread(MetadataGroup):
             self.loop.close()
 
     async def start(self) -> None:
-        """Connect and join; returns when the local image is one that the group has had. Retries until it is canceled."""
+        """Connect and join. Return when the local image is one that the group has had. Retry until the call is canceled."""
 
         def fatal_at_home(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the node's loop has ended already
@@ -88,7 +88,7 @@ class GroupThread(MetadataGroup):
         await elsewhere(self.loop, join())
 
     async def stop(self) -> None:
-        """Transfer the metadata leadership, leave, disconnect, end the thread."""
+        """Transfer the metadata leadership, leave the group, disconnect, and end the thread."""
         if not self._thread.is_alive():
             return
         if self._link is not None:
@@ -98,7 +98,7 @@ class GroupThread(MetadataGroup):
 
     # ---- the image -------------------------------------------------------------------------------------------------------
     def _changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Pass an image change on. It runs in the thread."""
+        """Schedule a new image for the watchers. The method runs in the thread."""
         self._newest = new
         if not self._announced:
             self._announced = True
@@ -114,12 +114,12 @@ class GroupThread(MetadataGroup):
     # ---- MetadataGroup -------------------------------------------------------------------------------------------------
     @property
     def role(self) -> GroupRole:
-        """Role of this node, which has the current backend. Use it on ``loop``."""
+        """Role of this node in the group. Use it only on ``loop``."""
         assert self._role is not None
         return self._role
 
     async def _there(self, call: Callable[[MetadataGroup], Coroutine[Any, Any, T]]) -> T:
-        """Call the current backend on the loop of the thread, and return the result."""
+        """Run a call of the current backend on the thread's event loop, and return its result."""
 
         async def called() -> T:
             return await call(self.role.current)
@@ -128,12 +128,12 @@ class GroupThread(MetadataGroup):
 
     @property
     def image(self) -> ClusterImage:
-        """The image as the watchers have seen it."""
+        """Image that the watchers have received last."""
         return self._shown
 
     @property
     def leader(self) -> str:
-        """Node id of the known metadata leader, '' for none."""
+        """Node id of the known metadata leader. '': none."""
         return self.role.current.leader
 
     @property
@@ -153,7 +153,7 @@ class GroupThread(MetadataGroup):
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes and counts that this node holds for the group as a controller."""
+        """Sizes and numbers of what this node stores for the group as a controller, by kind."""
         return _read(lambda: self.role.current.held, {})
 
     def distrust(self) -> None:
@@ -170,7 +170,7 @@ class GroupThread(MetadataGroup):
         self.loop.call_soon_threadsafe(there)
 
     def retire(self) -> None:
-        """Prepare the stop of this node. The next tick of the group sees it."""
+        """Prepare the stop of this node. The group's thread reads the mark at its next tick."""
         self.role.retire()
 
     async def hand_over(self) -> None:
@@ -178,7 +178,7 @@ class GroupThread(MetadataGroup):
         await self._there(lambda backend: backend.hand_over())
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Let the metadata leader decide ``request``. Do not change it before the answer."""
+        """Send ``request`` to the metadata leader and return its answer. Do not change the request before the answer."""
         began = time.monotonic()
         response = await self._there(lambda backend: backend.propose(request, timeout_s))
         self._instruments.proposals.observe(time.monotonic() - began)
@@ -187,17 +187,17 @@ class GroupThread(MetadataGroup):
         return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Wait until the image has everything that was committed before. The watchers have seen it, too."""
+        """Wait until the image contains everything that was committed before the call, and the watchers have received it."""
         done = await self._there(lambda backend: backend.barrier(timeout_s))
         self._show()
         return done
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the members as known here."""
+        """Return the state of the group's members, as this process knows it."""
         return _read(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the cluster events, None if this node is no controller."""
+        """Return the cluster events, or None if this node is no controller."""
         return await self._there(lambda backend: backend.events(question))
 
     def ticks(self) -> dict[str, float]:

@@ -25,7 +25,11 @@ _LAZY = "lazy-flush"
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The last run. ``incarnation`` 0: there was none. ``flushed_always``: a kill can't have lost what was acknowledged."""
+    """Last run of a process on the data directory.
+
+    ``incarnation``: its incarnation, 0 means that there was none. ``flushed_always``: True if a kill could not lose
+    acknowledged records.
+    """
 
     incarnation: int
     clean_stop: bool
@@ -33,7 +37,7 @@ class Previous:
 
 
 def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
-    """Folders of streams that the image does not know: deleted while this node was away, or of another cluster.
+    """Return directories of streams that the image does not contain. The streams were deleted, or belong to another cluster.
 
     They are kept: data goes only by a committed delete that names them [M11], and this node did not see one.
     """
@@ -49,7 +53,7 @@ class WorkerMarks:
         self.previous = Previous(0, clean_stop, flushed_always)
 
     def flushes_lazily(self) -> None:
-        """Note lazy flushes, as ``NodeFile`` does. Several processes may call it at once."""
+        """Store a mark that a log counts records as flushed too early. Several processes may call it at a time."""
         path = self._folder.path / _LAZY
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
@@ -80,7 +84,7 @@ class NodeFile:
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
     def count_start(self) -> DirectoryIdentity:
-        """Store durably that one more process starts here, with its nonce, before the group learns of it [S15]."""
+        """Store the start of a process with its nonce. It is on disk before the group learns of the process [S15]."""
         nonce = 1 + secrets.randbelow((1 << 64) - 1)
         self._stored = replace(self._stored, starts=self._stored.starts.next(nonce))
         self._folder.store_identity(self._stored)
@@ -92,20 +96,23 @@ class NodeFile:
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
-        """Note that a log counts records as flushed before they are."""
+        """Store a mark that a log counts records as flushed before they are on disk."""
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")
 
     def distrust(self) -> None:
-        """Remove the marker, because acknowledged data may be missing, even if this process ends before it registers."""
+        """Remove the clean-stop marker, because acknowledged data may be missing.
+
+        This also counts if the process ends early.
+        """
         self.flushes_lazily()
         if self._stored.clean_incarnation:
             self._stored = replace(self._stored, clean_incarnation=0)
             self._folder.store_identity(self._stored)
 
     def end_cleanly(self) -> None:
-        """Everything acknowledged is on disk and nothing will be written any more [S9]."""
+        """Store the clean-stop marker: all acknowledged data is on disk, and nothing will be written [S9]."""
         self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
         try:
             self._lazy.unlink(missing_ok=True)

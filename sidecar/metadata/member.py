@@ -133,10 +133,10 @@ class RaftMember(MetadataGroup):
         )
         self._subscriptions: list[Any] = []
         self._listens_since = time.monotonic()
-        """Time since which it waits for a leader, or last asked whether this node is a controller."""
+        """Time since which the member waits for a leader, or time of its last question about its membership."""
         self._asking: asyncio.Task[None] | None = None
         self._shown = fsm.image
-        """The image that the watchers have seen."""
+        """Image that the watchers have received last."""
 
     def _state_changed(self, old: int, new: int) -> None:
         if new == _LEADER:
@@ -150,7 +150,7 @@ class RaftMember(MetadataGroup):
         self._outgoing.put(self._subjects.raft(receiver, self.node_id), seal(receiver, self.node_id, frame))
 
     def _ticked(self) -> None:
-        """Process the result of a tick: the log, its display, and the next actions."""
+        """Process the result of a tick: publish new entries and images, and carry out the next decisions."""
         self._log.probation.look()
         self._ask_when_unled()
         self._forwarder.leader_is(self._log.leader_id, self._log.term)
@@ -186,33 +186,33 @@ class RaftMember(MetadataGroup):
     # ---- its part in the group -----------------------------------------------------------------------------------------
     @property
     def is_member(self) -> bool:
-        """True if this node is a controller, as far as it knows."""
+        """True if this node is a controller, as far as this member knows."""
         return self._log.is_member
 
     @property
     def has_voted(self) -> bool:
-        """True if its directory belongs to a voting member."""
+        """True if the Raft directory belongs to a member that votes."""
         return self._log.probation.has_been_member
 
     @property
     def controllers(self) -> ControllerList:
-        """Controllers in its log."""
+        """Controllers in the log of this member."""
         return self._log.core.controllers
 
     @property
     def left_at(self) -> int:
-        """Index of the first list without this node, as far as it knows."""
+        """Index of the first controller list without this node, as far as this member knows. -1: none."""
         return max(self.controllers.index, self._log.core.dismissed_at)
 
     # ---- MetadataGroup ---------------------------------------------------------------------------------------------------------
     @property
     def image(self) -> ClusterImage:
-        """The image as applied here."""
+        """Image after the last entry that this member has applied."""
         return self._log.image
 
     @property
     def leader(self) -> str:
-        """Known metadata leader."""
+        """Node id of the known metadata leader. '': none."""
         return self._log.leader_id
 
     @property
@@ -235,11 +235,11 @@ class RaftMember(MetadataGroup):
 
     @property
     def held(self) -> dict[str, int]:
-        """Values of ``MemberLog.held``, and the frames that wait for a tick."""
+        """Sizes and numbers of ``MemberLog.held``, and those of frames that wait for a tick."""
         return {**self._log.held, "inbox_bytes": self._driver.inbox_bytes}
 
     async def start(self) -> None:
-        """Listen and tick; returns when a barrier that was committed since is applied here, or the node is no controller any more."""
+        """Start the member. Return when a later barrier is applied here, or when the node is no controller anymore."""
         self._listens_since = time.monotonic()
         inbox = self._subjects.raft_inbox(self.node_id)
         guard = RequestGuard("raft frame", self._outgoing.counters)
@@ -254,7 +254,7 @@ class RaftMember(MetadataGroup):
         await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Ask for barriers until one is applied that ends probation, should this member be on it."""
+        """Request barriers until one is applied. It ends the probation of this member."""
         self._member.catching_up()
         probation = self._log.probation
         say_at = time.monotonic() + _SAY_AFTER_S
@@ -270,22 +270,22 @@ class RaftMember(MetadataGroup):
         self._member.caught_up()
 
     def waits_for(self) -> str:
-        """Return what a running start waits for, for people."""
+        """Return what a running start waits for, as text for people."""
         return self._log.waits_for()
 
     def bus_changed(self, online: bool) -> None:
-        """The connection was lost or is back (from its callbacks), perhaps to a server that takes smaller messages."""
+        """Handle a lost or restored connection. The new server may accept only smaller messages."""
         if online:
             self._log.transport.sessions.fit(self._connection.max_payload)
             self._feed.producer.fit(self._connection.max_payload)
         self._log.transport.sessions.set_online(online)
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the preferred-leader check, 0: never."""
+        """Set the interval of the preferred-leader check, in seconds. 0: no checks."""
         self._member.prefer(every_s)
 
     def retire(self) -> None:
-        """Accept no leadership and do not campaign."""
+        """Prepare the stop: accept no leadership and do not campaign."""
         self._log.core.retired = True
 
     async def hand_over(self) -> None:
@@ -311,7 +311,7 @@ class RaftMember(MetadataGroup):
         return any(peer.up for peer in self._log.peers.values())
 
     async def stop(self) -> None:
-        """Hand the leadership over, flush, close."""
+        """Transfer the leadership, flush the journal, and close it."""
         self._member.leave()
         if self._event_writer is not None:
             await self._event_writer.close()
@@ -335,11 +335,11 @@ class RaftMember(MetadataGroup):
         self._log.core.destroy()
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Let the leader, which may be this node, decide ``request``."""
+        """Send ``request`` to the leader, which may be this node. Return its answer."""
         return await self._forwarder.until_decided(request, timeout_s, self._decide_here)
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Commit a barrier and wait until it is applied here."""
+        """Commit a barrier and wait until it is applied here. Return whether it was applied in time."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         if response.error != pb.ControlResponse.OK:
             return False
@@ -351,20 +351,20 @@ class RaftMember(MetadataGroup):
         return True
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the members. Only the leader knows terms and lags of others."""
+        """Return the state of all members. Only the leader knows terms and lags of other members."""
         return self._log.status()
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
-        """Return the events for `liftpy events`."""
+        """Return the cluster events for `liftpy events`."""
         return self._events.told(question)
 
     def ticks(self) -> dict[str, float]:
-        """Return the delays of the ticks."""
+        """Return the delays of the last ticks, in milliseconds."""
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}
 
     # ---- who asks ------------------------------------------------------------------------------------------------------
     async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """Return the leader's answer; None on another member."""
+        """Return the decision if this member leads, otherwise None."""
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -389,11 +389,11 @@ class RaftMember(MetadataGroup):
 
 STEP_ASIDE_TIMEOUT_S = 0.8
 _MOST_QUESTIONS = 3
-"""Maximum number of requests to a node whose answers cannot be decoded."""
+"""Maximum number of questions to a node that sends answers which cannot be decoded."""
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:
-    """Send the question to the node and return the answer, None if it is unusable. Silence has its own deadline."""
+    """Ask a node whether it serves as leader. Return its answer, or None if the answer cannot be decoded."""
     key = question.key
     asked = replication_pb2.LeaderQuestion(
         stream=key.stream, streamUid=key.uid, partition=key.partition, leaderEpoch=question.leader_epoch
@@ -429,7 +429,10 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
 
 
 class Orders:
-    """Executes decisions of one controller. ``catch_up``: starts a catch-up. ``hand_over``: starts a leadership transfer."""
+    """Carries out the decisions of one controller.
+
+    ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
+    """
 
     def __init__(
         self,
@@ -453,7 +456,7 @@ class Orders:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def look(self) -> None:
-        """Carry out the current decisions, after each flushed tick."""
+        """Carry out the current decisions. Call it after each flushed tick."""
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
             self._do(decision)
@@ -489,14 +492,14 @@ class Orders:
         self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """Return the leader's answer; None on another member."""
+        """Return the decision if this member leads, otherwise None."""
         if self._driver.stopped:
             return None
         decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
         return await self.order(decided) if isinstance(decided, Order) else decided
 
     async def order(self, order: Order) -> pb.ControlResponse:
-        """Put the request into the log and wait until it is applied here."""
+        """Put the request into the log, and wait until it is applied here. Return the answer."""
         asked = who_steps_aside(self._log.image, order.request)
         if asked is not None:
             await ask_to_step_aside(self._connection, self._subjects, *asked)

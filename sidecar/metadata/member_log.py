@@ -48,10 +48,10 @@ def _draw() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemberFolder:
-    """Inputs for opening a controller's log. ``members``: list of the settings. ``folder``: its ``raft`` directory.
+    """Inputs for opening the log of a controller. ``folder``: its ``raft`` directory.
 
-    ``bootstrap_majority``: unreachable controllers never belonged to the group. ``flush`` False: only for benchmarks.
-    ``joins``: controllers of the running group, from the feed.
+    ``members``: controller list of the settings. ``bootstrap_majority``: unreachable controllers never belonged to the group.
+    ``flush`` False: only for benchmarks. ``joins``: controllers of the running group, from the feed.
     """
 
     node_id: str
@@ -66,22 +66,23 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurroundings:
-    """Clock, random numbers and files of a controller. The simulator has its own."""
+    """Clock, random numbers and files for a controller. The simulator passes its own."""
 
     monotonic: Callable[[], float] = time.monotonic
-    """Monotonic time, in seconds."""
+    """Function that returns the monotonic time, in seconds."""
     now_ns: Callable[[], int] = clocks.now_ns
-    """Monotonic time, in nanoseconds."""
+    """Function that returns the monotonic time, in nanoseconds."""
     draw: Callable[[], int] = _draw
-    """63 random bits."""
+    """Function that returns 63 random bits."""
 
 
 THIS_MACHINE = MemberSurroundings()
 
 
 class MemberLog:
-    """The log of one controller. ``fsm`` receives committed entries, ``feed`` their results. Raises CorruptionError and
-    StorageError.
+    """Log of one controller. Raises CorruptionError and StorageError.
+
+    ``fsm``: state machine that applies committed entries. ``feed``: receives the results.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class MemberLog:
         node_id, around = opened.node_id, surroundings
         self.node_id = node_id
         self.settings = opened.members
-        """The list of the settings."""
+        """Controller list of the settings."""
         self.fsm = fsm
         self._feed = feed
         self._events = events
@@ -155,7 +156,7 @@ class MemberLog:
 
     # ---- the state machine ---------------------------------------------------------------------------------------------
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Called by the library for each committed entry, in order."""
+        """Apply a committed entry. The library calls it for each entry in order."""
         before = self.fsm.image
         answer = self.fsm.apply(entry, index)
         self.transport.checkpoints.applied(before.index, index, self.fsm.image.digest)
@@ -167,11 +168,11 @@ class MemberLog:
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Called by the library before it applies an entry, until it is True: a step of the work."""
+        """Do one step of the work on the next entry. The library calls it until it returns True."""
         return self.fsm.work_ahead(entry, index)
 
     def _diverged(self, index: int) -> None:
-        """Mark the directory: this member's image differs from the majority, so it must not be used again."""
+        """Mark the directory as diverged, because this member's image differs from that of a majority."""
         if self.core.failure is None:
             mark_diverged(self._folder, index)
             self.core.failure = MetadataDivergedError(
@@ -201,7 +202,7 @@ class MemberLog:
     # ---- GroupLog ------------------------------------------------------------------------------------------------------
     @property
     def leads(self) -> bool:
-        """True if this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it leads. Another member may have been elected since."""
         return self.core.leads
 
     @property
@@ -211,12 +212,12 @@ class MemberLog:
 
     @property
     def leader_id(self) -> str:
-        """Node id of the known leader, '' for none."""
+        """Node id of the known leader. '': none."""
         return self.core.leader_id
 
     @property
     def image(self) -> ClusterImage:
-        """Image as applied on this member."""
+        """Image after the last entry that this member has applied."""
         return self.fsm.image
 
     def confirmed_ns(self) -> int:
@@ -224,7 +225,7 @@ class MemberLog:
         return self.transport.confirmed_ns()
 
     def view(self) -> GroupView:
-        """Return the members of the group and what is known of them.
+        """Return the members of the group, with the knowledge of this member about them.
 
         A member on probation acknowledges nothing, so it does not count as live.
         """
@@ -240,7 +241,7 @@ class MemberLog:
 
     @property
     def is_member(self) -> bool:
-        """True if this node is a controller, by its log or by a later message."""
+        """True if this node is a controller, by its log or by a later message of the leader."""
         core = self.core
         removed = core.controllers.index <= core.raftCommitIndex and not core.controllers.names(self.node_id)
         return not (removed or core.dismissed_at)
@@ -268,16 +269,16 @@ class MemberLog:
     # ---- what others ask -----------------------------------------------------------------------------------------------
     @property
     def applied_index(self) -> int:
-        """Index of the last applied entry, 1 without any."""
+        """Index of the last applied entry. 1: none was applied."""
         return int(self.core.raftLastApplied)
 
     @property
     def peers(self) -> dict[str, Peer]:
-        """The other members, by node id."""
+        """Node id -> session with each other member."""
         return self.transport.sessions.peers
 
     def waits_for(self) -> str:
-        """Return what a running start waits for, for people."""
+        """Return what a running start waits for, as text for people."""
         if not self.probation.over:
             return self.probation.waits_for()
         if self.leader_id:
@@ -286,7 +287,7 @@ class MemberLog:
         return f"waits for a leader of the metadata group; not connected: {away}"
 
     def status(self) -> list[pb.ControllerStatus]:
-        """Return the members. Only the leader knows terms and lags of others."""
+        """Return the state of all members. Only the leader knows terms and lags of other members."""
         core, now = self.core, self.core.controllers
         waits = waits_for(self.view()) if core.leads else ""
         members = []
@@ -312,7 +313,7 @@ class MemberLog:
 
     @property
     def held(self) -> dict[str, int]:
-        """Size of the journal in memory and on disk, and of the completed operations."""
+        """Return the sizes of the journal in memory and on disk, and of the finished operations."""
         operations = self.fsm.image.operations
         return {
             "journal_entries": len(self.journal),

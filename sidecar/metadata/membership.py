@@ -41,7 +41,7 @@ from sidecar.runtime.tasks import spawn_in
 from sidecar.transport.liveness import look_for
 
 Answered = Callable[[int, pb.ControlResponse], None]
-"""(monotonic ns at which the heartbeat was sent, the answer), on the node's loop."""
+"""Callback on the node's event loop with (monotonic sending time of the heartbeat in nanoseconds, answer)."""
 
 
 class HeartbeatPace(NamedTuple):
@@ -52,8 +52,9 @@ class HeartbeatPace(NamedTuple):
 
 
 class Heartbeats:
-    """Sends heartbeats. ``run`` runs on the loop of ``role``, ``answered`` is called on the creator's loop. ``pace`` may
-    change at any time.
+    """Sends the heartbeats of this node. ``run`` runs on the event loop of ``role``.
+
+    ``answered``: callback on the event loop of the creator. ``pace``: current interval, which may change at any time.
     """
 
     def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
@@ -66,7 +67,7 @@ class Heartbeats:
         self._asked_home = False
 
     async def run(self) -> None:
-        """Run until canceled."""
+        """Send heartbeats until the call is canceled."""
         while True:
             started = time.monotonic()
             if started - self._home_turned < self.pace.session_s:
@@ -134,7 +135,7 @@ class Membership:
         starts: DirectoryIdentity,
         partition_budget: int,
     ) -> int:
-        """Register until the group takes it; return the new incarnation. Raises LiftError if it never will."""
+        """Register until the group accepts it. Return the new incarnation. Raises LiftError if the group cannot accept it."""
         registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
             previousIncarnation=previous_incarnation,
@@ -198,14 +199,14 @@ class Membership:
             asyncio.get_running_loop().call_soon(self._heard, *granted)
 
     async def _image_at(self, index: int) -> None:
-        """Wait until the watchers have been shown an image at or past ``index``."""
+        """Wait until the watchers have received an image with index ``index`` or higher."""
         while self._seen_index < index:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):  # entries that change nothing are not announced
                 await asyncio.wait_for(self._changed.wait(), _IMAGE_WAIT_S)
 
     async def live(self, timeout_s: float) -> None:
-        """Wait until the image shows this process as live: a slow start may have ended its session. At most ``timeout_s``."""
+        """Wait at most ``timeout_s`` until the image shows this process as live. A slow start may have ended its session."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._is_live():
@@ -241,11 +242,11 @@ class Membership:
 
     @property
     def session_s(self) -> float:
-        """Session time of the cluster, or of the settings if the image has none."""
+        """Session time of the cluster, in seconds. It is that of the settings if the image has none."""
         return self._pace(self._group.image).session_s
 
     def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        """A heartbeat's answer; it counts when the watchers have seen the image that it was made on."""
+        """Process the answer to a heartbeat. The answer counts when the watchers have received its image."""
         if self._end_heartbeats is None:
             return
         if response.error == pb.ControlResponse.OK:
@@ -270,14 +271,14 @@ class Membership:
             logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
-        """Return whether an image at least as new as the answer also shows the removal.
+        """Return whether an image as new as the answer also shows that this node was removed.
 
         A forged record or a new leader alone does not stop the node.
         """
         return self.incarnation > 0 and self._seen_index >= index and self._settings.node_id not in self._group.image.nodes
 
     async def drain(self, timeout_s: float) -> None:
-        """Transfer all leaderships of this node to others and wait for it, at most ``timeout_s``."""
+        """Transfer all leaderships of this node to other nodes. Wait at most ``timeout_s`` for it."""
         deadline = time.monotonic() + timeout_s
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
@@ -296,7 +297,7 @@ class Membership:
         return any(p.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND) for _, p in partitions)
 
     async def leave(self, timeout_s: float) -> None:
-        """Report a clean stop, so that the session ends at once."""
+        """Report the clean stop of this node, so that its session ends at once."""
         await self.close()
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)

@@ -22,7 +22,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 async def unsubscribe(subscriptions: list[Any]) -> None:
-    """End them. A connection that is lost has ended them already."""
+    """End the subscriptions. Those of a lost connection have already ended."""
     for subscription in subscriptions:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
@@ -30,7 +30,7 @@ async def unsubscribe(subscriptions: list[Any]) -> None:
 
 
 class Outgoing:
-    """Outgoing messages. ``counters``: unsent messages by reason."""
+    """Queue of messages to publish, with one sending task. ``counters``: numbers of unsent messages, by reason."""
 
     def __init__(self, connection: Client) -> None:
         self.counters: Counter[str] = Counter()

@@ -46,18 +46,18 @@ _DEFAULT_CONFIG = StreamConfig()
 SLICE_S = 0.002
 PER_SECOND = 4
 MOST_KEPT = 16
-"""Last answers to different questions."""
+"""Maximum number of stored answers to different questions."""
 KEPT_S = 5.0
 """Time for which the last answer may be repeated while there are too many requests, in seconds."""
 FAILED = b'{"error":"the node failed at this request: its log says why"}'
-"""Value in the place of a failed answer."""
+"""Answer to a request that raised an unexpected error."""
 MOST_WAITING = 64
 """Maximum number of waiting callers. Further ones get no answer."""
 QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "metrics", "settings")
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
-    """Return (one of ``QUESTIONS``, its content), None for another question."""
+    """Return (kind of the question, its content), or None for an unknown question. The kinds are in ``QUESTIONS``."""
     if not payload.startswith(b'{"'):
         return None
     try:
@@ -71,8 +71,9 @@ def question_of(payload: bytes) -> tuple[str, Any] | None:
 
 
 class PageAnswers:
-    """Answers of the status page. ``reporter``: None until the node has one. ``gather``: collects figures. ``most_bytes``:
-    size limit.
+    """Answers the questions of status pages.
+
+    ``reporter``: None until the node has one. ``gather``: collects metric values. ``most_bytes``: maximum size of an answer.
     """
 
     def __init__(
@@ -85,23 +86,23 @@ class PageAnswers:
         guard: RequestGuard | None = None,
     ) -> None:
         self.joins: Callable[[str, dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
-        """Joins rows of partitions, groups or services with those of the node's other processes."""
+        """Function that adds the rows of the node's other processes to those of this process. None: there is one process."""
         self.share = WHOLE
         """Share of the node's partitions in this process."""
         self.settings: Callable[[], list[dict[str, Any]]] = list
-        """A row for each of the node's own settings, without secrets."""
+        """Function that returns one row for each setting of this node, without secrets."""
         self.kept: Callable[[str], History | None] = lambda node: None
-        """Stored part of another node's history."""
+        """Function that returns the stored history of another node, or None."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
         self._rested = RestedAnswers(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
-        """Stream -> its last summary, while its image is unchanged."""
+        """Stream name -> (its image, summary of the stream). It is used again while the image is unchanged."""
 
     def ask(self, payload: bytes, answer: Answer) -> bool:
-        """Return whether ``payload`` is one of these questions. Then ``answer`` is called with the answer, now or soon."""
+        """Answer a question if ``payload`` is one. Return whether it is. ``answer`` is called with the answer, now or soon."""
         question = question_of(payload)
         if question is None:
             return False
@@ -129,7 +130,7 @@ class PageAnswers:
         return True
 
     async def answered(self, payload: bytes) -> bytes:
-        """Return the answer to a question, b'' for another question."""
+        """Return the answer to a question, or b'' if ``payload`` is no known question."""
         made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         asked = self.ask(payload, lambda text: None if made.done() else made.set_result(text))
         return await made if asked else b""
@@ -156,7 +157,7 @@ class PageAnswers:
         return own if self.joins is None else await self.joins(kind, own, said)
 
     async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Return the partitions, groups or services of this process."""
+        """Return the rows of partitions, groups or services that this process has."""
         makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
         return await makers[kind](reporter, said)
 
@@ -221,7 +222,10 @@ class PageAnswers:
 
 
 async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
-    """Answer ``{"group": "", "limit": 500}`` with the groups led here, or with one group, its members and its positions."""
+    """Answer ``{"group": "", "limit": 500}``.
+
+    Without a name: the groups that this node coordinates. With a name: one group with its members and positions.
+    """
     (name, limit), match = asked_name(said, "group"), match_in(said)
     if not name:
         rows = [row async for row in _sliced(reporter.group_rows()) if match in row["group"].lower()]
@@ -230,7 +234,10 @@ async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
 
 
 async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
-    """Answer ``{"service": "", "limit": 500}`` with totals of the services here, or with each instance of one service."""
+    """Answer ``{"service": "", "limit": 500}``.
+
+    Without a name: totals of the services on this node. With a name: each instance of this service.
+    """
     (name, limit), match = asked_name(said, "service"), match_in(said)
     rows = []
     async for worker in _sliced(list(reporter.partitions)):
@@ -242,8 +249,11 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
 
 
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Answer ``{"after": [index, number], "since_ns": 0, "count": 500}`` with the events of ``liftpy events``, without their
-    requesters. With ``kept``: from the stream of events."""
+    """Answer ``{"after": [index, number], "since_ns": 0, "count": 500}`` with cluster events.
+
+    The events are those of ``liftpy events`` without the senders of requests. With ``kept``, the events come from the stream of
+    events.
+    """
     if isinstance(said, dict) and "kept" in said:
         return await kept_events(reporter, said)
     told = await reporter.group.events(json.dumps(said).encode())
@@ -255,7 +265,7 @@ async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
 
 
 async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
-    """Iterate over ``items``, and let other work run every 2 ms."""
+    """Iterate over ``items``. Other work of the event loop runs every 2 ms."""
     began = time.monotonic()
     for number, item in enumerate(items):
         if number % 16 == 15 and time.monotonic() - began > SLICE_S:
@@ -295,7 +305,7 @@ def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
 
 
 def _about(stream: StreamImage) -> dict[str, Any]:
-    """Return the subject of a stream, and its settings that differ from the default."""
+    """Return the subject of a stream, and the settings that differ from the default."""
     differ = [(one.name, getattr(stream.config, one.name)) for one in fields(StreamConfig)]
     return {
         "subject": stream.subject,
@@ -383,15 +393,18 @@ MOST_LOOKED_AT = 20_000
 SKEW_NS = 60 * NS_PER_S
 """Maximum difference between the clocks of the metadata leader, which stamps the events, and of the stream's leader."""
 NOT_TOLD = "request"
-"""Events about users are shown only to operators (`liftpy events`)."""
+"""Kind of events that pages do not show. They are about users, so only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
 EventPlace = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptQuestion:
-    """Query for events before ``before`` (index, number, exclusive, None: any), in [``since_ns``, ``until_ns``), that match
-    ``only``. ``below``: offset of that place in the stream, None: it is searched."""
+    """Question for events in the stream of events that match ``only``.
+
+    ``before``: place (index, number) before which the events are, None means any. ``since_ns`` (inclusive) and ``until_ns``
+    (exclusive): time range. ``below``: offset of ``before`` in the stream, None means unknown.
+    """
 
     before: EventPlace | None
     below: int | None
@@ -425,8 +438,11 @@ class KeptQuestion:
 
 
 async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """Return ``kept``: events, newest first, ``more``: there may be others, ``last``: place before which the next query begins.
-    Or ``at``: nodes that have the events. None: invalid query."""
+    """Return events of the stream, newest first, or None for an invalid question.
+
+    ``kept``: events. ``more``: True if there may be older ones. ``last``: place before which the next question begins. If this
+    node has no replica of the stream, ``at`` names nodes that have one.
+    """
     question = KeptQuestion.of(said)
     stream = reporter.group.image.streams.get(EVENTS_STREAM)
     if stream is None or not stream.partitions:
@@ -474,7 +490,7 @@ def _is_wanted(event: dict[str, Any], question: KeptQuestion) -> bool:
 
 
 def _between(log: Log, start: int, end: int) -> list[RecordBatch]:
-    """Return the whole batches of [``start``, ``end``)."""
+    """Return the complete batches between ``start`` (inclusive) and ``end`` (exclusive)."""
     found: list[RecordBatch] = []
     while start < end:
         found += split_batches(b"".join(log.read(start, _READ_BYTES).chunks))

@@ -65,41 +65,41 @@ LOOKED_AT_S = 3.0
 FORGOTTEN_S = 60.0
 """Time without viewers after which all data is dropped, in seconds."""
 KEEP_EVERY_S, MOST_KEPT = 10.0, 16
-"""Interval, and number of other nodes, for storing history without viewers. They are the next ones by name."""
+"""Interval for storing the history of other nodes without viewers in seconds, and maximum number of these nodes."""
 KEPT_FOR_S = LENGTHS[TENS] * TENS
 """Maximum age of stored history, in seconds. Older parts could not be shown."""
 MOST_FOUND = 50
-"""Maximum number of results of a search, of each kind."""
+"""Maximum number of search results of each kind."""
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
 """Maximum number of lists of partitions, and of lists of streams."""
 _MOST_KEEPERS = 8
-"""Nodes that are asked for the history of a silent one."""
+"""Maximum number of nodes that are asked for the stored history of a silent node."""
 _TAIL_S = 5
 """Overlap of the history that is sent each second, in seconds. Nodes answer at different times."""
 _MARKS_TAIL_S = 30
 MOST_ASKED = 4
-"""Nodes, for what the stream of events holds."""
+"""Maximum number of nodes that are asked for the stream of events."""
 NEWEST: tuple[int, ...] = (1 << 63, 0)
-"""Behind all events."""
+"""Place after all events."""
 _MOST_PAGES = 4
 """Maximum number of pages of events in one check."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class NodesAsker(Protocol):
-    """How to query nodes."""
+    """Interface for asking nodes for their status."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
-        """Return the answer of a node. Raises LiftError."""
+        """Return the answer of a node. Raises LiftError if the node does not answer."""
 
     async def node_ids(self) -> list[str]:
-        """Return the nodes to ask first. Raises LiftError."""
+        """Return the ids of the nodes to ask first. Raises LiftError."""
 
 
 class _List:
-    """Partitions that a visitor views: those of ``stream`` on all nodes, or all of ``node``."""
+    """List of partitions that a visitor views: all partitions of ``stream``, or all of ``node``."""
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
         self.stream, self.node, self.after = stream, node, after
@@ -110,7 +110,7 @@ class _List:
         self._counted: dict[tuple[str, int, str], tuple[float, int, int]] = {}
 
     def put(self, now_s: float, said: dict[str, Any]) -> None:
-        """Set the answers by node."""
+        """Store the answers of the nodes. ``said``: node id -> its answer."""
         self.was_told = True
         self.said = {node: one for node, one in said.items() if isinstance(one, dict)}
         if self.stream:
@@ -131,7 +131,7 @@ class _List:
         self.rows, self._counted = rows, counted
 
     def shown(self) -> dict[str, Any]:
-        """Return the list for the page. ``after``: start of the next page, None for none."""
+        """Return the list for the page. ``after``: start of the next page, or None."""
         more = any(one.get("more") is True for one in self.said.values())
         last = self.rows[-1] if self.rows and more else None
         counts = [one["count"] for one in self.said.values() if type(one.get("count")) is int]
@@ -144,16 +144,16 @@ class _List:
 
 
 class _Streams:
-    """Streams that a visitor views, from one on."""
+    """List of streams that a visitor views, from a start on."""
 
     def __init__(self) -> None:
         self.wanted_s = 0.0
         self.said: dict[str, Any] = {}
-        """Data for the page. {}: not received yet."""
+        """Data of the list for the page. {}: not received yet."""
 
 
 class _Asked:
-    """Answers of all nodes to one question of a page about groups or services."""
+    """Answers of all nodes to one question about groups or services."""
 
     def __init__(self, question: dict[str, Any]) -> None:
         self.question = question
@@ -163,7 +163,7 @@ class _Asked:
 
 
 class Viewing:
-    """Shared cluster view of all visitors of a port. ``own``: data of the serving node."""
+    """Data of the cluster that all visitors of a port share. ``own``: data of the node that serves the port."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Viewing:
         self.seq = 0
         self._histories: dict[str, History] = {}
         self._ask_kept_s: dict[str, float] = {}
-        """Silent node -> time at which other nodes are asked again for its kept history."""
+        """Silent node -> time when other nodes are asked again for its stored history."""
         self._forget()
 
     def _forget(self) -> None:
@@ -201,7 +201,7 @@ class Viewing:
         self._questions: dict[tuple[str, str], _Asked] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
-        """True if a controller reports the events."""
+        """True if a controller has reported its events."""
         self._place = (0, -1)
 
     # ---- looking -----------------------------------------------------------------------------------------------------------
@@ -214,7 +214,10 @@ class Viewing:
         streams_after: tuple[int, str] = (-1, ""),
         about: tuple[str, str] | None = None,
     ) -> None:
-        """Wait until all data of a page is at most a second old. ``about``: ("groups" or "services", name or '' for all)."""
+        """Wait until all data of a page is at most one second old.
+
+        ``about``: ("groups" or "services", name of one, or '' for all).
+        """
         self._wanted_s = self._now()
         asked = self._wanted_answers(*about) if about is not None else None
         streams = self._wanted_streams(streams_after)
@@ -255,7 +258,7 @@ class Viewing:
         return found
 
     async def _watch(self) -> None:
-        """Refresh each second while there are viewers, and until the data is dropped."""
+        """Refresh the data each second while there are viewers. Without viewers, drop it after a while."""
         while self.viewers or self._now() - self._wanted_s < FORGOTTEN_S:
             await asyncio.sleep(EVERY_S - self._wall() % EVERY_S + 0.1)  # nodes sample at the full second
             if self.viewers:
@@ -265,7 +268,7 @@ class Viewing:
             self._forget()
 
     async def keep(self) -> None:
-        """Copy histories of other nodes until canceled, for the time after one is lost."""
+        """Copy the histories of other nodes until the call is canceled. A copy is used when its node is lost."""
         while True:
             await asyncio.sleep(KEEP_EVERY_S)
             if not self.viewers:
@@ -281,11 +284,11 @@ class Viewing:
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
     def kept(self, node: str) -> History | None:
-        """Return the copied history of another node, None without one."""
+        """Return the copied history of another node, or None."""
         return self._histories.get(node)
 
     async def changed(self) -> None:
-        """Wait for new data."""
+        """Wait until the data has been refreshed."""
         await self._looked.wait()
 
     async def _look(self) -> None:
@@ -316,7 +319,7 @@ class Viewing:
         looked.set()
 
     async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """Return the one field of the answer. None: the node does not answer."""
+        """Return the content of a node's answer, or None if the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
             return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
@@ -342,7 +345,7 @@ class Viewing:
                 after[step] = rows.first + (rows.count - 1) * step
 
     async def _ask_kept(self, node: str, answering: list[str]) -> None:
-        """Copy the history of a silent node from nodes that have it, if it is unknown here."""
+        """Copy the history of a silent node from other nodes, if this node has no copy."""
         now_s = self._now()
         if node in self._histories or now_s < self._ask_kept_s.get(node, now_s):
             return
@@ -414,7 +417,7 @@ class Viewing:
         return self._object({"streams": (known and known.said) or {"rows": [], "after": None, "count": None}})
 
     def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
-        """Return the data of a node's page. ``partitions``: as reported last."""
+        """Return the data of a node's page. ``partitions``: the last reported ones."""
         row = next((node_row(one) for one in self._watching.model().rows if one.node == node), None)
         return self._object({"node": row, "partitions": self._wanted("", node, after).shown()})
 
@@ -473,8 +476,10 @@ class Viewing:
         )
 
     async def happened(self, **only: str) -> dict[str, Any]:
-        """Return at most ``MOST_ROWS`` events, newest first: those in memory, then those of the stream of events if there is
-        one."""
+        """Return at most ``MOST_ROWS`` events, newest first.
+
+        Events in the memory of a controller come first. Older events come from the stream of events, if there is one.
+        """
         since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
         before = place_before(only.get("before", ""))
         told = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
@@ -501,7 +506,7 @@ class Viewing:
         return self._object({**page, "older": older})
 
     async def _kept(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
-        """Return events from the stream of events, None if there is none or no node answers."""
+        """Return events from the stream of events, or None if there is no stream or no node answers."""
         if limit < 1:
             return {"events": [], "more": True, "last": None}
         known = [node for node, one in self._glances.items() if one is not None]
@@ -528,14 +533,16 @@ class Viewing:
         return {"seq": self.seq, "time_ms": round(self._wall() * 1000), "cluster": cluster, "page": page}
 
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
-        """Return the complete known history of the cluster or a node."""
+        """Return the whole known history of the cluster, or of ``node`` if it is not ''."""
         known = [one for name, one in self._histories.items() if not node or name == node]
         rows = of_cluster(known, step, after)
         return rows if node else with_gaps(rows, self._unknown())
 
     def _unknown(self) -> list[tuple[float, float]]:
-        """Return (after, until) in wall-clock seconds of times for which nothing is known about a node: from its last sample
-        until it was fenced."""
+        """Return the times without data about a node, as (after, until) in wall-clock seconds.
+
+        Such a time lasts from the last sample of a node until the node was fenced.
+        """
         found = []
         for event in self.events:
             if event.get("kind") == "node_fenced":
@@ -548,8 +555,9 @@ class Viewing:
         return found
 
     def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
-        """Return node -> the leaderships over time, as (first second, partitions...), None: a gap. Also return the marks.
-        ``nodes``: all rows, in order.
+        """Return the leaderships of each node over time, and the marks.
+
+        Each item is (first second, partitions...). None is a gap. ``nodes``: all rows, in order.
         """
         led = {}
         for node in sorted(self._histories):
@@ -564,14 +572,14 @@ class Viewing:
         return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
-        """Return ``shown`` with the new values of the plots."""
+        """Return ``shown`` with the new values for the plots."""
         second = int(self._wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 
 
 def _is_event(said: Any) -> bool:
-    """Return whether a node sent a valid event."""
+    """Return whether ``said`` is a valid event."""
     return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 
@@ -580,9 +588,9 @@ def _place(event: dict[str, Any]) -> tuple[int, ...]:
 
 
 def place_before(text: str) -> tuple[int, ...]:
-    """Return the place in ``?before=index.number`` or ``index.number.offset`` (in the stream of events), '': after all.
+    """Return the place in the query ``?before=``. '' means after all events.
 
-    Raises ValueError.
+    The form is ``index.number``, or ``index.number.offset`` with an offset in the stream of events. Raises ValueError.
     """
     if not text:
         return NEWEST

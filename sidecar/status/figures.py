@@ -31,7 +31,7 @@ from sidecar.tracing.node_tracing import DROPPED
 
 SLICE_S = 0.002
 MOST_S = 0.02
-"""Maximum time of the loop for partitions that have changed, in seconds. A sample of the history reads the rest."""
+"""Maximum time of the event loop for reading changed partitions in one scrape, in seconds. The next sample reads the rest."""
 _SUMMED = {
     "duplicates": "publish_duplicates_total",
     "message_ids_forgotten": "message_ids_evicted_total",
@@ -58,14 +58,14 @@ MOST_ENDED = 16
 
 
 class BoundedLabels:
-    """Label values in order of appearance, at most ``most``. A value keeps its label."""
+    """Label values in order of appearance, at most ``most``. Later values share one label."""
 
     def __init__(self, most: int = MOST_VALUES) -> None:
         self._most = most
         self._given: dict[str, set[str]] = {}
 
     def of(self, metric: str, value: str) -> str:
-        """Return the label for ``value``."""
+        """Return the label for ``value``, or that for others beyond the limit."""
         given = self._given.setdefault(metric, set())
         if value not in given:
             if len(given) >= self._most:
@@ -81,7 +81,7 @@ class ResumingCount:
         self._before = self._last = 0.0
 
     def of(self, count: float) -> float:
-        """Return the total after the source reports ``count``, which may have restarted."""
+        """Return the total after its source reported ``count``. The source may have restarted from 0."""
         if count < self._last:
             self._before += self._last
         self._last = count
@@ -89,7 +89,10 @@ class ResumingCount:
 
 
 class Figures:
-    """Metric -> label values -> figure. The label ``stream`` comes last, if there is one. ``pids``: the node's processes."""
+    """Metric values: metric -> label values -> value.
+
+    The label ``stream`` comes last, if there is one. ``pids``: ids of the node's processes.
+    """
 
     def __init__(self, bounded: BoundedLabels | None = None) -> None:
         self.pids = [os.getpid()]
@@ -100,12 +103,12 @@ class Figures:
         """Ended replicated services with the reason, as text, at most ``MOST_ENDED``."""
 
     def put(self, name: str, value: float, *labels: str) -> None:
-        """Add a value. Values with equal labels are summed."""
+        """Add a value. Values with equal labels are added up."""
         row = self.numbers.setdefault(name, {})
         row[labels] = row.get(labels, 0) + value
 
     def each(self, name: str, values: Iterable[tuple[str, float]]) -> None:
-        """Add one value for each label value, limited in number."""
+        """Add one value for each label value. The number of label values is limited."""
         self.numbers.setdefault(name, {})
         for value, figure in values:
             self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
@@ -121,7 +124,7 @@ _HELD = {
 
 
 class NodeFigures:
-    """Gathers the metrics of one node, and keeps the state of counters that must not restart."""
+    """Gathers the metric values of one node, and keeps counters that must not restart."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -131,7 +134,7 @@ class NodeFigures:
         self._audit_dropped = ResumingCount()
 
     async def gather(self) -> Figures:
-        """Return all metric values. Other work of the loop runs every 2 ms."""
+        """Return all metric values of the node. Other work of the event loop runs every 2 ms."""
         found = Figures(self._bounded)
         await self._partitions(found)
         reporter = self._reporter
@@ -363,7 +366,10 @@ def _space(folder: Any) -> tuple[int, int]:
 
 
 def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
-    """Add the figures of groups, only of coordinators that are LEADER here, so that a sum over nodes counts each group once."""
+    """Add the values of consumer groups.
+
+    Only coordinators that lead on this node count, so that sums over nodes are correct.
+    """
     leading = [one for one in coordinators if one["role"] == "LEADER"]
     found.put("coordinators", len(leading), "leader")
     found.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")

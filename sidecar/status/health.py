@@ -10,7 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready
 
 ASKED = b'{"health": true}'
-"""The payload of a question on ``<ns>.status.<node>``."""
+"""Payload of a health question on ``<ns>.status.<node>``."""
 
 
 class Health:
@@ -39,7 +39,7 @@ class Health:
         return live(self._signs())
 
     def ready(self) -> list[Check]:
-        """Return whether it takes part in the cluster."""
+        """Return the checks of whether the node takes part in the cluster."""
         return ready(self._signs())
 
     def synced(self) -> list[Check]:
@@ -58,16 +58,16 @@ class Health:
 
 
 class LastHeard:
-    """Time of the last contact with the metadata group."""
+    """Time of the last contact of this node with the metadata group."""
 
     def __init__(self) -> None:
         self._at: float | None = None
 
     def now(self) -> None:
-        """Set the time to now."""
+        """Set the last contact to now."""
         self._at = time.monotonic()
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since then, None: never."""
+        """Return the seconds since the last contact, or None if there was none."""
         return None if self._at is None else time.monotonic() - self._at

@@ -34,13 +34,13 @@ POLICY = (
 
 
 class Live(NamedTuple):
-    """An answer without an end: one event a text."""
+    """HTTP answer without an end. It sends one server-sent event for each text."""
 
     events: AsyncGenerator[bytes, None]
 
 
 Respond = Callable[[bytes], "bytes | Awaitable[bytes | Live]"]
-"""A request's head -> its answer."""
+"""Function from the head of an HTTP request to its answer."""
 
 
 def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
@@ -53,7 +53,7 @@ def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
 
 
 def host_of(request: bytes) -> bytes:
-    """Return the name that the visitor's browser takes this page for, without the port: a foreign site's, if that has sent it here."""
+    """Return the host name in the request, without the port. A foreign site may have sent the browser to this port."""
     hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
     if len(hosts) != 1:
         return b""
@@ -72,17 +72,17 @@ class Serving:
         self.live_count = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._silent: dict[asyncio.StreamWriter, None] = {}
-        """Connections without a whole request so far, the oldest first."""
+        """Connections without a complete request, oldest first."""
 
     async def open(self, host: str, port: int) -> int:
-        """Listen and return the port. Raise OSError if it is in use."""
+        """Listen and return the port. Raises OSError if the port is in use."""
         self._server = await asyncio.start_server(self._handle, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     @property
     def is_open(self) -> bool:
-        """True if it listens."""
+        """True if the server listens."""
         return self._server is not None
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,7 +122,7 @@ class Serving:
         return True
 
     async def _answer(self, request: bytes) -> bytes | Live:
-        """Return the answer, 500 if it raises. An error never affects other requests [A15]."""
+        """Return the answer to a request. An unexpected error gives status 500."""
         answer: bytes | Live = http("500 Internal Server Error", TEXT, b"this request failed, the log says why\n")
 
         async def respond() -> None:
@@ -134,7 +134,7 @@ class Serving:
         return answer
 
     async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send live data until the visitor disconnects. Its place is then free at once."""
+        """Send live data until the visitor disconnects."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return

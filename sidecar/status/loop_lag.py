@@ -16,7 +16,10 @@ EVERY_S = 0.1
 
 
 class LoopWatch:
-    """Measures the event loop lag. ``leader``: id of the metadata leader, '': none. ``look``: called at each measurement."""
+    """Measures the delay of the event loop.
+
+    ``leader``: returns the id of the metadata leader, '' for none. ``look``: callback at each measurement.
+    """
 
     def __init__(self, instruments: Instruments, leader: Callable[[], str], look: Callable[[], None] = lambda: None) -> None:
         self._look = look
@@ -27,7 +30,7 @@ class LoopWatch:
         self._due = 0.0
 
     def start(self) -> None:
-        """Start."""
+        """Start the measurement."""
         self._wait(asyncio.get_running_loop())
 
     def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,6 +48,6 @@ class LoopWatch:
         self._wait(loop)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the measurement."""
         if self._timer is not None:
             self._timer.cancel()

@@ -13,7 +13,10 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 class Row(NamedTuple):
-    """One metric. ``labels``: label names in order. ``by_stream``: it can also have a label ``stream``."""
+    """Description of one metric.
+
+    ``labels``: names of its labels in order. ``by_stream``: True if the metric can also have the label ``stream``.
+    """
 
     kind: str
     labels: tuple[str, ...]
@@ -388,7 +391,7 @@ INCIDENTS = {
     "scrub: interrupted": "scrub_interrupted",
     "jetstream requests refused": "jetstream_rejected",
 }
-"""Name of a node's counter -> its label. The page shows other counters."""
+"""Name of a node counter -> label of the metric for incidents. Other counters are shown only on the page."""
 ERRORS = {
     "send buffer full": "send_buffer_full",
     "dropped while disconnected": "dropped_disconnected",
@@ -403,4 +406,4 @@ ERRORS = {
     "unreadable streams": "unreadable",
     "disconnected": "disconnected",
 }
-"""Kinds of connection errors. ``server``: errors that a server reports. ``other``: all else."""
+"""Kind of a connection error -> its label. ``server``: errors that a server reports. ``other``: all other errors."""

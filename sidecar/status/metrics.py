@@ -36,22 +36,22 @@ MOST_PARTITIONS = MOST_SERIES_OF_A_STREAM // len(OF_A_PARTITION)
 
 
 class _Shown(Collector):
-    """Metric families to show."""
+    """Collector with given metric families, for prometheus_client."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
+        """Yield all metric families."""
         yield from self._families
 
 
 _OF_ALL = {"process_start_time_seconds": min, "process_max_fds": min}
-"""How to combine these values of several processes. All others are summed. File descriptors: those of the fullest process."""
+"""Metric -> function that combines its values of several processes. Other metrics are summed."""
 
 
 class _Processes(Collector):
-    """Prometheus process metrics of all processes of this node. ``pids``: their process ids."""
+    """Collector of the Prometheus process metrics of all processes of this node. ``pids``: ids of the processes."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._each = [ProcessCollector(registry=None, pid=partial(int, pid)) for pid in pids]
@@ -81,7 +81,7 @@ def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
 
 
 def families(found: Figures) -> list[Metric]:
-    """Return one metric for each row of the table. Raise KeyError for a row without values."""
+    """Return one metric family for each row of the table. Raises KeyError for a row without values."""
     return [
         _histograms(name, row, found) if row.kind == HISTOGRAM else _numbers(name, row, found) for name, row in TABLE.items()
     ]

@@ -34,7 +34,7 @@ _SIGNS = {OK: "ok", DEGRADED: "degraded"}
 
 
 class Column(NamedTuple):
-    """Column of a table. ``link``: the cell links to this kind of page."""
+    """Column of an HTML table. ``link``: kind of page to which the cells link."""
 
     name: str
     title: str
@@ -217,7 +217,7 @@ def search_page(shown: dict[str, Any]) -> str:
 
 
 def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
-    """Return the page ``/events``, of one kind or all. ``fields``: query of the request."""
+    """Return the page ``/events`` with events of one kind or all. ``fields``: query of the request."""
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
@@ -244,7 +244,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
 
 
 def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an event in a table, or several that are one to people (``liftpy/core/observe/timeline.py``)."""
+    """Return a table row for an event, or for several events that people see as one."""
     event = group[0]
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
@@ -473,16 +473,19 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """The status web site. ``viewing`` has its data. ``records``: reads records for ``/records/<stream>``, None: there is no such page."""
+    """Web site of the status port. ``viewing``: data of the cluster.
+
+    ``records``: reads records for ``/records/<stream>``, None means that there is no such page.
+    """
 
     def __init__(self, viewing: Viewing, records: RecordsBrowser | None = None) -> None:
         self._viewing = viewing
         self._records = records
         self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
-        """Data of this second for viewers of the same page. It is built once for all of them."""
+        """Query -> (second, data of a live page). It is shared by viewers of the same page."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
-        """Return the answer to a GET, None if there is no such page."""
+        """Return the answer to a GET request, or None if there is no such page."""
         fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         if path.startswith("/static/"):
             return _static(path.removeprefix("/static/"))

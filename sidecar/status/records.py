@@ -30,7 +30,7 @@ FIELDS = ("partition", "start", "subject", "key", "limit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsQuery:
-    """What a visitor wants to see. ``start``: '' for the newest records, otherwise as ``--from`` of ``liftpy consume``."""
+    """Records that a visitor wants to see. ``start``: as ``--from`` of ``liftpy consume``, or '' for the newest records."""
 
     stream: str
     partition: int = 0
@@ -45,7 +45,7 @@ class RecordsQuery:
 
 
 Report = Callable[[RecordsQuery, int], None]
-"""Called with each query and the number of records that were shown."""
+"""Callback with each query and the number of shown records."""
 
 
 def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
@@ -71,7 +71,7 @@ def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
 
 
 class RecordsBrowser:
-    """Reads records through a client."""
+    """Reads records for the page through a client."""
 
     def __init__(self, client: Client, report: Report) -> None:
         self._client = client
@@ -112,7 +112,7 @@ class RecordsBrowser:
 
 
 def record_row(record: Record) -> dict[str, Any]:
-    """Return a record as texts."""
+    """Return the fields of a record as texts for the page."""
     moment = datetime.fromtimestamp(record.timestamp_ns / 1e9, UTC)
     headers = ", ".join(f"{name}: {readable(value)}" for name, value in record.headers)
     return {

@@ -41,7 +41,7 @@ _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
 
 class Reporter:
-    """Gathers the report. It changes nothing."""
+    """Collects the status of a node. It changes nothing."""
 
     def __init__(
         self,
@@ -126,22 +126,22 @@ class Reporter:
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the start."""
+        """Seconds since the start of the node."""
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
-        """Return the controllers in the image, or in the settings without an image."""
+        """Return the controllers in the image. If there is no image, those in the settings."""
         held, named = self._group.image.controllers, sorted(self._settings.controllers)
         voters = list(held.voters) if held.index else named
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
         return {**shown, "differ_from_settings": voters != named}
 
     def scrub(self) -> dict[str, Any]:
-        """Return the progress of the scrub, {} without one."""
+        """Return the progress of the scrub, or {} if there is no scrub."""
         return self._scrub.report() if self._scrub is not None else {}
 
     def clock(self) -> dict[str, Any]:
-        """Return how far the wall clock is ahead of other nodes, and why it is not trusted ('' if it is)."""
+        """Return the lead of this wall clock over other nodes' clocks, and why it is not trusted ('' if it is)."""
         if self._clocks is None:
             return {"skew_s": 0.0, "doubt": ""}
         trust = self._clocks.look()
@@ -152,11 +152,11 @@ class Reporter:
         return self._coordinators.report() if self._coordinators is not None else []
 
     def group_lags(self) -> dict[str, GroupLag]:
-        """Return the lag of the groups whose coordinators lead here, by label."""
+        """Return the lag of the groups that this node coordinates, by label."""
         return self._coordinators.lags.of if self._coordinators is not None else {}
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row of each group whose coordinator leads here."""
+        """Yield a row for each group that this node coordinates."""
         return self._coordinators.group_rows() if self._coordinators is not None else iter(())
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
@@ -170,7 +170,7 @@ class Reporter:
         return self._settings.node_id
 
     def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
-        """Return the first partitions of a stream here, in order."""
+        """Return the first ``count`` partitions of a stream on this node, in order."""
         own = [worker for worker in self._partitions if worker.key.stream == stream]
         chosen = nsmallest(count, own, key=lambda worker: worker.key.partition)
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
@@ -180,7 +180,7 @@ class Reporter:
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:
-        """Return the connections for data, together: state, traffic, errors."""
+        """Return the totals of the data connections: state, traffic and errors."""
         links = self._links.all()
         errors: Counter[str] = sum((link.errors for link in links), Counter[str]())
         return {
@@ -276,7 +276,7 @@ def _connection(link: BusConnection) -> dict[str, Any]:
 
 
 def _copies(pace: CatchupThrottle) -> dict[str, Any]:
-    """Return what all learners on this node have copied since the start."""
+    """Return the totals of all copies of learners on this node since the start."""
     return {
         "bytes_per_second": pace.bytes_per_second,
         "copied_bytes": pace.copied_bytes,

@@ -34,12 +34,12 @@ _COUNTED = ("counts", "acks", "flushes", "loop_lag")
 
 
 class _Sampled(NamedTuple):
-    """Counts that only grow, at a moment."""
+    """Values of counters at one moment."""
 
     at_s: float
     second: int
     counts: tuple[float, ...]
-    """Counters in the order of ``BY_STREAM``."""
+    """Values of the counters, in the order of ``BY_STREAM``."""
     acks: tuple[int, ...]
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
@@ -51,7 +51,7 @@ class _Sampled(NamedTuple):
 
 
 Said = dict[str, Any]
-"""Counters and current values of a process. As JSON they go to the first process of its node."""
+"""Counters and current values of one process, as JSON for the first process of the node."""
 
 
 class Sampler:
@@ -78,19 +78,19 @@ class Sampler:
         self._loop: Any = None
         self._timer: asyncio.Handle | None = None
         self.took_s = 0.0
-        """The last sample, all its slices together."""
+        """Duration of the last sample with all its slices, in seconds."""
 
     def start(self) -> None:
-        """Start."""
+        """Start to take samples."""
         self.on(asyncio.get_running_loop())
 
     def on(self, loop: Any) -> None:
-        """Begin on ``loop``, by its ``call_later`` and ``call_soon``."""
+        """Start to take samples on the event loop ``loop``."""
         self._loop = loop
         self._wait()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop taking samples."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -131,7 +131,7 @@ class Sampler:
 
 
 class _Showing:
-    """Sums over all partitions, as plain numbers."""
+    """Current sums over all partitions."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._partitions = reporter.partitions
@@ -147,7 +147,7 @@ class _Showing:
         self.isr = list(map(add, self.isr, said["isr"]))
 
     def all(self) -> Iterator[None]:
-        """Look, some at a time."""
+        """Read the values of all partitions, some at a time."""
         partitions = self._partitions.counts
         here = partitions.here
         yield from here.look()

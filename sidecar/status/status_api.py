@@ -80,7 +80,7 @@ _THERE = (
 
 
 class Whole(Protocol):
-    """The status of a node of several processes, gathered from them."""
+    """Interface to the status of a node that has several processes."""
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
         """Return a page of partitions, as ``Reporter.page`` does."""
@@ -89,7 +89,7 @@ class Whole(Protocol):
         """Return the partitions of a stream, as ``Reporter.of_stream`` does."""
 
     async def add(self, found: Figures) -> None:
-        """Add the other processes' figures."""
+        """Add the metric values of the other processes to ``found``."""
 
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
         """Combine the answer of this process about partitions, groups or services with those of the other processes."""
@@ -117,11 +117,11 @@ class StatusDesk:
         self.whole: Whole | None = None
         """Status of the whole node. None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
-        """Tells other processes of the node."""
+        """Callback (level, seconds) that tells other processes of the node about a changed log level."""
         self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
-        """Reads the settings again and returns the result."""
+        """Function that reloads the settings and returns the result."""
         self.unknown: UnknownStreams | None = None
-        """Data here of streams that the cluster does not know; None: the node only starts."""
+        """Directories of streams that the cluster does not know. None: the node is still starting."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance, guard=self._guard)
@@ -180,7 +180,7 @@ class StatusDesk:
         send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
 
     def _most_bytes(self) -> int:
-        """Return the maximum size of an answer of the NATS server."""
+        """Return the maximum size of an answer, by the NATS server's max_payload."""
         return self._bus.max_payload if self._bus is not None else 1 << 20
 
     def _reject(self, reply: bytes, error: Exception) -> None:
@@ -236,7 +236,7 @@ class StatusDesk:
         return await self.unknown.remove(names)
 
     def begin_history(self) -> None:
-        """Sample the node each second from now on."""
+        """Start to sample the node each second."""
         assert self.reporter is not None
         whole = self.whole
         self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
@@ -270,7 +270,7 @@ class StatusDesk:
         return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
     async def answered(self, asked: bytes) -> bytes:
-        """Return the answer to a request over NATS, for the page of this node. b'': none yet."""
+        """Return the answer to a status request, or b'' if there is none yet."""
         if asked == GLANCE_ASKED and self.reporter is not None:
             made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
@@ -346,7 +346,7 @@ class StatusDesk:
         return self._own(path, b"", words[0] == b"GET")
 
     async def close(self) -> None:
-        """Close the page."""
+        """Close the status port."""
         await end_tasks([self._keeping])
         await self.probes.close()
         if self._sampler is not None:
@@ -355,7 +355,7 @@ class StatusDesk:
 
 
 class NodeAsker:
-    """Asks nodes for the page of a node.
+    """Asks nodes for their status. This node is asked without NATS.
 
     It implements ``NodesAsker``: the node itself without NATS, others by its connection.
     """
@@ -394,14 +394,14 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
 
 
 def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
-    """Limit the partitions to one message."""
+    """Return the page as JSON with as many partitions as fit into one message."""
     while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
         page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
     return body
 
 
 def _asked_after(payload: bytes) -> tuple[str, int]:
-    """Return the place in ``{"after": [stream, partition]}``. Anything else: the first page."""
+    """Return the place in ``{"after": [stream, partition]}``, or the start for any other payload."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         stream, partition = load_json(payload)["after"]
         return str(stream), whole_number(partition, -1, 1 << 31)
@@ -431,11 +431,11 @@ def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[st
 
 
 _Part = tuple[tuple[str, int], int]
-"""((stream, partition) behind which it begins, how many)."""
+"""Part of a list of partitions: ((stream, partition) before its start, number of partitions)."""
 
 
 def _part(query: bytes) -> _Part | None:
-    """Return the page part of a query, None for anything else."""
+    """Return the part that a query names, or None for an invalid query."""
     fields = dict(parse_qsl(query.decode("ascii", "replace")))
     stream, slash, partition = fields.get("after", "/-1").rpartition("/")
     count = fields.get("count", str(PAGE_PARTITIONS))
@@ -454,15 +454,15 @@ def _stream(query: bytes) -> str:
 
 
 PART_OF_LOOP = 0.05
-"""Gathering takes at most this part of the time, however often it is asked for."""
+"""Maximum share of the event loop's time for collecting summaries."""
 FRESH_S = 0.5
-"""Time for which an answer is repeated, in seconds."""
+"""Age up to which a summary is sent again, in seconds."""
 MOST_WAITING = 64
 """Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
 def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
-    """Return the summary of the metric values."""
+    """Return the summary of a node from its metric values."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
@@ -548,7 +548,7 @@ def _state(node: Any) -> str:
 
 
 class GlanceDesk:
-    """Answers requests for the summary: at once while the last one is fresh, else after gathering it."""
+    """Answers requests for the summary of this node. A recent summary is sent again."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ class Envelope:
     record_count: int = 0
     """Number of records of a BatchPublish. 0: one record."""
     producer: client_pb2.ProducerState | None = None
-    """Part of the ack for the producer of the batch."""
+    """Part of the ack for the producer of the batch. None: no producer."""
     known_records: int = 0
     """Number of first records of a producer's batch that were stored before."""
     takes_runs: bool = False
@@ -97,15 +97,16 @@ class Envelope:
 
 @dataclass(slots=True)
 class Publishers:
-    """The publishers of one batch, in record order. ``replies``: inbox, or b"" for none. ``envelopes`` None: all messages are
-    plain.
+    """The publishers of one batch, in record order.
+
+    ``replies``: reply subject of each, or b"". ``envelopes`` None: all messages are plain.
     """
 
     policy: AckPolicy
     replies: Sequence[bytes]
     envelopes: Sequence[Envelope | None] | None = None
     policies: Sequence[AckPolicy] | None = None
-    """Ack policy of each record, if they differ from ``policy`` (of the stream)."""
+    """Ack policy of each record. None: all records have ``policy``."""
     batch_records: int = 0
     """Number of records if all came in one message from one publisher, which gets one answer. 0: each came in its own message."""
 
@@ -128,7 +129,7 @@ class Publishers:
 
     @property
     def wanted(self) -> AckPolicy:
-        """Ack policy of a single publisher. NONE: it waits for no answer."""
+        """Ack policy of a single publisher. NONE: the publisher waits for no answer."""
         own = self.policy if self.policies is None else self.policies[0]
         return own if self.replies[0] else AckPolicy.NONE
 
@@ -150,7 +151,10 @@ class _Unanswered:
 
 
 _Again = tuple[int, int, int, Publishers, bool]
-"""Last offset of the record's batch, number, offset of the record, one publisher, and whether its ack says ``duplicate``."""
+"""A publisher that waits for the ack of a stored record.
+
+(Last offset of its batch, number, offset of the record, publisher, True if the ack says ``duplicate``).
+"""
 
 
 class PendingAcks:
@@ -165,7 +169,7 @@ class PendingAcks:
         self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps of publishers that repeated a message which is in the log, at any offset."""
         self._untold: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
-        """Whom a leader without a lease could not tell no."""
+        """Delayed rejections that a leader without a lease must not send yet."""
         self._number = count()
         self._shown_stream = stream_of(key.stream, key.partition)
         self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
@@ -314,9 +318,9 @@ class PendingAcks:
     def say_no(
         self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
     ) -> None:
-        """Reject now if ``now`` is true.
+        """Reject publishers now if ``now`` is True.
 
-        If ``later`` is true, keep the rejection for ``say_untold``. Otherwise, and beyond ``MOST_UNTOLD``, send nothing.
+        If ``later`` is True, keep the rejection for ``say_untold``. Otherwise, and beyond ``MOST_UNTOLD``, send nothing.
         """
         if now:
             self.say_untold()
@@ -326,7 +330,7 @@ class PendingAcks:
 
     @property
     def owes_a_no(self) -> bool:
-        """True if there are delayed rejections for ``say_untold``."""
+        """True if rejections are delayed until ``say_untold``."""
         return bool(self._untold)
 
     def say_untold(self, *, may: bool = True) -> None:
@@ -413,7 +417,7 @@ class AckResendBuffer:
         self.size_bytes = 0
 
     def note(self, lines: bytes, now_ns: int) -> None:
-        """Note that complete protocol lines were written."""
+        """Record the acks that were written to the connection."""
         self._written.append((now_ns, lines))
         self.size_bytes += len(lines)
         self._forget(now_ns)

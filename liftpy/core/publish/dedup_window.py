@@ -33,11 +33,11 @@ MAX_ID_BYTES = 1024
 """Maximum length of a message id, in bytes. A longer one is rejected if the publish has a reply subject."""
 ID_NAME = MESSAGE_ID.encode()
 _ID_BYTES = 144
-"""Measured memory of an id in addition to its own bytes: the object, its entries in the table and batch, and its offset."""
+"""Memory of a message id besides its bytes, in bytes. The value was measured."""
 _HEAD = struct.Struct("<qqI")
 _COUNTS = struct.Struct("<QQ")
 _BATCH_BYTES = 296
-"""Memory of a batch with ids in addition to the ids, in bytes."""
+"""Memory of a batch with message ids besides the ids, in bytes."""
 
 
 class Stored(NamedTuple):
@@ -59,7 +59,7 @@ class _Taken:
     offsets: Sequence[int] = ()
     size_bytes: int = 0
     before: dict[bytes, _Taken] | None = None
-    """Earlier offset of the same id, until this batch is committed."""
+    """Earlier entries of the same ids, until this batch is committed. None: there are none."""
 
 
 class RecentIds:
@@ -74,9 +74,9 @@ class RecentIds:
         self._now_ns = now_ns
         self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
         self.in_hand = self.share.beside()
-        """Memory of ids that the leader has accepted and that are not in the log yet, in bytes."""
+        """Memory of accepted message ids that are not in the log yet, in bytes."""
         self.forgotten = 0
-        """Ids that went before their time, for want of room, ever."""
+        """Number of message ids that were dropped early for lack of memory, since the start."""
         self.takes_shorter_window = False
         """True if ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
         self.begin(None)
@@ -103,7 +103,7 @@ class RecentIds:
 
     @property
     def last_id(self) -> bytes:
-        """Message id of the last record, b"" if it has none."""
+        """Message id of the last record. b"": it has none."""
         return self._tail[-1].last_id if self._tail else self._last_id
 
     @property
@@ -246,7 +246,7 @@ class RecentIds:
         return not self.is_blind(0)
 
     def hold_in_hand(self, ids: Iterable[bytes]) -> None:
-        """Note that a leader has accepted these ids."""
+        """Record that the leader has accepted these message ids."""
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
     def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
@@ -254,7 +254,7 @@ class RecentIds:
         self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
 
     def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
-        """Return why a leader must reject a batch with unknown ``ids`` at ``now_wall_ns``, '' if it may accept it."""
+        """Return why a leader must reject a batch with unknown ``ids``, or '' if it may accept the batch."""
         if not self.window_ns:
             return ""
         if self.is_blind(now_wall_ns):

@@ -101,7 +101,7 @@ class _Before:
         self._in_order += new
 
     def look_up(self, subject_filter: str) -> _FilterLookup | None:
-        """Look up the last offsets of a filter: in the log once, and here in what came since. None: the node has no time for it."""
+        """Return the last offsets for a filter, from the log and from this batch, or None if the lookup would take too long."""
         found = self._filters.get(subject_filter)
         new_count = len(self._in_order) - (found.seen_count if found is not None else 0)
         if found is None:
@@ -197,7 +197,7 @@ _UNDECIDED = Rejection(
 INGEST_OVERFLOW = "ingest_overflow"
 """Reason of publishes that were dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
-"""Headers of the batch, of the response that carries it and of NATS."""
+"""Maximum size of the headers of a batch, of its response and of NATS, in bytes."""
 _NOBODY = Numbering(0, 0, 0, None)
 
 
@@ -256,7 +256,7 @@ class Ingest:
         ``undecided`` messages wait for a negative ack.
         """
         self.heard = False
-        """The server knows of the subscription: a publish that is sent from now on arrives."""
+        """True if the NATS server has confirmed the subscription, so that new publishes arrive."""
         self._left = False
         """True if no more messages are accepted. Messages in flight are still stored."""
         self._raw: list[RawMessage] = []
@@ -284,7 +284,7 @@ class Ingest:
 
     @property
     def open(self) -> bool:
-        """True if publishes are taken."""
+        """True if publishes are accepted."""
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
@@ -363,7 +363,7 @@ class Ingest:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
-        """Unsubscribe, but store the messages that are on their way. ``stop`` or ``come_back`` must follow."""
+        """Unsubscribe, but store messages in flight. Call ``stop`` or ``come_back`` later."""
         if self._listener is not None:
             self._listener.leave()
             self._left = True
@@ -423,7 +423,7 @@ class Ingest:
             self._drain_soon()
 
     def _drain(self) -> None:
-        """Take everything that has arrived, in batches within the bounds."""
+        """Process all messages that have arrived, in batches within the limits."""
         self._drain_scheduled = False
         raw, size_bytes, batch_bytes = self._raw, self._raw_bytes, self._batch_bytes
         self._raw, self._raw_bytes = [], 0
@@ -616,7 +616,7 @@ class Ingest:
         return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
-        """Return whether some of the batch is already stored."""
+        """Return whether a part of a producer's batch is already stored."""
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
@@ -792,7 +792,7 @@ class Ingest:
         return True
 
     def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
-        """Return ``_repeats``, None for a producer's batch that is already stored."""
+        """Return ``_repeats``, or None for a producer's batch that is already stored."""
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
@@ -802,7 +802,7 @@ class Ingest:
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _refuse_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
-        """Refuse the messages at these indices, those with the same reason in a row at once."""
+        """Reject the messages at these indexes. Consecutive ones with the same reason are rejected together."""
         for why, run in groupby(unfit.items(), key=itemgetter(1)):
             indices = [index for index, _ in run]
             whole = len(indices) == len(columns.values)

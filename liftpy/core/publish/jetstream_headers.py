@@ -46,7 +46,7 @@ class Rejection(NamedTuple):
     reason: RejectReason
     detail: str
     jetstream: tuple[int, int] | None = None
-    """(code, err_code) for a JetStream client. None: those of the reason."""
+    """(code, err_code) for a JetStream client. None: the values of the reason."""
 
 
 def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
@@ -78,7 +78,7 @@ _THEN = {
     _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
     "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
 }
-"""Behind the expected sequences, of the stream and of a subject."""
+"""Checks after those of the expected sequences of stream and subject."""
 _JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, OF_SUBJECT, LAST_MSG_ID}
 _MAX_DIGITS = 19
 """Maximum number of digits of a sequence, which has 63 bits."""
@@ -88,8 +88,9 @@ class Expected(NamedTuple):
     """Conditions of a publish, without the last sequence."""
 
     sequence: int | None
-    """Expected last sequence of a subject. 0: it must have none. -1 (which no sequence is): the header is no number. None: no
-    condition.
+    """Expected last sequence of a subject. None: no condition.
+
+    0: the subject must have no record. -1: the header is no number, so no sequence matches.
     """
     subject: str
     """Subject or filter of the condition. '': the subject of the message."""
@@ -103,7 +104,7 @@ def asks(block: bytes) -> bool:
 
 
 def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | None:
-    """Return the rejection that applies before the sequence is checked, None if there is none."""
+    """Return the rejection that applies before the sequence is checked, or None."""
     given = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
     }  # of several the first counts
@@ -119,7 +120,7 @@ def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | 
 
 
 def _ttl_refused(value: bytes) -> Rejection | None:
-    """Check a TTL: ``never``, a Go duration, or whole seconds. 0 has no effect."""
+    """Check a TTL: ``never``, a Go duration, or whole seconds. Return a rejection or None. 0 has no effect."""
     if value == b"never":
         return _FIRST[_TTL]
     if value != b"0" and value.isdigit():
@@ -131,7 +132,7 @@ def _ttl_refused(value: bytes) -> Rejection | None:
 
 
 def why_not_then(headers: Headers) -> Rejection | None:
-    """Return the rejection that applies after the sequence was checked, None if there is none."""
+    """Return the rejection that applies after the sequence was checked, or None."""
     names = [name for name, value in headers if name.startswith(_PREFIX) and value]
     for name, unfit in _THEN.items():
         if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
@@ -142,7 +143,7 @@ def why_not_then(headers: Headers) -> Rejection | None:
 
 
 def expected_in(headers: Headers) -> Expected | None:
-    """Return the conditions of a publish besides the last sequence of the stream, None if it has none.
+    """Return the conditions of a publish besides the stream's last sequence, or None if it has none.
 
     The first of several counts.
     """
@@ -155,7 +156,7 @@ def expected_in(headers: Headers) -> Expected | None:
 
 
 def number_of(text: bytes) -> int:
-    """Return the sequence or offset in a header, -1 if it is not a number."""
+    """Return the sequence or offset in a header, or -1 if it is not a number."""
     return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
 
 
@@ -175,7 +176,7 @@ def asked_for(name: str) -> bool:
 
 
 def first_refused(names: Iterable[str]) -> str:
-    """Return the first of ``names`` that is a condition or a promise which a record in a published batch cannot have. '': none."""
+    """Return the first of ``names`` that a record in a published batch must not have, or ''."""
     return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
 
 

@@ -32,25 +32,25 @@ from liftpy.core.wire.subjects import literal_prefix, matcher
 from liftpy.errors import CorruptionError
 
 _ENTRY_BYTES = 96
-"""Measured memory of a subject in addition to its text: its entry in the table and its offset."""
+"""Memory of a subject besides its text, in bytes. The value was measured."""
 _BATCH_BYTES = 320
-"""Memory of a batch above HW in addition to its subjects, in bytes."""
+"""Memory of an uncommitted batch besides its subjects, in bytes."""
 _OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
 _COUNT = struct.Struct("<Q")
 MANY = 10_000
 """Number of subjects above which a filter is not looked up, because the lookup would stop the node for milliseconds."""
 _AFTER_DOT = chr(ord(".") + 1)
 _CHECK_BYTES = 64
-"""Number of bytes of a filter that cost one more check."""
+"""Number of bytes of a filter that count as one more check."""
 
 WAIT_NS = 4 * NS_PER_S
-"""The longest wait of a publish for the index: a JetStream client gives up after 5 s."""
+"""Maximum wait of a publish for the index, in nanoseconds. A JetStream client gives up after 5 s."""
 WAIT_BYTES = 1 << 20
-"""Memory of the publishes that wait for the index of one partition."""
+"""Maximum memory of publishes that wait for the index of one partition, in bytes."""
 WAIT_PUBLISHES = 1000
-"""Publishes that wait for the index of one partition, at most."""
+"""Maximum number of publishes that wait for the index of one partition."""
 _WAIT_OVERHEAD_BYTES = 400
-"""Memory of a waiting publish in addition to its parts, in bytes."""
+"""Memory of a waiting publish besides its parts, in bytes."""
 
 
 class _Waiting(NamedTuple):
@@ -91,7 +91,10 @@ class IndexWait:
         return True
 
     def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
-        """Check the publishes whose subject is now known, and those that waited too long. ``everything``: check all."""
+        """Check the publishes whose subject is known now, and those that waited too long.
+
+        ``everything``: check all waiting publishes.
+        """
         if self._waiting:
             now_ns = self._now_ns()
             self._judge(
@@ -147,7 +150,7 @@ class LastOfSubjects:
         self._log_start_offset = log_start_offset
         self._read_on = read_on
         self.wanted = False
-        """True if a publisher has asked for the last offset of a subject, or the log shows that one did."""
+        """True if a publisher has needed the last offset of a subject, now or earlier in the log."""
         self._full_until: int | None = None
         """Log start above which the index is tried again. It exceeded its memory limit before."""
         self._wants_bytes = 0
@@ -169,7 +172,7 @@ class LastOfSubjects:
         self._high_watermark = -1
         self._began_at = offset
         self.low = offset
-        """Inclusive: everything from there on is known. None: nothing is."""
+        """Offset from which all records are in the index, inclusive. None: no record is."""
         self.share.hold(0)
 
     @property
@@ -322,7 +325,7 @@ class LastOfSubjects:
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, subject: str) -> int | None:
-        """Return the offset of the last record of ``subject``. -1: it has none. None: not known yet."""
+        """Return the offset of the last record of ``subject``. -1: it has no record. None: not known yet."""
         offset = self._over.get(subject)
         if offset is None:
             offset = self._kept.get(subject)

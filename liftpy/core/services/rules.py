@@ -35,7 +35,7 @@ CALLBACKS = (
     "on_version",
     "take_snapshot",
 )
-"""Callbacks. None of them is awaited, except ``on_effect`` if it is a coroutine."""
+"""Names of the callbacks of a service. Only ``on_effect`` may be a coroutine."""
 DIGEST_SIZE_BYTES = 16
 NO_PARAMETERS = bytes(DIGEST_SIZE_BYTES)
 """Parameter digest of services without parameters."""
@@ -43,7 +43,7 @@ MAX_PARAMETERS_BYTES = 64 * 1024
 
 
 def check_class(service: type[Service]) -> None:
-    """Raise ConfigError for a class that can't run."""
+    """Raise ConfigError if the class breaks a rule for services."""
     for name in CALLBACKS:
         if is_asynchronous(getattr(service, name)):
             raise ConfigError(

@@ -45,7 +45,7 @@ class DivergedError(LiftError):
 
 
 class Surroundings(Protocol):
-    """The framework as the service sees it."""
+    """Interface of the framework to a service."""
 
     now_ns: int
     role: Role
@@ -62,7 +62,7 @@ class Surroundings(Protocol):
         """Schedule an effect outside the state machine."""
 
     def offer(self, value: bytes, key: bytes | None) -> None:
-        """Append a record to the input."""
+        """Append a record to the input of the service."""
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at a log time."""
@@ -114,7 +114,7 @@ class Service:
     """
 
     surroundings: Surroundings
-    """The framework. It is set before ``on_start``."""
+    """Framework interface of the instance. It is set before ``on_start``."""
 
     # ---- to be extended ------------------------------------------------------------------------------------------------
     def on_start(self, snapshot: bytes | None) -> None:

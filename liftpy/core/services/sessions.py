@@ -45,7 +45,7 @@ from liftpy.errors import InvalidNameError
 
 MAX_SERVICES = 16
 STOPPED, FAILED, DIVERGED, SILENT = "stopped", "failed", "diverged", "silent"
-"""End of a service: stopped on request, failed with an error, state differs from others, or silent without a goodbye."""
+"""How a service ended: on request, with an error, with a state that differs, or without a last message."""
 _ENDINGS = {pb.ServiceHello.FAILED: FAILED, pb.ServiceHello.DIVERGED: DIVERGED}
 _IN_WORDS = {
     STOPPED: "it was stopped",
@@ -60,8 +60,10 @@ _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """Current state of the replica. ``high_watermark``: inclusive. ``log_end_offset``: exclusive. ``leads``: True if it leads
-    with a lease and all records of earlier epochs are committed.
+    """Current state of the replica, for its services.
+
+    ``high_watermark``: inclusive. ``log_end_offset``: exclusive. ``leads``: True if it leads with a lease and all records of
+    earlier epochs are committed.
     """
 
     leads: bool
@@ -73,14 +75,14 @@ class ReplicaView:
     epoch_start_offset: int = 0
     """First offset of the epoch in which the replica leads."""
     turn: int = 0
-    """Place of this node among the replicas that do not lead, from 1. 0: it leads."""
+    """Place of this node among the replicas that do not lead, from 1. 0: this node leads."""
     is_retry: bool = False
-    """The election has passed over another candidate."""
+    """True if the election has passed over another candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send ``message`` to a service's inbox."""
+    """Effect: send ``message`` to the inbox of a service."""
 
     inbox: str
     message: pb.JoinLog | pb.ServiceRefusal
@@ -88,7 +90,10 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The services that a promotion waits for have replayed up to ``position`` (exclusive). ``finished``: that is far enough."""
+    """Effect: the services that a promotion waits for have replayed up to ``position`` (exclusive).
+
+    ``finished``: True if the promotion may continue.
+    """
 
     position: int
     finished: bool
@@ -136,34 +141,36 @@ class _ServiceSession:
     has_caught_up: bool = False
     """True if a service of this name has caught up since it first registered. A promotion waits for it."""
     excused: bool = False
-    """True if it made a promotion time out and has not caught up since."""
+    """True if the service made a promotion time out and has not caught up since."""
     failing: bool = False
-    """True if it is blocked at a record that it cannot apply."""
+    """True if the service is blocked at a record that it cannot apply."""
     snapshot_position: int = 0
-    """Position of its newest snapshot from which a replay can begin. 0: none."""
+    """Position of the newest snapshot from which a replay can start. 0: none."""
     snapshots_wanted: int = 0
     life: int = 0
     digests: dict[int, bytes] = field(default_factory=dict)
-    """Position -> digest of its newest snapshots, from its last report."""
+    """Position -> digest of the service's newest snapshots, by its last report."""
     version: int = 0
     active_version: int = 0
     lowest_version: int = 0
     """Lowest version that the code in the hosts of all replicas supports. 0: not known for all."""
     fetching: bool = False
-    """True while it searches for a snapshot of another node's service."""
+    """True while the service searches for a snapshot of another node."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
     """Snapshots on which the sidecars of the other nodes agree."""
     fetched_bytes: int = 0
     given_bytes: int = 0
     figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
-    """Description of how its state differs from the services of other nodes."""
+    """Difference between the service's state and that of other nodes, as text. '': none is known."""
 
 
 @dataclass(slots=True)
 class _Gone:
-    """A service that has ended. ``failed_at``: record at which it failed, -1: none. ``snapshot_position``: position of its
-    newest snapshot. ``ending``: stopped, failed, diverged or silent.
+    """A service that has ended.
+
+    ``failed_at``: offset of the record at which it failed, -1 means none. ``snapshot_position``: position of its newest
+    snapshot. ``ending``: stopped, failed, diverged or silent.
     """
 
     failed_at: int
@@ -176,23 +183,23 @@ class _Gone:
 
     @property
     def reason(self) -> str:
-        """Reason in words, never ''."""
+        """Reason of the end, as text. It is never ''."""
         return self.problem or _IN_WORDS[self.ending]
 
 
 @dataclass(slots=True)
 class _Gate:
-    """A waiting promotion. ``names``: services that were registered at its start."""
+    """A promotion that waits for services. ``names``: services that were registered at its start."""
 
     leader_epoch: int
     stop_position: int
     names: frozenset[str]
     ends_ns: int
-    """Time after which the promotion no longer waits for slow services."""
+    """Monotonic time until which the promotion waits for slow services."""
     began: dict[str, int]
-    """Position of each when it began."""
+    """Service -> its position when the promotion started."""
     may_fail: bool
-    """True if a service that hangs fails it."""
+    """True if a service that hangs makes the promotion fail."""
     position: int = field(default=-1)
     """Position of the slowest service, from its last report."""
 
@@ -215,7 +222,7 @@ class ServiceSessions:
         compacted: bool = False,
         shown_ns: int = 24 * 3600 * NS_PER_S,
     ) -> None:
-        """``shown_ns``: for how long ``ended`` names a service."""
+        """Create the sessions. ``shown_ns``: time for which ``ended`` shows a service."""
         self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
         self._next_ack_id = first_ack_id
         self._session_ns = session_ns
@@ -225,10 +232,10 @@ class ServiceSessions:
         self._shown_ns = shown_ns
         self._sessions: dict[str, _ServiceSession] = {}
         self._gone: dict[str, _Gone] = {}
-        """Services that were registered and are not."""
+        """Services that were registered and have ended."""
         self._gate: _Gate | None = None
         self._failed_one = False
-        """True if services let the last promotion here that waited for some fail."""
+        """True if services made the last waiting promotion on this node fail."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -267,7 +274,7 @@ class ServiceSessions:
         return [self._join_log(session, view), *self._gate_moved()]
 
     def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
-        """Note that a service has connected, or has reached its stop."""
+        """Record that a service has its role, or has reached its stop position."""
         session = self._sessions.get(ack.service)
         order = session.order if session is not None else None
         if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
@@ -320,7 +327,7 @@ class ServiceSessions:
             session.excused, session.has_caught_up = False, True
 
     def expire(self, now_ns: int) -> list[Ended]:
-        """Forget services without heartbeats. A promotion that waits for one of them fails."""
+        """Remove services without heartbeats. A promotion that waits for one of them fails."""
         late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
         return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
 
@@ -352,8 +359,9 @@ class ServiceSessions:
         return session.instance, session.failing, session.life, session.version, session.digests
 
     def held_from(self) -> int | None:
-        """Return the offset from which the log is needed (inclusive) to replay the slowest service, including one that has
-        ended. None: no service.
+        """Return the first offset (inclusive) that the slowest service needs, or None without services.
+
+        Ended services count.
         """
         here = [session.snapshot_position for session in self._sessions.values()]
         return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
@@ -386,7 +394,7 @@ class ServiceSessions:
             self._sessions[service].lowest_version = version
 
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
-        """Note the comparison of its state with other nodes, None for no difference."""
+        """Record the comparison of a service's state with other nodes. None: no difference."""
         session = self._sessions.get(service)
         if session is None:
             return []
@@ -405,7 +413,7 @@ class ServiceSessions:
 
     # ---- what the replica does ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """Begin the replay of a candidate: its services replay, too. The answer is Replayed, at once without services."""
+        """Start the replay of a candidate's services. The result is Replayed, at once without services."""
         stop_position = view.high_watermark + 1
         names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))
         began = {name: self._sessions[name].position for name in names}
@@ -416,7 +424,7 @@ class ServiceSessions:
 
     @property
     def waits_until_ns(self) -> int | None:
-        """Time at which to call ``lose_patience``, None if no promotion waits."""
+        """Monotonic time for calling ``lose_patience``, or None if no promotion waits."""
         return self._gate.ends_ns if self._gate is not None else None
 
     def lose_patience(self, now_ns: int) -> list[Effect]:
@@ -443,7 +451,7 @@ class ServiceSessions:
         return session is not None and session.replayed_epoch == gate.leader_epoch
 
     def role_changed(self, view: ReplicaView) -> list[Effect]:
-        """Note that the replica has another role or phase."""
+        """Give new orders to the services, because the replica has another role or phase."""
         gate = self._gate
         if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
             self._gate, self._failed_one = None, True
@@ -528,8 +536,7 @@ class ServiceSessions:
         )
 
     def report(self, high_watermark: int) -> list[dict[str, object]]:
-        """Return values for the status: ``position`` and ``lag`` in records, ``output_backlog`` in outputs, ``since_*_s`` (None
-        if it never happened), and what a promotion waits for."""
+        """Return the state of the services, for the status. ``since_*_s`` is None if it never happened."""
         waiting = self._gate.names if self._gate is not None else frozenset()
         return [
             {
@@ -628,12 +635,12 @@ REST_S = 60.0
 _BELIEVED_S = 4.0
 """Time for which a report is valid, in seconds."""
 MAX_REPORTED = 16
-"""Services in one report, and nodes that are remembered."""
+"""Maximum number of services in one report, and of nodes that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wellbeing:
-    """State of one service on one node. ``position``: next offset. ``well``: it is registered and does not fail."""
+    """State of one service on one node. ``position``: next offset. ``well``: True if it is registered and does not fail."""
 
     position: int
     well: bool
@@ -647,7 +654,7 @@ class _NodeReport:
 
 @dataclass(slots=True)
 class Wellness:
-    """Knowledge of one replica about the services on all nodes.
+    """State of the services on all nodes, as one replica knows it.
 
     Times are monotonic ns. ``grace_ns``: allowed time of a failure.
     """
@@ -658,7 +665,7 @@ class Wellness:
     _stays_until_ns: int = 0
 
     def heard(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
-        """Note the state of the services on ``node``."""
+        """Record the state of the services on ``node``."""
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:
             self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)
@@ -670,7 +677,7 @@ class Wellness:
 
     @property
     def anybody_is_ill(self) -> bool:
-        """True if a service was failing at the last ``look``."""
+        """True if a service was failing at the last call of ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
@@ -691,7 +698,7 @@ class Wellness:
         return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
 
     def toward(self, own: Mapping[str, Wellbeing], members: Iterable[str], now_ns: int) -> tuple[str, str]:
-        """Return the node that should get the leadership and why, ('', '') for none. ``members``: ISR without this node."""
+        """Return the node that should get the leadership and the reason, or ('', ''). ``members``: ISR without this node."""
         ill = self.look(own, now_ns)
         if not ill or now_ns < self._stays_until_ns:
             return "", ""

@@ -51,7 +51,7 @@ HEADER_SIZE_BYTES = _HEAD.size + _FIELDS_3.size
 
 
 class Section(IntEnum):
-    """Optional parts of a snapshot. They are present only if the service uses the feature."""
+    """Optional part of a snapshot. It exists only if the service uses the feature."""
 
     PARAMETERS = 1
     """Digest of the arguments of the service."""
@@ -65,7 +65,7 @@ class Section(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Owner of a snapshot: a service over one partition of a stream.
+    """Owner of a snapshot: the service, and the partition that it reads.
 
     Args:
         service: Name of the service.
@@ -117,10 +117,10 @@ class Snapshot:
     skips: tuple[Unit, ...] = ()
     sections: tuple[tuple[Section, bytes], ...] = ()
     make: Callable[[], bytes] | None = None
-    """Function that makes ``state``, which is empty until then. None: ``state`` is complete."""
+    """Function that returns ``state``, which is empty until then. None: ``state`` is complete."""
 
     def section(self, kind: Section) -> bytes:
-        """Return the bytes of a section. b"": there is none.
+        """Return the bytes of a section, or b"" if it is missing.
 
         Args:
             kind: Kind of the section.
@@ -310,7 +310,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRange:
-    """Positions of use, both ends inclusive, and how large a file may be."""
+    """Range of useful snapshot positions, both inclusive, and the maximum size of a snapshot file."""
 
     lowest: int
     highest: int
@@ -319,15 +319,15 @@ class SnapshotRange:
 
 @dataclass(slots=True)
 class PeerSearch:
-    """State of the search for a snapshot. ``barred``: digests of useless snapshots."""
+    """State of a search for a snapshot on other nodes. ``barred``: digests of snapshots that are useless."""
 
     barred: frozenset[bytes] = frozenset()
     _offers: dict[str, tuple[Offer, ...]] = field(default_factory=dict)
     _agreed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    """Position -> digest and nodes that have it, from the last reports."""
+    """Position -> (digest, number of nodes that have it), from the last reports."""
     _failed: set[Offer] = field(default_factory=set)
     _lies: set[tuple[str, bytes]] = field(default_factory=set)
-    """Node and digest: its bytes were others."""
+    """(node, digest) of downloads whose bytes did not match the digest."""
     _said: dict[str, str] = field(default_factory=dict)
 
     def agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
@@ -346,7 +346,7 @@ class PeerSearch:
         self._said[node] = what[:_SAID_BYTES]
 
     def best(self, reach: SnapshotRange) -> Offer | None:
-        """Return the best offer, None if none is usable."""
+        """Return the best offer, or None if no offer is usable."""
         found = [offer for offers in self._offers.values() for offer in offers if self._will_do(offer, reach)]
         return max(found, key=self._rank, default=None)
 
@@ -399,13 +399,16 @@ MAX_POSITIONS = 16
 """Maximum number of positions kept for each service of each node."""
 MAX_NODES = 16
 BEGINNING = 0
-"""The position at which the digest is of the service's parameters."""
+"""Position before all records. Its digest is that of the service's parameters."""
 DIGEST_SIZE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A different snapshot at ``position``. ``nodes``: nodes with the other one. ``diverged``: this one is in the minority."""
+    """Different snapshots of a service at ``position``.
+
+    ``nodes``: nodes with a different snapshot. ``diverged``: True if this node is in the minority.
+    """
 
     position: int
     nodes: tuple[str, ...]
@@ -423,7 +426,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Agreement:
-    """Known snapshots of one service."""
+    """Digests of the snapshots of one service on all nodes."""
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
@@ -443,7 +446,7 @@ class Agreement:
         }
 
     def difference(self, own: str) -> Difference | None:
-        """Return the first position at which ``own``'s snapshot differs from others', None: at none that is known."""
+        """Return the first position at which the snapshot of ``own`` differs from other nodes, or None."""
         undecided = None
         for position, digest in self._told.get(own, {}).items():
             said = {node: digests[position] for node, digests in self._told.items() if position in digests}

@@ -28,7 +28,7 @@ from liftpy.core.wire.headers import SERVICE_VERSION, Pairs
 from liftpy.errors import ConfigError, LiftError
 
 FIRST = 1
-"""The version at the beginning of a log."""
+"""Active version at the start of a log."""
 MAX_VERSION = 1 << 31
 _BELIEVED_S = 4.0
 _MAX_TOLD = 256
@@ -36,7 +36,7 @@ _ACTIVE = struct.Struct("<I")
 
 
 class VersionError(ConfigError):
-    """The code of the service is too old or too new for its log. Start another version of the service."""
+    """Raised if the code of a service does not support the version of its log. Start another version of the service."""
 
     code = "SERVICE_VERSION"
 
@@ -55,7 +55,7 @@ class VersionDecision:
 
 
 def decided_version(record: Record, service: str) -> int | None:
-    """Return the version that ``record`` activates for ``service``, None if it is no valid decision."""
+    """Return the version that ``record`` activates for ``service``, or None if the record is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_VERSION:
             continue
@@ -76,7 +76,7 @@ def follows(version: int, active: int, offset: int) -> bool:
 
 
 def check_code(code: int, active: int, position: int) -> None:
-    """Raise VersionError unless code of version ``code`` can go on at ``position``, where ``active`` is."""
+    """Raise VersionError if code of version ``code`` cannot continue at ``position``. ``active``: active version there."""
     if code < active:
         raise VersionError(
             f"Records before offset {position} need version {active} of the service, but this is version {code}. "
@@ -112,7 +112,7 @@ class CodeVersions:
     """Versions that the service code on all nodes supports, as one sidecar knows them. Times are monotonic ns."""
 
     _told: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """(Service, node) -> (version, when)."""
+    """(service, node) -> (version of its code, monotonic time of the report)."""
 
     def told(self, service: str, node: str, version: int, now_ns: int) -> None:
         """Note that the code on ``node`` supports ``version``."""
@@ -122,6 +122,6 @@ class CodeVersions:
             self._told[service, node] = (version, now_ns)
 
     def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:
-        """Return the version that the code on all ``nodes`` supports, 0 if one is unknown."""
+        """Return the version that the code on all ``nodes`` supports, or 0 if one is unknown."""
         found = [self._told.get((service, node), (0, 0)) for node in nodes]
         return min((version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in found), default=0)
