@@ -210,7 +210,7 @@ class SessionTimes:
         return max(self.lease_ms, self.lease_before_ms) * NS_PER_MS
 
     def changed(self, session_ms: int, lease_ms: int) -> SessionTimes:
-        """Return the times after a change.
+        """Return the session times after a change to ``session_ms`` and ``lease_ms``.
 
         Args:
             session_ms: New session time in milliseconds.

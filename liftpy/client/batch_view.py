@@ -18,7 +18,7 @@ from liftpy.core.wire.batch import Record, RecordBatch
 
 
 def one_by_one(pieces: list[BatchSlice]) -> Iterator[BatchSlice]:
-    """Iterate over ``pieces`` and empty the list, so that decompressed slices are freed one by one."""
+    """Iterate over ``pieces`` and empty the list. Each decompressed slice can be freed after its use."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()

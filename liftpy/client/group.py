@@ -40,13 +40,13 @@ from liftpy.nats.cancellation import end_tasks
 logger = logging.getLogger("liftpy.client")
 
 _AGAIN_S = 0.25
-"""Between two tries of what could not be committed or read."""
+"""Time between two attempts to commit or read, in seconds."""
 _ANSWER_S = 2.0
 _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1
 """Shortest time between two automatic commits."""
 _STREAMS_S = 30.0
-"""Interval at which a member lists streams and partitions. It lists them at once if one of them is gone."""
+"""Interval at which a member lists streams and partitions, in seconds. After a deleted one, it lists them at once."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 

@@ -122,7 +122,7 @@ class MessageIds:
         self._numbers = itertools.count()
 
     def next(self) -> bytes:
-        """Return a new id."""
+        """Return a new message id."""
         return self._form % next(self._numbers)
 
 

@@ -151,7 +151,7 @@ class PartitionQueue:
         self.resume_at = 0.0
         """Time before which the queue sends nothing."""
         self._probing_until = 0.0
-        """Time until which one batch is in flight at a time, with short timeouts. 0: not probing."""
+        """Time until which only one batch is in flight, with a short timeout. 0: no such limit."""
         self._quota_until = 0.0
         """A quota lets it in then."""
         self.sent_again = 0
@@ -187,7 +187,10 @@ class PartitionQueue:
 
     @property
     def unanswered(self) -> tuple[int, RollingDigest | None]:
-        """Sequence of the first unanswered record, and the digest of those before it (None: unknown)."""
+        """Sequence of the first unanswered record, and digest of all earlier records.
+
+        The digest is None if it is unknown.
+        """
         first = self.first_unanswered
         return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
 

@@ -293,9 +293,9 @@ class SenderContext:
     """Inbox for the answers."""
     options: ProducerOptions
     failed: Callable[[LiftError], None]
-    """Told of what ends the producer."""
+    """Callback with the error that ends the producer."""
     left: Callable[[int, int], None]
-    """Told how many bytes and records are answered."""
+    """Callback with the number of bytes and records that were answered."""
 
 
 class PartitionSender:
@@ -346,7 +346,7 @@ class PartitionSender:
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
 
     async def _begin_again(self) -> None:
-        """The leader that gave the epoch is gone, and nothing of it is in the log."""
+        """Request a new epoch, because the leader that gave the old one has failed and the log has no record of it."""
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))

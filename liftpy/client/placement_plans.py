@@ -38,7 +38,7 @@ class PlacementOptions:
     allow_offline: bool = False
     """True if the assignment may name nodes that are not live."""
     later_policy: str = ""
-    """For a new stream with an assignment: the policy for partitions that are added later. '': they need an assignment, too."""
+    """Placement policy for partitions that are added later to a stream with an assignment. '': they need an assignment."""
 
     def lists(self) -> list[cluster_pb2.ReplicaList]:
         """Return the assignment in the form of the request."""

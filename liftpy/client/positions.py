@@ -140,7 +140,7 @@ class Bounds:
 
     @property
     def end_offset(self) -> int:
-        """Offset of the next record to be committed: the exclusive end of what is readable now."""
+        """Exclusive end of the readable records: the offset of the next record to be committed."""
         return max(self.high_watermark + 1, self.log_start_offset)
 
 

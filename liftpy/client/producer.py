@@ -790,7 +790,7 @@ def _sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | Non
 
 
 def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) -> int:
-    """Exclusive end of what is taken at a time from ``start`` on: at least one record."""
+    """Return the exclusive end of the next chunk from ``start`` on. A chunk has at least one record."""
     before = ends[start - 1] if start else 0
     end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
     return max(end, start + 1)

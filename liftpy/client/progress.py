@@ -41,7 +41,7 @@ from liftpy.errors import (
 MAX_DECOMPRESSED_BYTES = MAX_BATCH_BYTES
 """Maximum decompressed size of the batches taken from one answer, in bytes. One batch is always taken."""
 _MOST_BEHIND = 8
-"""Answers in a row that know of a lower HW than the greatest seen, until that one is no longer believed: no replica has it."""
+"""Number of consecutive answers with a lower HW after which the reader no longer trusts the highest HW that it has seen."""
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
 FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMissedError)
@@ -114,7 +114,7 @@ class ReadProgress:
     compacted_end: int = field(init=False, default=0)
     """Greatest compacted offset that an answer has named, exclusive. When everything below is read, no key is missing."""
     tombstones: tuple[str, int] | None = None
-    """The node that answered last, and the offset below which tombstones may be gone from its log. None: none has answered."""
+    """(node, offset below which its log may lack tombstones) of the last answer. None: no node has answered."""
     refuses_missed_tombstones: bool = False
     """True if ``accept`` raises TombstonesMissedError, as it does with ``moves_end``."""
     missed_tombstones: bool = field(init=False, default=False)

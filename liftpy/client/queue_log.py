@@ -84,7 +84,7 @@ class QueueLog:
         self.bounds: Bounds | None = None
         """Bounds of the partition in the last answer. None: never asked."""
         self.end_offset = -1
-        """Exclusive: what is committed, as far as it is known here."""
+        """Exclusive end of the committed records, as far as this client knows. -1: unknown."""
         self.granted_below = 0
         """Exclusive: the highest offset that this worker was granted."""
         self._read_below = -1

@@ -261,7 +261,7 @@ class Feeder:
         return self._machine.position - 1 if self._verifying else self._machine.position
 
     def _held(self) -> bool:
-        """Return whether nothing may be applied now: the stop is reached, or a LEADER's outputs have to leave first."""
+        """Return whether no record may be applied now, because the stop is reached or a LEADER's outputs are unwritten."""
         if self._stop_position is not None and self._machine.position >= self._stop_position:
             return True
         if self._machine.waits_for_outputs and self._emitter is not None:

@@ -80,7 +80,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """Result of a task. ``run``: id of the query, the writeId or ''. ``number``: of the micro-batch. ``part``: of the task."""
+    """Result of a Spark task that writes to a stream.
+
+    ``run``: id of the query, the writeId or ''. ``number``: number of the micro-batch. ``part``: number of the task.
+    """
 
     run: str
     number: int

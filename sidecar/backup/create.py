@@ -412,7 +412,7 @@ class _PartitionTaking:
         self._compacted_end = 0
         """Exclusive: where the compaction of any replica that was asked had looked."""
         self._deletes_end: int | None = None
-        """Exclusive: tombstones below it were gone from all logs of which something was read, or is kept. None: nothing is."""
+        """Offset below which some read or stored log had already dropped tombstones, exclusive. None: no log was read."""
         self._answered = ""
         """The node that answered last. Empty: none has."""
         self._last_deletes_end = 0
@@ -596,7 +596,7 @@ class _TakenAwayError(Exception):
 
 
 class _DeletesGoneError(Exception):
-    """Unread delete markers are gone, so records that were read before may be deleted."""
+    """Raised if a log has dropped delete markers that were not read. Records that were read may be deleted."""
 
 
 class _PieceWriter:

@@ -119,9 +119,9 @@ _AT_ONCE = 16
 
 
 async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
-    """Set the positions of groups and cursors for restored streams (``uids``: name -> new uid).
+    """Set the positions of groups and cursors for restored streams.
 
-    Return group or cursor -> '' or why it failed.
+    ``uids``: stream name -> new uid. Return the name of each group or cursor -> '' or the reason of a failure.
     """
     was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
     wanted = {
@@ -161,7 +161,7 @@ async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[st
 
 
 async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
-    """Set the positions of one group or cursor. Return '' or why it failed. It may be repeated safely."""
+    """Set the positions of one group or cursor. Return '' or the reason of a failure. The call may be repeated."""
     give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:
@@ -380,7 +380,7 @@ class Restored:
 
 
 Tell = Callable[[str, str, int, int], None]
-"""Called with a step, what it counts ('': nothing), how many are done, and how many there are."""
+"""Callback with a step, the unit that it counts ('' for none), the number of finished units, and the total."""
 _WORDS = {
     "look": "looking at the cluster",
     "stage": "reading the backup",
@@ -394,7 +394,7 @@ _WORDS = {
     "remove": "removing the helper node",
     "cursors": "setting groups and cursors",
 }
-"""Step -> what it does, for people."""
+"""Step of a restore -> its description for people."""
 
 
 class Restore:
@@ -429,7 +429,7 @@ class Restore:
         self._scratch: Path | None = None
         self._registered = False
         self._open: set[str] = set()
-        """Streams that take publishes: they stay, whatever fails."""
+        """Names of restored streams that accept publishes. They stay even if the restore fails."""
 
     async def run(self, *, keep_closed: bool = False) -> Restored:
         """Do it. ``keep_closed``: leave the streams read-only and the helper as their replica, until ``undo``."""
@@ -507,7 +507,7 @@ class Restore:
 
     # ---- before anything is changed --------------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
-        """Reject existing streams, and remove those of an unfinished restore, and the helpers of restores that were killed."""
+        """Reject existing streams. Remove streams of unfinished restores and helpers of killed restores."""
         unfinished: set[str] = set()
         for one in self._streams:
             held = image.streams.get(one.wish.into)

@@ -39,7 +39,7 @@ def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
 
 
 class Acks:
-    """Counts acks, and times those of stamped messages, in a stream of bytes with any boundaries."""
+    """Counts the acks in a stream of bytes, and measures the latency of stamped messages."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -178,7 +178,7 @@ class LiftbridgeCluster:
 
     @property
     def pids(self) -> list[int]:
-        """nats-servers and Liftbridge's that still run."""
+        """Return the process ids of the running nats-servers and Liftbridge servers."""
         return [*self._nats.pids, *(one.pid for one in self._processes.values() if one.poll() is None)]
 
     def __enter__(self) -> Self:

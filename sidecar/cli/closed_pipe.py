@@ -13,7 +13,7 @@ _LOOK_S = 0.2
 
 
 async def reader_gone(output: TextIO) -> None:
-    """Raise BrokenPipeError when the reader of a pipe is gone, even without a write. Otherwise run forever."""
+    """Raise BrokenPipeError when the reader of a pipe has closed it. Otherwise run forever."""
     import asyncio  # not with this module: a probe has no time for it
 
     watched = select.poll()

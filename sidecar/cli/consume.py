@@ -394,7 +394,7 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
 
 
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
-    """Run ``doing`` until the reader of the output is gone. ``ending_s``: time for a clean end after that."""
+    """Run ``doing`` until the reader of the output has closed it. ``ending_s``: time for a clean end after that, in seconds."""
     working = attended(doing)
     watching = attended(reader_gone(sys.stdout))
     try:

@@ -203,7 +203,7 @@ async def _ended(client: Client, timeout_s: float) -> None:
 
 
 def _under_way(state: ClusterState) -> str:
-    """Return the running change and what it waits for, for people. '' for none."""
+    """Return the running change of the controllers and what it waits for, as text. '' means that there is no change."""
     now = state.image.controllers
     if not (now.learner or now.leaving):
         return ""

@@ -15,7 +15,7 @@ class ConnectionOption(click.Option):
 
 
 class SharedOption(ConnectionOption):
-    """A connection option of every command that asks a cluster. It may stand before the command, and ``liftpy --help`` describes it."""
+    """Connection option of every command that uses a cluster. It is also allowed before the command."""
 
 
 SHARED_OPTIONS = {

@@ -121,7 +121,7 @@ class DevNode:
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
-        """Send a signal without waiting.
+        """Send a signal to the node. The call does not wait for its effect.
 
         SIGSTOP and SIGCONT go to all processes of the node, other signals to the first one.
         """

@@ -114,7 +114,7 @@ async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None
 
 
 async def _look(client: Client, nodes: list[str], at: Positions) -> None:
-    """Ask leader and replicas for their positions. Those without an answer keep the last one."""
+    """Ask the leader and the replicas for their positions. A replica without an answer keeps its last position."""
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
         at.committed, at.leader = bounds.high_watermark + 1, bounds.leader

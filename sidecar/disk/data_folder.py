@@ -160,7 +160,7 @@ class DataFolder:
             return
 
     def _is_orphaned(self) -> bool:
-        """Return whether the process that took the lock is gone. Then only its workers hold it, and they end, too."""
+        """Return whether the process that took the lock has ended. Then only its workers hold the lock, and they end soon."""
         try:
             os.kill(int(os.pread(self.lock, 32, 0)), 0)
         except (ProcessLookupError, ValueError, OverflowError):
@@ -231,7 +231,7 @@ class DataFolder:
         return self.storage(self.partition_path(key))
 
     def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """Open the journal of promises, rewritten with those of earlier workers, whose journals are then removed.
+        """Open the journal of promises. Merge the journals of earlier workers into it, and remove them.
 
         Raises StorageError, UnknownFormatError.
         """
@@ -248,7 +248,7 @@ class DataFolder:
         return journal
 
     def open_own_promises(self, share: WorkerShare, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """Open a worker's own journal with the node's promises of its share, after ``open_promises`` of the node.
+        """Open the journal of a worker with the promises for its partitions. Call ``open_promises`` of the node first.
 
         Raises StorageError, UnknownFormatError.
         """

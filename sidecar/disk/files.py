@@ -230,7 +230,7 @@ class DiskFile:
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
-        """Write the rest of the file again in place, so that its pages are dirty whatever an earlier flush reported."""
+        """Write the rest of the file again in place. Its pages are then dirty again after a failed flush."""
         with _storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND pwrite would append
             try:
@@ -393,7 +393,7 @@ class FolderStorage:
         self.folder = folder
         self._maps = maps if maps is not None else OpenMaps()
         self._changes = 1
-        """Number of changes of file names, plus one for those of an earlier process."""
+        """Number of changes of file names. It starts at 1, because an earlier process may have left unflushed changes."""
         self._flushed_changes = 0
         if folders is None:
             make_folder(folder)

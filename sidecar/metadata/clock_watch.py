@@ -55,7 +55,10 @@ class ClockWatch:
         self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
 
     def time_of_age_ns(self) -> int:
-        """Wall time for the age of records. 0 while the clock is in doubt: nothing is too old then."""
+        """Wall time for computing the age of records, in nanoseconds.
+
+        While the clock is in doubt, it is 0. Then no record is too old.
+        """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         came_to = self._looked(wall_ns, now_ns)
         self._counters[HELD_BACK] += came_to == NO_AGE_NS

@@ -26,7 +26,7 @@ from sidecar.transport.credentials import Keys
 logger = logging.getLogger("liftpy.jetstream")
 
 AT_ONCE = 64
-"""Requests that are answered side by side; those beyond are refused."""
+"""Maximum number of requests that are answered at a time. Further requests are rejected."""
 _AGAIN_S = 1.0
 _BUSY = JsRefusal(429, 10167, "too many requests")
 _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")

@@ -321,7 +321,7 @@ class Node:
         membership.start()  # now: opening the logs may take longer than a session
 
     async def _open_partitions(self) -> None:
-        """Build what serves the partitions, and open those of the image."""
+        """Create the objects that serve partitions, and open the partitions of the image."""
         folder, group, promises = begun(self._folder), begun(self.group), begun(self._promises)
         self._build(begun(self._links), group, folder, begun(self._identity), promises)
         LOGS.facts["incarnation"] = self.incarnation
@@ -383,7 +383,7 @@ class Node:
         self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
-        """Return the signs for the health checks."""
+        """Collect the facts about this node that the health checks need."""
         workers = list(self.partitions) if self.partitions is not None else []
         return Signs(
             failure=str(self._failure or ""),

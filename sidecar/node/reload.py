@@ -44,7 +44,7 @@ LIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Names of changed settings: ``applied`` now, and those that ``wait`` for a restart."""
+    """Names of changed settings. ``applied``: they apply now. ``wait``: they apply after a restart."""
 
     applied: tuple[str, ...]
     wait: tuple[str, ...]
@@ -87,7 +87,7 @@ class LiveParts:
 
 Parts = Callable[[], LiveParts]
 Prove = Callable[[Credentials], Awaitable[None]]
-"""Raises ConfigError where a node can't go on with credentials."""
+"""Function that checks new credentials. It raises ConfigError if the node cannot continue with them."""
 
 
 class Reloading:

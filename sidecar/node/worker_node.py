@@ -237,7 +237,7 @@ class WorkerNode(Node):
             self._channel.send(FrameKind.FATAL, 0, json.dumps(said).encode())
 
     def repair(self, reason: str) -> None:
-        """The node stops, and comes back."""
+        """Restart the node for the given reason."""
         is_news = self._failure is None and not self._repairs
         super().repair(reason)
         if is_news:

@@ -52,7 +52,7 @@ def momentary(error: BaseException | None) -> bool:
 
 
 def count_restart(before: int, ran_s: float) -> int:
-    """Return the number of restarts in a row. ``before``: those before this one."""
+    """Return the number of consecutive restarts. ``before``: the number before this restart."""
     return 1 if ran_s >= _CALM_S else before + 1
 
 
@@ -67,7 +67,7 @@ _deadlines: list[threading.Timer] = []
 
 
 def leave_the_process_in(seconds: float) -> None:
-    """Exit the process after ``seconds``, whatever hangs, so that SIGTERM always works."""
+    """Exit the process after ``seconds`` even if something hangs, so that SIGTERM always works."""
 
     def leave() -> None:
         logger.critical("shutdown did not finish within %g s; forcing exit", seconds)

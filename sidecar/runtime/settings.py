@@ -81,7 +81,7 @@ _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 """Number of restarts that a node passes to its next process. Not a setting."""
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
-"""Set if another node of the same `liftpy dev` has warned that its NATS server has no authorization. Not a setting."""
+"""Environment variable that a `liftpy dev` sets after one node has warned about a NATS server without authorization."""
 _NOT_OF_DEV = frozenset(
     _PREFIX + name
     for name in (
@@ -142,8 +142,11 @@ class NodeSettings:
     elections: bool = True
     """True if this cluster elects new leaders. With false, a partition waits until its leader is back."""
     bootstrap_majority: bool = False
-    """For the first start only: confirms that unreachable controllers never belonged to the metadata group. A majority of
-    the controllers may then form it."""
+    """True if unreachable controllers have never belonged to the metadata group. It counts only at the first start of the
+    group.
+
+    A majority of the controllers may then form the group.
+    """
     log_level: str = "info"
     """Lowest level of log lines: debug, info, warning or error."""
     memory_limit_bytes: int = 0
@@ -425,7 +428,7 @@ def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the environment for a node that must not repeat that warning."""
+    """Return the environment for a node that must not repeat the warning about a NATS server without authorization."""
     return {_OPEN_NATS_SAID: "1"}
 
 

@@ -18,7 +18,7 @@ from sidecar.runtime import clock
 
 NS_PER_MS = 1_000_000
 GRID_NS = 5 * NS_PER_MS
-"""Deadlines fire at most this much late, and those of one grid step fire in one wake-up."""
+"""Maximum delay of a deadline, in nanoseconds. Deadlines within one such step share a wake-up."""
 FAR_NS = 500 * NS_PER_MS
 FAR_GRID_NS = 100 * NS_PER_MS
 """Maximum delay of deadlines that are further ahead than FAR_NS. Idle partitions fire together, and one write serves many."""

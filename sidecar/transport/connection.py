@@ -67,7 +67,7 @@ def check_nats_py() -> None:
 
 
 class Problems:
-    """Problems of a connection. ``told``: why it cannot reconnect. None: it is connected, or never was."""
+    """Problems of a connection. ``told``: reason why it cannot reconnect, None if it is connected or never was."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -209,7 +209,7 @@ class StandbyLink:
     def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
         self._connect = connect
         self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
-        """Called when NATS does not permit something to this connection."""
+        """Callback (True for a publish, subject) when NATS permissions deny an operation of this connection."""
         self.link: Inflow | None = None
         """Connection of the standbys. None: no standby yet, or no server was there."""
         self._connecting: asyncio.Task[None] | None = None

@@ -124,7 +124,7 @@ _PIECE_BYTES = 64 * 1024
 """Number of bytes to parse at once. The clock is read between two pieces."""
 _TURN_BYTES = 256 * 1024
 _REFUSING_BYTES = 1024 * 1024
-"""Maximum size per turn while most of it is rejected, in bytes."""
+"""Maximum number of bytes per turn while most publishes are rejected."""
 _TURN_NS = 4_000_000
 """Maximum time of this thread per turn. Then everything else on the loop runs."""
 _GIVING_UP_NS = 8_000_000
@@ -538,7 +538,7 @@ class Backlog:
         self._next_ns = 0
 
     def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
-        """Ask the server about one connection. ``heard`` is called with an answer. The rate is limited."""
+        """Ask the server for the state of one connection. ``heard``: callback with the answer. The rate is limited."""
         now_ns = clock.now_ns()
         if not at_once:
             if self._about != (server_id, client_id):  # what another server leaves unanswered says nothing of this one

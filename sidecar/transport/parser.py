@@ -30,9 +30,7 @@ class SinkParser(StrictParser):
 
     takes_plain = False
     pauses = False
-    """True if it checks, after each message or run of equal lines, whether the next one is for a sink. After an envelope it
-    always does.
-    """
+    """True if the parser checks after each message, or run of equal lines, whether the next message is for a sink."""
 
     def __init__(self, connection: Any, sinks: dict[bytes, Sink], errors: Counter[str] | None = None) -> None:
         super().__init__(connection, errors)

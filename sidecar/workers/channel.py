@@ -18,7 +18,7 @@ from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ProtocolError
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Maximum size of messages that the node has not read. Beyond it, the node counts as gone."""
+"""Maximum size of messages that the node has not read, in bytes. Beyond it, the worker treats the node as lost."""
 _READ_BYTES = 256 * 1024
 EXIT_NODE_ENDED = 3
 """Worker process: the node's first process has ended, so the worker ends, too."""
@@ -53,7 +53,7 @@ class Channel:
         return first.body
 
     def start(self, session_s: float, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
-        """Call ``heard`` on the loop with each frame except pings, in order, from now on."""
+        """Start to receive frames. Call ``heard`` on the event loop with each frame in order, except pings."""
         self._session_s = session_s
         self._turned = time.monotonic()
         self._writer.start()

@@ -177,7 +177,7 @@ class WholeNode:
         return sorted(rows, key=lambda row: row["partition"])[:count]
 
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
-        """Return rows as ``PageAnswers.own_rows`` does. ``own``: those of this process."""
+        """Return the rows of all processes, as ``PageAnswers.own_rows`` does. ``own``: rows of this process."""
         told = [one for one in await self._workers.look(what=kind, said=said) if one["answers"]]
         limit = limit_of(said.get("limit", MOST_ROWS))
         if kind == "groups":

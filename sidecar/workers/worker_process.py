@@ -157,7 +157,7 @@ class WorkerHandle(asyncio.Protocol):
         self.send(FrameKind.PING)
 
     async def stop(self, timeout_s: float) -> bool:
-        """Stop the process in good order within a limited time. Return whether everything that it had acknowledged is on disk."""
+        """Stop the process cleanly within a time limit. Return whether all its acknowledged data is on disk."""
         self._is_stopping = True
         clean = False
         if self._transport is not None and not self._has_failed:

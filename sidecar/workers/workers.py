@@ -128,7 +128,7 @@ class Workers:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
 
     def change_level(self, level: str, for_s: float) -> None:
-        """Set the log level for a time."""
+        """Set the log level of all workers for a limited time."""
         for handle in self.handles:
             handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
@@ -192,7 +192,7 @@ class Workers:
 
     # ---- end ---------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:
-        """Stop accepting publishes, and answer those that have arrived. Bounded."""
+        """Stop accepting publishes in all workers, and answer the publishes that have arrived. The time is limited."""
         for handle in self.handles:
             handle.send(FrameKind.CLOSE_SUBJECTS, round(timeout_s * 1000))
         if self.handles:

@@ -209,7 +209,7 @@ def is_backup_id(text: str) -> bool:
 
 
 def backup_moment(backup: str) -> datetime:
-    """Return the time in an id: when the backup began, or a second after the newest one of then."""
+    """Return the start time of a backup from its id. It may be one second later, to keep ids in order."""
     return datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
 
 

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 
 class GroupCommandError(ProtocolError):
-    """Invalid command, answer or question. The text says what is allowed. The sender must be corrected."""
+    """Raised for an invalid command, answer or question of a group. The text says what is allowed."""
 
     code = "GROUP_MALFORMED"
 
@@ -252,7 +252,7 @@ NS_PER_MS = 1_000_000
 
 MAX_COMMAND_BYTES = 512 * 1024
 MAX_STREAMS = 64
-"""Most streams that one member reads."""
+"""Maximum number of streams that one member reads."""
 MAX_PARTITIONS = 4_000
 """Most partitions that the streams of one group may have in all."""
 MAX_POSITIONS = 1_000
@@ -263,9 +263,9 @@ MAX_SETTLEMENTS = 64
 MAX_TAKE = 10_000
 """Most records of one take."""
 MAX_GRANTED_RANGES = 500
-"""Most ranges of records that one take returns, so that the answer fits into one message."""
+"""Maximum number of record ranges that one take returns, so that the answer fits into one message."""
 MAX_LOST_RANGES = 1_000
-"""Most lost ranges that one answer names."""
+"""Maximum number of lost ranges that one answer names."""
 MAX_CLIENT_LENGTH = 128
 MAX_REASON_BYTES = 200
 MAX_LIST = 1000
@@ -279,11 +279,11 @@ MAX_MEMBERS = 1000
 MAX_SUBSCRIPTIONS = 16_000
 """Maximum number of streams of all members of one group. Each change of a member assigns all of them again."""
 MAX_QUEUES = 1000
-"""Partitions of which one group has a queue."""
+"""Maximum number of partitions for which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
 """Maximum number of ranges in the state of one queue. Beyond it no new records are given until some are settled."""
 MAX_KEYS = 10_000
-"""Most keys of new records that one take sends."""
+"""Maximum number of new record keys that one take sends."""
 MAX_HELD = 10_000
 """Records of one queue that wait for an earlier one of their key: beyond them nothing new is given, until some are free."""
 MAX_STATE_BYTES = 64 * 1024 * 1024

@@ -104,7 +104,7 @@ class GroupCoordinator(Service):
     starts_in_thread = True
 
     def on_start(self, snapshot: bytes | None) -> None:
-        """Begin without groups, or with those of ``snapshot``."""
+        """Start without groups, or with the groups of ``snapshot``."""
         self._machine = GroupMachine()
         if snapshot is not None:
             self._machine.restore(snapshot)

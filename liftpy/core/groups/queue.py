@@ -81,7 +81,7 @@ class KeyOrder:
         return len(line) == 1
 
     def holds(self, key: int, offset: int) -> bool:
-        """Return whether ``offset`` has to wait."""
+        """Return whether the record at ``offset`` must wait for an earlier record with its key."""
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
@@ -106,7 +106,7 @@ _MANY_PIECES = 1000
 _SHORT_REASON = 32
 """Number of pieces beyond which reasons are shortened, so that they do not fill the state."""
 _FEW_EXPIRED = 32
-"""Number of leases that one ``expire`` ends one by one. If more have expired, it checks all pieces once."""
+"""Number of leases up to which ``expire`` ends each separately. If more have expired, it checks all pieces once."""
 _SPARSE = 16
 """Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
 

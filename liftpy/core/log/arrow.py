@@ -117,7 +117,7 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
 
 
 def _as_text(found: pa.Array) -> pa.Array:
-    """Return an array of strings whose bytes are whatever publishers sent: bytes that are not UTF-8 become ``\\xe9``."""
+    """Return an array of strings for bytes from publishers. Bytes that are not UTF-8 become ``\xe9``."""
     try:
         found.validate(full=True)
     except pa.ArrowInvalid:

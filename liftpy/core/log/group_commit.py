@@ -83,7 +83,7 @@ class GroupCommit:
         self.count = 0
         """Number of successful flushes."""
         self._wanted = False
-        """True if the shell has to start a flush and has not started it yet."""
+        """True if the shell must start a flush and has not done so."""
         self._again = False
         """While one was running, or while files were changed, another flush was wanted."""
         self._armed = False

@@ -136,7 +136,7 @@ class Log:
 
     @property
     def durable_end_offset(self) -> int:
-        """Exclusive: everything below has been flushed, whatever the stream's flush policy counts."""
+        """Exclusive end of the flushed records. It does not depend on the flush policy of the stream."""
         return self._durable_end_offset
 
     @property

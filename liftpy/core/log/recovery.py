@@ -39,7 +39,7 @@ from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import NoSpaceError, StorageError
 
 DAMAGED_KEPT = 3
-"""Damaged segments that ``drop_set_aside`` leaves as evidence, those of the highest offsets."""
+"""Number of damaged segments that ``drop_set_aside`` keeps as evidence. It keeps those with the highest offsets."""
 DAMAGED, BEHIND = "damaged", "behind"
 _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
@@ -96,15 +96,13 @@ class OpenReport:
     damage: tuple[Damage, ...] = ()
     checkpoint_found: bool = True
     lost_committed: bool = False
-    """The checkpoint's HW was above the log: records that were committed are gone here."""
+    """True if the HW of the checkpoint was above the log end, so that committed records are lost on this node."""
 
     set_aside: tuple[str, ...] = ()
     """Quarantined files in the directory, from this or an earlier start."""
 
     lost_flushed: bool = False
-    """True if the end of a log that was closed in good order was truncated. A crash cannot cause this, so flushed records are
-    lost.
-    """
+    """True if a cleanly closed log was truncated. A crash cannot cause this, so flushed records are lost."""
 
     rewritten_bytes: int = 0
     """Number of bytes that were written again, because they were not proven to be on the disk."""

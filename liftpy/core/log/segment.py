@@ -117,7 +117,7 @@ class Segment:
         )
 
     def check(self, start: int, end: int) -> None:
-        """Check CRC and order of the batches between positions, once: damage is an error, never an answer.
+        """Check CRC and order of the batches between two positions. A range that was checked before is not read again.
 
         Raises CorruptionError. A segment that this process wrote or walked needs no check.
         """
@@ -136,7 +136,7 @@ class Segment:
                 self.checked_blocks.add(number)
 
     def recheck(self, offset: int) -> None:
-        """Check the block that holds ``offset`` from the file again, whatever was checked before: about INDEX_INTERVAL_BYTES.
+        """Read the block with ``offset`` from the file and check it again, about INDEX_INTERVAL_BYTES.
 
         Raises CorruptionError, StorageError.
         """

@@ -99,7 +99,7 @@ def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """Return the answer of a node about groups. ``parts``: those of its processes, each within ``limit``."""
+    """Return the answer of a node about groups. ``parts``: answers of its processes, each within ``limit``."""
     found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": []}
     is_cut = False
     for part in parts:

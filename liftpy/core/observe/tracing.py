@@ -319,7 +319,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
-        """Set the role of this replica. An election lasts from CANDIDATE until it accepts publishes or gives up."""
+        """Set the role of this replica. An election span starts with the role CANDIDATE."""
         now_ns = self._node.now_ns()
         if role == "CANDIDATE":
             self._elected_ns = self._elected_ns or now_ns

@@ -320,7 +320,7 @@ class Ingest:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
-        """Called when the connection of ``shell`` is lost. It renews the subscription."""
+        """Renew the subscription, because the connection of ``shell`` was lost."""
         if self._hearing is None:
             self._stops_taking()
 
@@ -478,7 +478,7 @@ class Ingest:
         again(messages[half:])
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
-        """Submit those at the indices ``alone`` each by itself, and the runs between them together, in the order of arrival."""
+        """Submit each message of ``alone`` by itself, and the runs between them together, in the order of arrival."""
         for piece in split_at(messages, alone):
             self._submit_piece(piece)
 
@@ -621,7 +621,7 @@ class Ingest:
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
     def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
-        """Answer publishers together with those of the stored record.
+        """Let the publishers wait for the ack of the stored record.
 
         Beyond the limit there is no answer, until they send again.
         """

@@ -54,7 +54,7 @@ class LogState:
         self._literal = not has_wildcards(subject)
         self._now_ns = now_ns
         self.on_lacking: Callable[[], None] = lambda: None
-        """Called when ``read_beside`` must be called, until it reports that nothing is missing."""
+        """Callback when older records must be read. The caller then calls ``read_beside`` until nothing is missing."""
         self._is_behind = False  # what was fetched is not taken before a replay has reached it
         self.first_look_bytes = REPLAY_BYTES
         """Number of bytes of the log to read at once for the first condition on a subject. 0: none."""

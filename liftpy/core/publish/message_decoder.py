@@ -294,7 +294,7 @@ class MessageDecoder:
         self.poison_envelopes = 0
         """Number of payloads with the envelope's magic number that are no envelopes. They are stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing
-        """Called for each ``read``, and for publishes that are rejected unread, because the partition's counters may have changed."""
+        """Callback for each ``read`` and for publishes that are rejected unread, because counters may have changed."""
 
     @property
     def answers(self) -> bool:
@@ -752,8 +752,10 @@ def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[li
 
 
 def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
-    """Return the messages that may be rejected for lateness, in groups that arrived together, and those without a reply
-    subject."""
+    """Return the messages that may be rejected because they waited too long.
+
+    The result has groups of messages that arrived together, and the messages without a reply subject.
+    """
     together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
     for message in messages:
         _, reply, payload, _ = message

@@ -152,11 +152,11 @@ class IngestCounters:
     size_bytes: int = 0
     batches: int = 0
     overloaded: int = 0
-    """Refused or dropped for want of room here."""
+    """Number of publishes that were rejected or dropped for lack of memory."""
     rejected: int = 0
     """Answered with a negative ack for another reason."""
     duplicates: int = 0
-    """Left out, because a record with their message id is stored or in hand."""
+    """Number of publishes that were left out, because a record with their message id is stored or in progress."""
     refused: Counter[str] = field(default_factory=Counter)
     """Reason -> number of rejected publishes with a reply subject. The publisher gets a negative ack if the result is
     certain.

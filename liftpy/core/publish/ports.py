@@ -119,6 +119,7 @@ class ReplyPolicy(NamedTuple):
     room: PartitionRoom
     """Memory budget of the node for this partition."""
     leave: Callable[[], bool]
-    """Called when publishes bypass this node. Returns whether standby followers have them. Then the leadership is
-    transferred.
+    """Callback when publishes bypass this node. It returns whether standby followers have received them.
+
+    If they have, the leadership is transferred.
     """

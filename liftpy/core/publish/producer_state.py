@@ -125,7 +125,7 @@ class Finding(Enum):
     """Verdict about a batch of a producer."""
 
     APPEND = "append"
-    """Append all of it, or the part after its first ``known`` records."""
+    """Append the whole batch, or the part after its first ``known`` records."""
     DUPLICATE = "duplicate"
     FENCED = "fenced"
     OUT_OF_ORDER = "out of order"
@@ -190,7 +190,7 @@ class Producers:
         self.max_count = max_count
         self.share = Share(node, self.name)
         self.forgotten = 0
-        """Producers that went before their time, for want of room, ever."""
+        """Number of producers that were dropped early for lack of memory, since the start."""
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
@@ -233,7 +233,7 @@ class Producers:
 
     @property
     def can_be_whole(self) -> bool:
-        """True if some are gone that there would be room for by now."""
+        """True if producers were dropped early, and there is memory for them now."""
         if self.is_whole:
             return False
         count = len(self._states) + self._lost_count
@@ -438,7 +438,7 @@ class Producers:
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether the records that are stored are equal to those of the batch, as far as the log can tell."""
+        """Return whether the stored records equal those of the batch, as far as the log can show."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest
@@ -564,7 +564,7 @@ RECORDS_LOST = Rejection(
     "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
     "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
 )
-"""Text for a process whose acked records are gone [A20]."""
+"""Rejection for a producer whose acked records are lost [A20]."""
 
 
 class Given(NamedTuple):
@@ -701,7 +701,7 @@ class ProducerDesk:
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
-        """Return the rejection for a batch or a request (FULL)."""
+        """Return the rejection for a batch or a request with the finding FULL."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
         self._producers.share.refused()

@@ -113,7 +113,7 @@ class Quota:
         return list(map(int.__add__, map(len, payloads), map(len, blocks)))
 
     def _tokens(self, messages: Messages) -> tuple[list[str], _Indices]:
-        """Return the values of the token, and the index of its value for each message."""
+        """Return the different values of the subject token, and for each message the index of its value."""
         subjects = [message[0] for message in messages]
         numbers: dict[str, int] = {}
         of_subject = {

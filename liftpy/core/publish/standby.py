@@ -526,13 +526,13 @@ class Standby:
     rules: SortingRules
     on_lost: Callable[[int], None] = lambda count: None
     touched: Callable[[], None] = lambda: None
-    """Called when the counters may have changed."""
+    """Callback when the counters may have changed."""
     on_unreadable: Callable[[LiftError], None] = lambda error: None
-    """Called when the log cannot be read, so no message can be found in it. The replica then gives the leadership up."""
+    """Callback when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
     _hearing: Hearing | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
-    """Leader that this replica stands by for: node, LeaderEpoch, and its incarnation when first seen."""
+    """Leader whose publishes this replica buffers: (node, LeaderEpoch, incarnation when it was first seen)."""
     _settings: tuple[bool, int, bool, int] | None = None
     """Settings of the stream that make a leader reject publishes, and the number of pauses and changes of the partition."""
     _altered_ns: int | None = None
@@ -639,7 +639,7 @@ class Standby:
         }
 
     def shown(self) -> None:
-        """Called when the log has grown."""
+        """Record the new log end and the time of the growth. Call it when the log has grown."""
         if self._hearing is not None:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 

@@ -145,7 +145,7 @@ def decode_state(data: bytes | None) -> State | None:
 
 
 def is_whole_state(data: bytes) -> bool:
-    """Return whether ``data`` are all bytes of one file, of whatever version."""
+    """Return whether ``data`` is a complete state file of any version."""
     try:
         return decode_state(data) is not None
     except UnknownFormatError:

@@ -51,7 +51,9 @@ class Piece:
     def __post_init__(self) -> None:
         end = self.position + len(self.data)
         if not (self.data and self.position < end <= self.total_bytes <= MAX_BATCH_BYTES and 0 <= self.crc < 1 << 32):
-            raise ProtocolError(f"Invalid part of a batch: bytes {self.position} to {end} of {self.total_bytes}.")
+            raise ProtocolError(
+                f"Invalid part of a batch: bytes {self.position} to {end} of {self.total_bytes}. Check the versions of the nodes."
+            )
 
 
 def room_bytes(max_payload: int, overhead_bytes: int, max_bytes: int) -> int:

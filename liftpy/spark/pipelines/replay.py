@@ -378,4 +378,4 @@ def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
                     wanted = pc.and_(pc.greater_equal(offsets, planned.start_offset), pc.less(offsets, planned.end_offset))
                     yield batch.filter(wanted)
             except (OSError, pa.ArrowException) as error:
-                raise StorageError(f"Cannot read archive file {path}: {error}") from error
+                raise StorageError(f"Cannot read archive file {path}: {error}. Check the path and its permissions.") from error

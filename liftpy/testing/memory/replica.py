@@ -350,7 +350,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
 
     def apply_retention(self) -> None:
-        """Delete what retention releases."""
+        """Delete the records that the retention of the stream releases."""
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()

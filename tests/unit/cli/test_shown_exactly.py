@@ -52,7 +52,7 @@ TABLE = [
 ]
 
 
-def test_status_text_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_text_shows_nodes_then_partitions(capsys: pytest.CaptureFixture[str]) -> None:
     status._show(FOUND)
     assert words(capsys) == [*HEAD, *TABLE]
 

@@ -191,7 +191,7 @@ def test_feature_level_downgrade_needs_a_compatible_table_and_no_user() -> None:
     assert driver.fsm.image.rules == ClusterRules("shop", True)
 
 
-def test_feature_level_without_a_downgrade_is_kept() -> None:
+def test_feature_level_without_a_downgrade_cannot_be_lowered() -> None:
     driver = finalized("a", features=(*FEATURES, replace(NEXT_FEATURE, has_way_back=False)))
     answer = asked(driver, NOW, heard_of(driver))
     assert answer.error == Error.INVALID

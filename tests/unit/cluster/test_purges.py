@@ -39,7 +39,7 @@ def report(driver: Driver, node: str, number: int, incarnation: int = 0) -> pb.C
     return driver.ask(reportPurged=said)
 
 
-def test_purge_is_kept_until_every_replica_has_reported() -> None:
+def test_purge_stays_in_the_image_until_every_replica_has_reported() -> None:
     driver = cluster()
     before = driver.fsm.image
     answer = ask(driver, keys=[b"k", b"k"], subjects=["y.>", "x"])

@@ -204,7 +204,7 @@ def test_reassign_to_a_draining_or_full_node_is_rejected(driver: Driver) -> None
     assert to(driver, "a", "b", "d").error == Error.OK
 
 
-def test_reassign_of_a_single_replica_works_with_min_isr_two() -> None:
+def test_min_isr_of_a_moving_partition_is_limited_by_its_replicas_and_target() -> None:
     config = StreamConfig()
     moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
     assert moving.min_isr(config) == 1

@@ -212,7 +212,7 @@ def test_node_whose_id_is_claimed_by_another_process_is_checked_at_once(driver: 
     assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
 
 
-def test_node_with_an_ended_session_keeps_its_place_until_the_bus_confirms_its_absence(
+def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_absence(
     driver: Driver, sessions: NodeSessions
 ) -> None:
     """A flood on a starved machine: every session ended, and a stranger's registrations took running nodes out."""

@@ -105,7 +105,7 @@ def test_image_finds_a_partition_by_stream_and_number(uid: str, number: int, the
     assert (an_image(a_stream()).find("s", uid, number) is not None) is there
 
 
-def test_image_counts_follow_streams_and_records_survive_encoding() -> None:
+def test_image_replica_counts_change_with_streams_and_records_decode_unchanged() -> None:
     image = an_image()
     after = replay(image, StreamCreated(a_stream()))
     assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}

@@ -191,7 +191,7 @@ def test_log_open_without_the_flush_failed_file_rewrites_unflushed_records() -> 
     assert lose_power(storage) == written
 
 
-def test_log_open_on_an_unwritable_disk_fails() -> None:
+def test_log_open_on_an_unwritable_disk_raises_storage_error() -> None:
     storage, _ = killed_after_a_failed_flush()
 
     def fault(what: str) -> None:

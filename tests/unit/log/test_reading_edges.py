@@ -100,7 +100,7 @@ def test_log_read_without_past_cuts_a_filler_at_the_requested_offset() -> None:
     assert [parse_batch(chunk).base_offset for chunk in alone.chunks] == [19]
 
 
-def test_log_segment_of_an_offset_is_found() -> None:
+def test_log_finds_the_segment_that_contains_an_offset() -> None:
     log = a_log()
     bases = [segment.base_offset for segment in log.segments]
     for number, base in enumerate(bases):

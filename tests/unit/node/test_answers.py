@@ -348,7 +348,7 @@ def test_settings_answer_shows_values_of_the_cluster_metadata_before_the_files()
     assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.9)
 
 
-async def test_rested_answers_bound_waiting_questions_and_survive_a_failing_question(
+async def test_rested_answers_limit_waiting_questions_and_continue_after_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("PER_SECOND", 1e6), ("MOST_WAITING", 6), ("MOST_KEPT", 3)):

@@ -123,7 +123,7 @@ async def leader() -> Any:
     side.timers.close()
 
 
-async def test_quiet_talk_wait_of_a_follower_is_answered_by_its_leader(follower: Side, leader: Side) -> None:
+async def test_quiet_fetch_of_a_follower_is_confirmed_by_its_leader(follower: Side, leader: Side) -> None:
     for partition in range(6):
         follower.wait(partition)
     leader.waits = {0, 1, 3, 4, 5}

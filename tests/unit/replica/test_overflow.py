@@ -75,7 +75,7 @@ def test_overflow_with_many_publishers_drops_only_the_excess_without_a_disconnec
         assert excess * 0.7 - BUFFER < server.given_up < excess * 1.2
 
 
-def test_overflow_works_with_late_server_answers() -> None:
+def test_overflow_with_late_server_answers_stays_below_the_server_limit() -> None:
     server = Server(6, answer_ms=150)
     server.run(20)
     assert server.most < MAX_PENDING

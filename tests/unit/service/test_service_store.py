@@ -25,7 +25,7 @@ def snapshot(position: int, outputs: int = 0) -> Snapshot:
     return Snapshot(WHO, position, 1, 0, outputs, (), b"state %d" % position)
 
 
-def test_snapshot_store_newest_is_found_by_the_next_process(tmp_path: Path) -> None:
+def test_snapshot_store_newest_snapshot_is_loaded_by_the_next_process(tmp_path: Path) -> None:
     first = store(tmp_path)
     assert first.newest() is None
     for position in (10, 20, 30):
