@@ -201,7 +201,7 @@ def formats() -> str:
 
 def levels() -> str:
     """Feature levels."""
-    return _table(("level", "since", "what it brings"), [(one.level, one.version, one.gates) for one in FEATURES])
+    return _table(("level", "since", "what it brings"), [(one.level, one.version, one.description) for one in FEATURES])
 
 
 def message_types() -> str:

@@ -543,7 +543,7 @@ class Admin(NodeRequests):
             before: Delete only below this offset, or before this datetime. Default None: everything that is committed
                 now.
             dry_run: If True, only return the result and delete nothing. Default False.
-            uid: Only if the stream has this uid. Default '': whatever stream has the name.
+            uid: Purge only if the stream has this uid. Default '': do not check the uid.
 
         Returns:
             The offset (exclusive) below which matching records are deleted.

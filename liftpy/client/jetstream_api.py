@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
-from liftpy.core.base.ids import check_name
+from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import Record
@@ -157,7 +157,7 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
     stream, _, number = name.partition(":")
     try:
         if number and not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
-            raise ConfigError("The partition after the colon must be a number from 1 on.")
+            raise ConfigError(f"Invalid stream {shown(name)}: after the colon, use a partition from 1 to 999999.")
         return check_name(stream, "stream"), int(number or 0)
     except LiftError:
         raise not_found(kind) from None

@@ -144,7 +144,7 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         raise ConfigError(f"Invalid {option} = {text!r}. Use {allowed}.")
     offsets, uids, epochs, began = _entries(document, option)
     if began:
-        raise ConfigError(f"Invalid {option}: {_BEGAN!r} belongs to a checkpoint. Remove it.")
+        raise ConfigError(f"Invalid {option}: the key {_BEGAN!r} is only for checkpoints. Remove this key from the JSON.")
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
             raise ConfigError(f"Invalid {option}: {offset} for {stream}/{partition}. Use {allowed}.")

@@ -87,7 +87,10 @@ def local_session(
 
 
 def _worker_python() -> str:
-    """Return the Python for workers: ``worker.sh`` if possible."""
+    """Return the path of the Python executable for Spark workers.
+
+    If ``worker.sh`` can be used, return its path.
+    """
     installed = importlib.util.find_spec("pyspark")
     beside = installed is not None and str(installed.origin).startswith(sys.prefix)
     usable = os.name == "posix" and os.access(_WORKER, os.X_OK) and "SPARK_HOME" not in os.environ

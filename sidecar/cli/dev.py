@@ -178,7 +178,8 @@ class _Supervisor:
                 self._soon[name] = self._soon[name] + 1 if now_s - self._started_s[name] < _SOON_S else 1
                 if self._soon[name] > _SOON_AT_MOST:
                     raise UnavailableError(
-                        f"Node {name} {node.how_it_ended}. Its last log lines: {' | '.join(list(node.log)[-3:])}"
+                        f"Node {name} ends repeatedly ({node.how_it_ended}). Fix the cause in its log, then run `liftpy dev` "
+                        f"again. Last log lines: {' | '.join(list(node.log)[-3:])}"
                     )
                 click.echo(f"node {name} {node.how_it_ended}; it is started again in {self._after_s:g} s", err=True)
             elif now_s - self._ended_s[name] >= self._after_s:

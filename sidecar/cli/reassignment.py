@@ -153,7 +153,10 @@ async def same_stream(client: Client, before: StreamImage) -> StreamImage:
     """
     now = await client.stream(before.name)
     if now.uid != before.uid:
-        raise NotFoundError(f"Stream {before.name} was deleted and created again while its replicas moved.")
+        raise NotFoundError(
+            f"Stream {before.name} was deleted and created again while its replicas moved. The move has ended. Check the new "
+            f"stream: `liftpy stream show {before.name}`."
+        )
     return now
 
 

@@ -65,7 +65,10 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
 
     said = with_client(target, work)
     if "error" in said:
-        raise ConfigError(f"The settings of {node_id} were not reloaded: {said['error']}")
+        raise ConfigError(
+            f"The settings of {node_id} were not reloaded: {str(said['error']).rstrip('.')}. The earlier settings stay active. "
+            "Correct the settings of this node and reload again."
+        )
     if as_json:
         click.echo(json.dumps({"node": node_id, **said}))
         return

@@ -238,7 +238,9 @@ def report(as_json: bool, target: Target) -> None:
         for node_id, version in levels.versions.items()
     }
     if as_json:
-        known = [{"level": f.level, "version": f.version, "gates": f.gates, "has_way_back": f.has_way_back} for f in FEATURES]
+        known = [
+            {"level": f.level, "version": f.version, "gates": f.description, "has_way_back": f.has_way_back} for f in FEATURES
+        ]
         disk = {
             name: {"where": f.where, "reads": f.reads, "writes": f.written_at(max(levels.level, FIRST)), "is_cache": f.is_cache}
             for name, f in DISK_FORMATS.items()
@@ -247,7 +249,7 @@ def report(as_json: bool, target: Target) -> None:
         click.echo(json.dumps(said))
         return
     console = Console()
-    rows = [(str(f.level), "holds" if f.level == levels.level else "", f.version, f.gates) for f in FEATURES]
+    rows = [(str(f.level), "holds" if f.level == levels.level else "", f.version, f.description) for f in FEATURES]
     console.print(table(("level", "", "since", "what it brings"), rows))
     shown = [
         (node_id, str(row["version"] or "?"), str(levels.spoken[node_id] or "not heard")) for node_id, row in nodes.items()

@@ -183,7 +183,7 @@ class ClusterUnderTest:
             if time.monotonic() >= deadline:
                 raise UnavailableError(
                     f"{what}: the condition was not true within {timeout_s:g} s. Last value: {last!r}. Running nodes: "
-                    f"{self.running}."
+                    f"{self.running}. Check the node logs, or increase timeout_s."
                 )
             time.sleep(_POLL_S)
 

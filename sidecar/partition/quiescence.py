@@ -140,7 +140,9 @@ class QuietTalk:
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
             if answer.question and answer.question != number:
-                raise MisdirectedError(f"received the answer to question {answer.question}, expected {number}")
+                raise MisdirectedError(
+                    f"Answer for question {answer.question} arrived on the inbox of question {number}. It is dropped."
+                )
         except ProtocolError as error:  # the answer itself may still come
             self._counters[refused(error)] += 1
             return

@@ -531,7 +531,10 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
 
 
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
-    """Open the partition's log (off the loop, if it needs its files) and make its worker. Raises StorageError."""
+    """Open the log of the partition and create its worker. Raises StorageError.
+
+    If the call must read files, it runs in a thread.
+    """
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 

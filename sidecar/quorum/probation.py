@@ -153,7 +153,7 @@ class FolderLineage:
         try:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
-                raise ValueError("the checksum does not match")
+                raise ValueError("wrong CRC")
             said = load_json(body)
             version = said["format"]
             if version == _FORMAT:
@@ -312,7 +312,7 @@ class Probation:
             self._end()
 
     def waits_for(self) -> str:
-        """Return a text that says what the probation waits for. '' when it is over."""
+        """Return what the probation waits for, or '' after its end."""
         return "" if self.over else waits_for(self._own_is_new, self._peers, went_back=self.has_been_member)
 
     @property

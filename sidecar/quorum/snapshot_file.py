@@ -126,8 +126,8 @@ def load_snapshot_file(path: Path) -> SnapshotFile:
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
     """Remove the entries of a loaded snapshot from the journal.
 
-    The library throws the whole journal away unless its first two entries are exactly those of the snapshot, which is so only
-    if the process did not die between writing the snapshot and trimming the journal.
+    PySyncObj keeps the journal only if its first two entries are those of the snapshot. If the process dies before the trim,
+    they are not. Then PySyncObj deletes the journal.
     """
     for position in range(len(journal) - 1):
         first, second = journal[position], journal[position + 1]

@@ -176,7 +176,7 @@ class Reporter:
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
 
     def counted(self) -> dict[str, int]:
-        """Return all named counters. Those of the group begin with ``metadata: ``."""
+        """Return all named counters. Names of metadata group counters start with ``metadata: ``."""
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:

@@ -157,7 +157,10 @@ class StatusDesk:
             ) from None
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
-        """Answer requests over NATS under any of ``inboxes``: of applications, and of nodes that check whether this one is up."""
+        """Answer status requests of applications and nodes over NATS.
+
+        Send answers only to reply subjects below one of ``inboxes``.
+        """
         self._bus, self._inboxes = bus, inboxes
         node = self._settings.node_id
         for subject, handler in {
@@ -419,7 +422,7 @@ def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[st
         asked = load_json(payload)
         level, for_s = asked["level"], float(asked["for_s"])
         if level not in LEVELS or not 0 < for_s <= MOST_S:
-            raise ValueError("out of bounds")
+            raise ValueError("level or for_s is out of range")
     except (ValueError, TypeError, KeyError, OverflowError):
         return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
     LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)

@@ -138,7 +138,10 @@ class Notifications:
                 self._answer(reply, testimony)
                 return
             if kind is not MessageType.LEADER_NOTICE:
-                raise ProtocolError(f"Messages of type {kind.name} are not allowed on a notify subject.")
+                raise ProtocolError(
+                    f"Messages of type {kind.name} are not allowed on a notify subject. Check that all nodes run compatible "
+                    "versions."
+                )
             notice = frames.parse(body, pb.LeaderNotice)
         except ProtocolError as error:
             self._counters[refused(error)] += 1

@@ -57,7 +57,7 @@ async def test_old_reader_of_a_recreated_stream_gets_an_error_and_keeps_its_posi
     assert _read(new, ReadProgress("orders", 0, 0))[:2] == [b"new 0", b"new 1"], "one that begins anew reads the new one"
 
 
-async def test_recreated_stream_waiting_reader_of_the_old_stream_is_answered() -> None:
+async def test_recreated_stream_waiting_reader_of_the_old_stream_gets_no_such_partition() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 3)
     request = client_pb2.ReadRequest(offset=3, waitMs=30_000, streamUid="uid-1")

@@ -271,7 +271,7 @@ def test_names_left_unflushed_by_a_killed_process_are_flushed_by_the_next(machin
     assert left == _MADE
 
 
-def test_disk_usage_under_a_full_disk_fault_is_zero(machine: Machine) -> None:
+def test_free_space_under_a_full_disk_fault_is_zero(machine: Machine) -> None:
     words = (
         "import shutil; os.makedirs('in', exist_ok=True); print(shutil.disk_usage('in').free, shutil.disk_usage('.').free > 0)"
     )

@@ -146,7 +146,7 @@ class PartitionState:
     """Grows with every change of this partition [C2]."""
     status: PartitionStatus = PartitionStatus.ONLINE
     unclean_elected: bool = False
-    """True if an operator had a leader elected that may lack committed records [C11]."""
+    """True if an operator started an unclean election. The leader may lack committed records [C11]."""
     candidate: str = ""
     """Node that promotes itself in ``leader_epoch``, with status CANDIDATE_FOUND."""
     passed_over: tuple[str, ...] = ()

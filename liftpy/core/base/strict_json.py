@@ -24,7 +24,7 @@ def load_json(text: str | bytes, *, unique: bool = False) -> Any:
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("the JSON has half of a surrogate pair, which is not valid text") from None
+        raise ValueError("the JSON contains an unpaired surrogate (\\ud800 to \\udfff). Replace this character") from None
     return found
 
 

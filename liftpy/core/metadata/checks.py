@@ -48,7 +48,7 @@ def check_image(image: ClusterImage) -> None:
 
 
 def check_step(old: ClusterImage, new: ClusterImage) -> None:
-    """Check C2, C4 and C6 between two images of one history."""
+    """Check the changes between two consecutive images of one history by C2, C4 and C6."""
     check(new.index >= old.index, "M5", "index fell")
     for field in ("next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"):
         check(getattr(new.counters, field) >= getattr(old.counters, field), "C2", field)
@@ -86,7 +86,7 @@ class LeadershipHistory:
         self._epoch_owners: dict[int, PartitionKey] = {}
 
     def see(self, image: ClusterImage) -> None:
-        """Raise InvariantError if a LeaderEpoch has two leaders, two processes of one, or two partitions."""
+        """Raise InvariantError if one LeaderEpoch has two leader nodes, two processes of one node, or two partitions."""
         for stream in image.streams.values():
             for partition in stream.partitions:
                 holder = partition.leader or partition.candidate

@@ -106,15 +106,15 @@ def quota_from_pb(message: pb.DefaultQuota) -> DefaultQuota:
 
 
 _WIRE_NAMES = {"min_isr_hold_timeout_s": "maxHeldS"}
-"""Fields of StreamConfig whose name in the protobuf is another one."""
+"""Field of StreamConfig -> its name in the protobuf, for fields whose two names differ."""
 
 
 _STORED_NAMES = {"min_isr_hold_timeout_s": "max_held_s"}
-"""Fields of StreamConfig -> their names in the texts of feature level 5."""
+"""Field of StreamConfig -> its name in texts that were stored at feature level 5."""
 
 
 def stored_text(error: ConfigError) -> str:
-    """Return the text of a rejection, as all controllers store it: a setting that was renamed has the name of feature level 5.
+    """Return the text of a rejection in the form that all controllers store. A renamed setting has its name of feature level 5.
 
     The text is part of the image. Two versions that store other texts hold other images.
     """
@@ -125,7 +125,7 @@ def stored_text(error: ConfigError) -> str:
 
 
 def wire_name(field: str) -> str:
-    """Return the name in the protobuf of a field of StreamConfig."""
+    """Return the protobuf name of a field of StreamConfig."""
     first, *others = field.split("_")
     return _WIRE_NAMES.get(field, first + "".join(word.capitalize() for word in others))
 
@@ -134,7 +134,7 @@ _ALTERABLE = frozenset(wire_name(field) for field in ALTERABLE)
 
 
 def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
-    """Return ``config`` with the fields of ``wanted`` that ``changed`` names by their protobuf names.
+    """Return ``config`` after the changed fields are taken from ``wanted``. ``changed`` has the protobuf names of these fields.
 
     Raise ConfigError if a field is fixed or out of its range.
     """
@@ -194,7 +194,7 @@ _STATUS_OF = {int(number): status for status, number in _STATUS.items()}
 
 
 class Names:
-    """Gives equal strings and tuples of strings one object: an image of 100,000 partitions names the same few nodes."""
+    """Keeps one object for equal strings and equal tuples of strings. A large image names the same few nodes many times."""
 
     def __init__(self) -> None:
         self._strings: dict[str, str] = {}
@@ -269,7 +269,7 @@ def reason_to_pb(reason: MoveReason) -> pb.MoveReason:
 
 
 def pause_to_pb(pause: Pause) -> pb.Pause:
-    """Pause -> its protobuf."""
+    """Convert a Pause to protobuf."""
     return _PAUSE[pause]
 
 
@@ -463,7 +463,9 @@ def times_from_pb(message: pb.SessionTimes) -> SessionTimes:
 
 
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """Return the canonical serialized Image. ``operations`` False: without deduplication, for nodes that decide nothing.
+    """Return the image as canonical bytes.
+
+    If ``operations`` is False, the bytes have no deduplication window. Nodes that decide nothing do not need the window.
 
     Streams are encoded one by one and joined, because a serialized message is the concatenation of its fields. So there is no
     second copy of a large image.

@@ -40,7 +40,7 @@ class ControllerList:
     voters: tuple[str, ...] = ()
     """Ids of the voters."""
     learner: str = ""
-    """Node that becomes a voter when it has caught up. '': none."""
+    """Node that receives the log and becomes a voter when it has caught up. '': none."""
     leaving: str = ""
     """Voter that is being removed. '': none."""
     index: int = 0
@@ -53,7 +53,7 @@ class ControllerList:
 
     @property
     def majority(self) -> int:
-        """Number of voters that a decision needs."""
+        """Number of voters that must accept a decision."""
         return majority(len(self.voters))
 
     def names(self, node_id: str) -> bool:
@@ -74,7 +74,7 @@ def majority(count: int) -> int:
 
 
 def first_list(members: Iterable[str]) -> ControllerList:
-    """Return the list of the settings."""
+    """Return the controller list with ``members``, as in the settings."""
     return ControllerList(tuple(sorted(members)))
 
 
@@ -101,7 +101,7 @@ def well_formed(held: ControllerList) -> bool:
 
 
 def list_of(entry: bytes, index: int) -> ControllerList | None:
-    """Return the list that the entry ``entry`` (a serialized ControlRequest) makes at ``index``. None: it is no change."""
+    """Return the controller list in the log entry ``entry`` at ``index``, or None if the entry changes no list."""
     try:
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:
@@ -119,11 +119,11 @@ class GroupView:
     """State of the group when a change is requested."""
 
     now: ControllerList
-    """Current list in its log."""
+    """Newest controller list in the log of this member."""
     leader: str
-    """The member itself, as the leader."""
+    """Node id of the metadata leader, which is the member itself."""
     live: frozenset[str]
-    """Connected members that acknowledge, itself included, and the learner."""
+    """Connected members that acknowledge entries, including the leader and the learner."""
     caught_up: bool = False
     """True if the learner has everything that is committed, and its lost entries are replaced."""
     blocked: str = ""
@@ -131,9 +131,9 @@ class GroupView:
     halted: str = ""
     """Reason why nothing may be decided now. '': none."""
     untold: frozenset[str] = frozenset()
-    """Voters that have not reported the digest of their image at the leader's newest place."""
+    """Voters that have not yet reported the image digest at the leader's newest checkpoint."""
     levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
-    """Feature levels that the other members report. None: no report in this session."""
+    """Member -> its feature levels. None: the member has not reported them in this session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """No step to propose: the list is as requested, or changes by itself."""
+    """Result of planning if there is no step to propose. The list is already as requested, or another step is running."""
 
     detail: str
 
@@ -181,7 +181,7 @@ def _under_way(now: ControllerList) -> Refused:
 
 
 def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int) -> Refused | None:
-    """Return why ``node`` cannot become a controller, None if it can."""
+    """Return why ``node`` cannot become a controller, or None if it can."""
     if now.learner or now.leaving:
         return _under_way(now)
     if node not in nodes:
@@ -239,7 +239,7 @@ def _replaced(old: str, new: str, now: ControllerList, nodes: frozenset[str], fe
 
 
 def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
-    """Return a rejection unless the result of the plan leaves a live majority, with the learner."""
+    """Return a rejection if the planned list would have no live majority, or None. The learner counts as a voter."""
     voters = {*plan.voters, plan.learner} - {""}
     live = (view.live & voters) | ({plan.learner} - {""})
     needed = majority(len(voters))
@@ -253,12 +253,12 @@ def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
 
 
 def _outlives(now: ControllerList, node: str, view: GroupView) -> Refused | None:
-    """Return a rejection unless the remaining controllers are a live majority."""
+    """Return a rejection if the remaining controllers have no live majority, or None."""
     return _survives(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 
 def next_step(view: GroupView) -> ControllerList | None:
-    """Return the next list of the current change. None: there is no change, or it must wait (``waits_for``)."""
+    """Return the next list of the running change, or None if there is no change or it must wait (``waits_for``)."""
     now = view.now
     if waits_for(view):
         return None
@@ -275,7 +275,7 @@ def hands_over(view: GroupView) -> bool:
 
 
 def waits_for(view: GroupView) -> str:
-    """Return why the current change waits, for people. '': it does not."""
+    """Return what the running change of the controllers waits for, as text. '' means that it does not wait."""
     now = view.now
     if not (now.learner or now.leaving):
         return ""

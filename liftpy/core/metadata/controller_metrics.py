@@ -23,8 +23,8 @@ _ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
 class ControllerMetrics:
     """Counts elections and failovers from changes of the image.
 
-    ``failovers``: receives durations in seconds. ``tell``: receives each election, its kind, and when the partition
-    lost its leader.
+    ``failovers``: receives durations in seconds. ``tell``: receives each election, its kind, and the time when the partition lost its
+    leader.
     """
 
     def __init__(
@@ -34,21 +34,21 @@ class ControllerMetrics:
         self._tell = tell
         self.elections: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         self.folders_lost = 0
-        """Nodes that came back with another data folder than before."""
+        """Number of nodes that registered with another data directory than before."""
         self.offline = 0
         """Number of partitions that no node may lead."""
         self.electing = 0
-        """Partitions that get a leader, now."""
+        """Number of partitions with a running election."""
         self.suspect: dict[PartitionKey, PartitionState] = {}
-        """Number of partitions without leader whose last in-sync replicas may have lost records. An operator decides [C10]."""
+        """Leaderless partitions whose last in-sync replicas may have lost records. An operator must decide [C10]."""
         self._without: dict[PartitionKey, int] = {}
         """Partition -> monotonic time since which it has no leader, in nanoseconds."""
         self._unclean: set[PartitionKey] = set()
-        """Partitions in whose election an operator has chosen a replica that may miss records."""
+        """Partitions in an unclean election: an operator chose a replica that may lack records."""
         self._seen = ClusterImage()
 
     def changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Update the values from a new image, compared with the last one."""
+        """Update the metrics from the difference between the last image and this one."""
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:
             self.folders_lost += sum(_lost_its_folder(before.nodes.get(node.node_id), node) for node in image.nodes.values())

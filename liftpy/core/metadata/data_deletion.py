@@ -28,18 +28,16 @@ class Departures:
         self._deleted_uids.update(stream.uid for stream in deleted)
 
     def gone(self, key: PartitionKey, image: ClusterImage) -> bool:
-        """Return whether ``key`` is not on this node any more, by ``image`` and earlier images."""
+        """Return whether ``key`` has left this node, by ``image`` and the earlier images."""
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
     def _moved_away(self, key: PartitionKey, image: ClusterImage) -> bool:
-        """Return whether the image shows the partition with replicas elsewhere. Then this node has applied the record of that
-        change.
-        """
+        """Return whether the image shows the partition with replicas on other nodes only."""
         found = image.find(key.stream, key.uid, key.partition)
         return found is not None and self._node_id not in found[1].holders
 
     def denied(self, key: PartitionKey) -> None:
-        """Note that the controllers still have the stream: the image was wrong."""
+        """Record that the controllers still have the stream, so the image of this node was wrong."""
         self._deleted_uids.discard(key.uid)
 
 
@@ -50,7 +48,7 @@ def question(key: PartitionKey) -> pb.ControlRequest:
 
 
 def may_go(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
-    """Return whether the answer allows ``node_id`` to delete its data of ``key``. None: no information."""
+    """Return whether the answer allows ``node_id`` to delete its data of ``key``, or None if the answer does not say."""
     if response.error == pb.ControlResponse.NOT_FOUND:
         return True
     partitions = [p for p in response.stream.partitions if p.partition == key.partition]

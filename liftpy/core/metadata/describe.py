@@ -27,17 +27,17 @@ DEFAULT_PAGE_BYTES = 128 * 1024
 MAX_PAGE_BYTES = 512 * 1024
 _MIN_PAGE_BYTES = 512
 _ITEM_BYTES = 6
-"""Maximum overhead of each item in a list, in bytes."""
+"""Maximum overhead of one item of a list in a protobuf, in bytes."""
 _NAMED = 10
 
 
 def page_bytes(asked_bytes: int, max_payload_bytes: int) -> int:
-    """Return the size limit of a page for messages of ``max_payload_bytes``. ``asked_bytes`` 0: use the default."""
+    """Return the size limit of a page for messages of ``max_payload_bytes``. If ``asked_bytes`` is 0, use the default."""
     return max(_MIN_PAGE_BYTES, min(asked_bytes or DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, max_payload_bytes // 2))
 
 
 class _Room:
-    """Remaining room of a page. The first item always fits."""
+    """Room that remains in a page, in bytes. The first item always fits."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
@@ -51,7 +51,7 @@ class _Room:
 
 
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
-    """Return the page that ``request`` asks for, from the image. The caller adds the leader and the controllers."""
+    """Return the page that ``request`` asks for. The caller adds the leader and the controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
         page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
@@ -66,7 +66,7 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
 
 
 def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
-    """Return whether this page and the earlier ones have all nodes."""
+    """Add nodes to the page. Return whether all nodes are in this page or an earlier one."""
     if not after:
         page.image.counters.CopyFrom(counters_to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
@@ -91,7 +91,7 @@ def _add_streams(page: pb.ClusterDescription, image: ClusterImage, request: pb.D
 
 
 def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, room: _Room) -> bool:
-    """Return whether this page has the complete rest of the stream."""
+    """Add the stream to the page. Return whether the page has all remaining partitions of the stream."""
     head = stream_to_pb(replace(stream, partitions=()))
     if not room.takes(head):
         page.more = True
@@ -103,7 +103,10 @@ def _add_stream(page: pb.ClusterDescription, stream: StreamImage, first: int, ro
 
 
 def _add_partitions(described: pb.Stream, stream: StreamImage, first: int, room: _Room) -> int:
-    """Add partitions to the page. Return the number of the first one that does not fit, 0 if all do. At least one always fits."""
+    """Add partitions to the page, at least one.
+
+    Return the number of the first partition that does not fit, or 0 if all partitions fit.
+    """
     for partition in stream.partitions[first:]:
         message = partition_to_pb(partition)
         if not room.takes(message) and described.partitions:
@@ -129,7 +132,7 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
 
 
 def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
-    """Keep the partitions of the stream that fit, and note where the next page begins."""
+    """Remove the partitions of the stream that do not fit, and set the first partition of the next page."""
     if not response.HasField("stream") or response.stream.ByteSize() <= limit_bytes:
         return
     room = _Room(limit_bytes)
@@ -144,7 +147,7 @@ def cut_stream(response: pb.ControlResponse, limit_bytes: int) -> None:
 
 
 class ClusterPages:
-    """Assembles the description of the cluster: send ``request`` until it is None, and pass each page to ``add``."""
+    """Assembles the description of the cluster. Send ``request`` until it is None, and pass each answer to ``add``."""
 
     def __init__(self) -> None:
         self.cluster = pb.ClusterDescription()
@@ -152,7 +155,7 @@ class ClusterPages:
 
     @property
     def request(self) -> pb.DescribeCluster | None:
-        """Next request, None if the description is complete."""
+        """Next request to send. None: the description is complete."""
         return self._next
 
     def add(self, page: pb.ClusterDescription) -> None:
@@ -170,7 +173,10 @@ class ClusterPages:
         self._next = self._after(page) if page.more else None
 
     def _continue(self, rest: list[pb.Stream]) -> None:
-        """Continue the last stream: the page has more of it, has it again, or shows that it was deleted."""
+        """Merge the rest of the last stream.
+
+        The page may have more partitions, repeat the stream, or show that it was deleted.
+        """
         image = self.cluster.image
         last = image.streams[-1]
         goes_on = bool(rest) and rest[0].name == last.name
@@ -195,7 +201,7 @@ def _follows(known: pb.Stream, part: pb.Stream) -> bool:
 
 
 class StreamPages:
-    """Assembles the description of one stream: ``add`` the first answer, then send ``request`` until it is None."""
+    """Assembles the description of one stream. Pass the first answer to ``add``, then send ``request`` until it is None."""
 
     def __init__(self) -> None:
         self.stream = pb.Stream()
@@ -203,13 +209,16 @@ class StreamPages:
 
     @property
     def request(self) -> pb.DescribeStream | None:
-        """Next request, None if the description is complete."""
+        """Next request to send. None: the description is complete."""
         if not self._next_partition:
             return None
         return pb.DescribeStream(name=self.stream.name, uid=self.stream.uid, fromPartition=self._next_partition)
 
     def add(self, response: pb.ControlResponse) -> None:
-        """Add the first page, or the answer to ``request``. Raise ProtocolError if it does not continue there."""
+        """Add the first page, or the answer to ``request``.
+
+        Raise ProtocolError if the page does not continue the description.
+        """
         part = response.stream
         if not self._next_partition:
             self.stream.CopyFrom(part)
@@ -229,7 +238,7 @@ Describe = Callable[[ClusterImage], pb.ControlResponse]
 
 
 def describer(request: pb.ControlRequest) -> Describe | None:
-    """Return the function that answers a read-only request, None for other requests."""
+    """Return the function that answers a read-only request, or None for other requests."""
     match request.WhichOneof("request"):
         case "describeCluster":
             return lambda image: describe(image, request.describeCluster)
@@ -239,7 +248,7 @@ def describer(request: pb.ControlRequest) -> Describe | None:
 
 
 def fit_request(request: pb.ControlRequest, max_payload_bytes: int) -> None:
-    """Limit the size of the requested answer to one message of this NATS server."""
+    """Limit the requested page size, so that the answer fits into one message of this NATS server."""
     match request.WhichOneof("request"):
         case "describeCluster":
             request.describeCluster.maxBytes = page_bytes(request.describeCluster.maxBytes, max_payload_bytes)

@@ -42,13 +42,12 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def is_quorum(stream: StreamImage) -> bool:
-    """Return whether a majority of the replica set commits, and not the ISR."""
+    """Return whether the commit policy of the stream is ``quorum``: a majority of the replica set commits, not the ISR."""
     return stream.commits_by_quorum
 
 
 def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-    """Return the nodes that may become leader in this election, in replica order: ISR members, otherwise equally complete
-    replicas."""
+    """Return the nodes that may become leader in this election, in replica order."""
     able = [
         node_id
         for node_id in stream.may_lead(partition)
@@ -61,8 +60,10 @@ def eligible(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 def begin(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, deposed: str = "", report: LeaderReport | None = None
 ) -> PartitionState:
-    """Start an election without ``deposed`` ('': every ISR member may win), as far as possible at once. ``report`` caused
-    it.
+    """Start an election of the partition without the node ``deposed``.
+
+    The election ends at once if enough is known. ``deposed`` '': every eligible node may win. ``report``: report that caused
+    the election.
     """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
@@ -73,7 +74,7 @@ def begin(
 def answered(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> PartitionState:
-    """Return an election after one more ``report``, or after the set of the eligible has changed."""
+    """Return the partition after one more ``report``, or after the set of eligible nodes has changed."""
     told = _answers(draft, stream, partition)
     if report is not None:
         told[report.witness] = report
@@ -81,12 +82,12 @@ def answered(
 
 
 def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """End the wait for positions and return the partition with a candidate."""
+    """End the wait for reported positions. Return the partition with a candidate."""
     return _choose(draft, stream, partition, _answers(draft, stream, partition))
 
 
 def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition with the next candidate after a failed one, or Offline without any."""
+    """Return the partition with the next candidate after a failed one. Without another candidate, it is Offline."""
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
     if is_quorum(stream):
@@ -113,7 +114,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 
 def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
-    """Make ``candidate`` the candidate in a new LeaderEpoch."""
+    """Return the partition with ``candidate`` as candidate in a new LeaderEpoch."""
     draft.appointed(candidate)
     return replace(
         partition,
@@ -150,7 +151,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
 
 
 def offline(partition: PartitionState) -> PartitionState:
-    """Return the partition without a leader. The ISR stays, and each of its members may lead when it returns."""
+    """Return the partition as Offline, without a leader. The ISR stays. Each ISR member may lead when it returns."""
     return replace(partition, leader="", candidate="", passed_over=(), deposed="", status=PartitionStatus.OFFLINE)
 
 
@@ -192,7 +193,7 @@ def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionS
 
 
 def _needed(stream: StreamImage, partition: PartitionState) -> int:
-    """Return how many nodes must report their positions."""
+    """Return how many nodes must report their positions before a candidate is chosen."""
     return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
 
 
@@ -205,14 +206,14 @@ def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
 
 
 def _tellers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
-    """Return the nodes whose positions count: the eligible ones, and with ack by quorum also failed candidates."""
+    """Return the nodes whose positions count: eligible nodes, and with commit policy ``quorum`` also failed candidates."""
     if not is_quorum(stream):
         return list(eligible(draft, stream, partition))
     return [node for node in stream.may_lead(partition) if node != partition.deposed and draft.is_live(node)]
 
 
 def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
-    """Return the positions that are held for this (leader, LeaderEpoch, status), of processes that still run."""
+    """Return node id -> its reported position in this leadership and status. Reports of ended processes do not count."""
     held = draft.image.reports.get((stream.uid, partition.partition), ())
     return {report.witness: report for report in held if _is_current(draft, report)}
 
@@ -225,7 +226,7 @@ def _is_current(draft: RecordBuilder, report: LeaderReport) -> bool:
 DEFAULT_ELECTION_WAIT_S = 0.25
 DEFAULT_RETRY_S = 1.0
 GETS_ON_WITHIN_S = 0.5
-"""Time after a reported position or finished promotion for which a node makes progress, in seconds."""
+"""Time after a reported position or a finished promotion for which a node counts as making progress, in seconds."""
 PATIENCE = 15
 """Maximum time to wait for one node, as a multiple of ``candidate_timeout_s``."""
 Proposal = pb.ConcludeElection | pb.PassOver | pb.ElectLeader
@@ -261,12 +262,12 @@ class ElectionTimers:
         self._image: ClusterImage | None = None
         self._clocks: dict[PartitionKey, _Clock] = {}
         self._queue: list[tuple[int, PartitionKey]] = []
-        """Heap of (deadline, partition). An entry with an outdated deadline has no meaning."""
+        """Heap of (deadline, partition). An entry is ignored if the timer of its partition has another deadline."""
         self._got_on_ns: dict[str, int] = {}
         """Node id -> time of its last reported position or finished promotion."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Begin: this node is the metadata leader."""
+        """Start the timers of all running elections, because this node became the metadata leader."""
         self.resign()
         self._image = image
         for stream in image.streams.values():
@@ -274,7 +275,7 @@ class ElectionTimers:
                 self._watch(stream, partition, now_ns)
 
     def resign(self) -> None:
-        """End: this node lost the metadata leadership."""
+        """Stop all timers, because this node lost the metadata leadership."""
         self._image = None
         self._clocks.clear()
         self._queue.clear()
@@ -294,7 +295,7 @@ class ElectionTimers:
                 self._watch(change.stream, change.new, now_ns)
 
     def told(self, report: pb.ReportLeader, now_ns: int) -> None:
-        """Note a reported position: its node makes progress in an election."""
+        """Record that a node reported a position, which is progress in an election."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.ELECTION or report.witness in clock.told:
             return
@@ -303,7 +304,10 @@ class ElectionTimers:
             self._got_on_ns[report.witness] = now_ns
 
     def progress(self, report: pb.ReportPromotion, now_ns: int) -> bool:
-        """Process an unfinished candidate's report. Return whether it showed progress and restarted the candidate's clock."""
+        """Process a report of a candidate that is not ready yet.
+
+        Return whether it showed progress, which restarts its timer.
+        """
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.CANDIDATE_FOUND:
             return False
@@ -317,7 +321,7 @@ class ElectionTimers:
         return True
 
     def due(self, now_ns: int) -> list[Proposal]:
-        """Return what to propose now, ordered by partition. A proposal without effect is repeated later."""
+        """Return the proposals of expired timers, ordered by partition. A proposal without effect is returned again later."""
         ended: list[_Clock] = []
         while (deadline_ns := self.next_deadline_ns()) is not None and deadline_ns <= now_ns:
             clock = self._clocks[heappop(self._queue)[1]]
@@ -330,7 +334,7 @@ class ElectionTimers:
         return [_proposal(clock.key, clock.partition) for clock in sorted(ended, key=lambda clock: clock.key)]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest time of the next call of ``due``, None without timers."""
+        """Return the latest monotonic time for the next call of ``due``, or None without timers."""
         queue = self._queue
         while queue:
             deadline_ns, key = queue[0]
@@ -345,7 +349,7 @@ class ElectionTimers:
         heappush(self._queue, (deadline_ns, clock.key))
 
     def _waits_until_ns(self, clock: _Clock) -> int:
-        """Return until when an expired timer waits for nodes that make progress with other partitions."""
+        """Return the time until which an expired timer still waits, because its nodes make progress with other partitions."""
         status = clock.partition.status
         if status is PartitionStatus.CANDIDATE_FOUND:
             within_ns, awaited = self._wait_ns[status], [clock.partition.candidate]
@@ -355,7 +359,7 @@ class ElectionTimers:
         return min(max(got_on_ns) + within_ns, clock.began_ns + self._patience_ns) if got_on_ns else clock.began_ns
 
     def _silent(self, clock: _Clock) -> list[str]:
-        """Return the live possible candidates that have not reported their position."""
+        """Return the live nodes that may become candidate and have not reported their position."""
         key, partition, image = clock.key, clock.partition, self._image
         found = image.find(key.stream, key.uid, key.partition) if image is not None else None
         if found is None or image is None or partition.status is not PartitionStatus.ELECTION:
@@ -377,7 +381,7 @@ class ElectionTimers:
 
     @property
     def _session_ns(self) -> int:
-        """Session time of the cluster, or of the settings if the image has none."""
+        """Return the session time of the cluster in nanoseconds. It is that of the settings if the image has none."""
         times = None if self._image is None else self._image.session_times
         return self._own_session_ns if times is None else times.session_ms * NS_PER_MS
 
@@ -434,13 +438,13 @@ class PreferredLeaders:
         self._seen: frozenset[PartitionKey] = frozenset()
 
     def lead(self, now_ns: int) -> None:
-        """Begin: this node is the metadata leader."""
+        """Start the checks, because this node became the metadata leader."""
         self._seen = frozenset()
         self._leads = True
         self._next_ns = now_ns + self._every_ns if self._every_ns else None
 
     def resign(self) -> None:
-        """End: this node lost the metadata leadership."""
+        """Stop the checks, because this node lost the metadata leadership."""
         self._next_ns = None
         self._leads = False
 
@@ -451,7 +455,7 @@ class PreferredLeaders:
         self._next_ns = 0 if self._every_ns and self._leads else None
 
     def due(self, image: ClusterImage, now_ns: int) -> list[pb.ElectLeader]:
-        """Return the transfers to propose now."""
+        """Return the leadership transfers that the metadata leader proposes now."""
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + self._every_ns
@@ -463,5 +467,5 @@ class PreferredLeaders:
         return [pb.ElectLeader(stream=key.stream, uid=key.uid, partition=key.partition, node=node) for key, node in moves]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the time of the next call of ``due``."""
+        """Return the monotonic time of the next call of ``due``, or None without checks."""
         return self._next_ns

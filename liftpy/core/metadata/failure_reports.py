@@ -21,25 +21,25 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 ANSWER_NS = 1_000_000_000
-"""Monotonic: for the answers to both questions. Less than half of what a follower waits for before it reports."""
+"""Maximum time for the answers to both questions, in nanoseconds. It is less than half the time before a follower reports."""
 _ASKED_FROM = 2
-"""Size of an ISR up to which the accused is asked."""
+"""Largest ISR for which the metadata leader asks the reported leader. In a larger ISR, a majority of the followers decides."""
 
 
 class ProbeResult(Enum):
     """Result of a question to a node."""
 
     SERVES = "serves"
-    """It leads in the requested epoch with a lease, and followers can fetch from it."""
+    """The node leads in the requested epoch with a lease, and followers can fetch from it."""
     DOES_NOT = "does not serve"
-    """It answered, so it can be reached. That proves nothing else."""
+    """The node answered, but it does not serve as leader."""
     ABSENT = "absent"
-    """NATS reports no responders for it."""
+    """NATS reports no responders for the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderQuestion:
-    """Question to ``node``: does it serve as the leader of ``leader_epoch``?"""
+    """Question to ``node`` whether it serves as the leader of ``leader_epoch``."""
 
     key: PartitionKey
     leader_epoch: int
@@ -58,25 +58,25 @@ class Accusations:
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-        """Number of times that the accused leader served, did not serve, or the witness was unreachable."""
+        """Numbers of checks by result: the reported leader served, it did not serve, or the witness was unreachable."""
         self._term = 0
         self._cases: dict[PartitionKey, _Case] = {}
         self._questions: list[LeaderQuestion] = []
         self._proven: list[pb.ReportLeader] = []
 
     def lead(self, term: int) -> None:
-        """Begin as the leader of the group in ``term``. Reports of other terms are not combined with these."""
+        """Start as the metadata leader in Raft term ``term``. Reports of other terms do not count together with new ones."""
         self.resign()
         self._term = term
 
     def resign(self) -> None:
-        """End: this node lost the metadata leadership."""
+        """Stop and forget all reports, because this node lost the metadata leadership."""
         self._cases.clear()
         self._questions.clear()
         self._proven.clear()
 
     def reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Add the time to a report. Return whether it is kept back until the reported leader was asked."""
+        """Add the time to a report. Return whether the report must wait until the reported leader was asked."""
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
         found = image.find(report.stream, report.uid, report.partition)
         if found is None or report.leaderLacks or not _needs_questions(found[1], report):
@@ -90,19 +90,19 @@ class Accusations:
         return True
 
     def questions(self) -> list[LeaderQuestion]:
-        """Return the questions to send now, each once."""
+        """Return the questions that the shell must send now. Each question is returned once."""
         asked, self._questions = self._questions, []
         return asked
 
     def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """Note an answer, or that NATS reports no responders."""
+        """Record the answer of a node, or that NATS reports no responders for it."""
         case = self._cases.get(question.key)
         if case is not None and case.report.leaderEpoch == question.leader_epoch:
             case.heard[question.node] = testimony
             self._close_if_clear(question.key, case, late=False)
 
     def due(self, now_ns: int) -> list[pb.ReportLeader]:
-        """Return the reports to propose now."""
+        """Return the failure reports that the metadata leader proposes now."""
         for key, case in list(self._cases.items()):
             if now_ns >= case.deadline_ns:
                 self._close_if_clear(key, case, late=True)
@@ -110,7 +110,7 @@ class Accusations:
         return proven
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest time of the next call of ``due``, None for none."""
+        """Return the latest monotonic time for the next call of ``due``, or None if no case is open."""
         if self._proven:
             return 0
         return min((case.deadline_ns for case in self._cases.values()), default=None)

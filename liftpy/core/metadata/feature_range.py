@@ -11,7 +11,7 @@ NO_LEVEL = 0
 
 
 class SaysLevels(Protocol):
-    """A message that carries a range."""
+    """Protobuf message with the range of feature levels of its sender."""
 
     minLevel: int
     maxLevel: int
@@ -19,7 +19,7 @@ class SaysLevels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelRange:
-    """Levels that a process speaks, inclusive."""
+    """Range of feature levels that a process supports, inclusive."""
 
     least: int
     most: int
@@ -31,19 +31,19 @@ class LevelRange:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
     def tell(self, message: SaysLevels) -> None:
-        """Put it into a registration or a heartbeat."""
+        """Put the range into a registration or a heartbeat."""
         message.minLevel, message.maxLevel = self.least, self.most
 
 
 UNSAID = LevelRange(1, 1)
-"""Range of a message that has none. No released version supports it, so such a node is rejected.
+"""Range of a message that names none. No released version supports it, so the node is rejected.
 
-Controllers store the text of the rejection, which has this range. So it must not change.
+Controllers store the text of the rejection, which contains this range. The range must not change.
 """
 
 
 def said(message: SaysLevels) -> LevelRange:
-    """Return the range that a message names, ``UNSAID`` if it names none."""
+    """Return the range that a message names, or ``UNSAID`` if it names none."""
     return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 
 

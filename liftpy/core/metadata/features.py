@@ -22,26 +22,28 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import IncompatibleVersionError
 
 UNSUPPORTED = "UNSUPPORTED: "
-"""Before the detail of an INVALID: the other side is of another version, and the request may well make sense there."""
+"""Prefix of the detail of an INVALID answer if the other side has another version. A newer version may accept the request."""
 FIRST = 5
-"""The oldest level that this version speaks. Levels 1 to 4 were never released."""
+"""Oldest level that this version supports. Levels 1 to 4 were never released."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature level. A released one never changes."""
+    """One feature level. The row of a released level never changes."""
 
     level: int
     version: str
-    """The first release that speaks it."""
-    gates: str
-    """Description of the feature."""
+    """First release that supports the level."""
+    description: str
+    """What the level brings, as text for people."""
     has_way_back: bool = False
-    """True if it writes nothing that a version of the previous level cannot read."""
+    """True if versions of the previous level can read everything that this level writes."""
     in_use: Callable[[ClusterImage], list[str]] = lambda _: []
-    """Return the content of the image that needs the level, as text. It must be removed before the level is lowered."""
+    """Function that returns the contents of the image that need the level, as texts. They must be removed before the level is
+    lowered.
+    """
     asked: Callable[[pb.ControlRequest], str] = lambda _: ""
-    """Return the part of a request that needs the level, as text. '': none. A batch is checked item by item."""
+    """Function that returns the part of a request that needs the level, as text. '': none. Each item of a batch is checked."""
 
 
 FEATURES: tuple[Feature, ...] = (
@@ -50,7 +52,7 @@ FEATURES: tuple[Feature, ...] = (
 
 
 def range_of(features: tuple[Feature, ...]) -> LevelRange:
-    """Return the levels that a version with these rows speaks."""
+    """Return the range of levels from the first of ``features`` to the last."""
     return LevelRange(features[0].level, features[-1].level)
 
 
@@ -59,7 +61,7 @@ SPOKEN = range_of(FEATURES)
 
 
 def refused_level(level: int, who: str, spoken: LevelRange) -> str:
-    """Return why ``who`` cannot run at ``level``, '' if it can."""
+    """Return why ``who`` cannot run at ``level``, or '' if it can."""
     if level in spoken:
         return ""
     what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
@@ -67,14 +69,17 @@ def refused_level(level: int, who: str, spoken: LevelRange) -> str:
 
 
 def check_level(image: ClusterImage, spoken: LevelRange) -> None:
-    """Raise IncompatibleVersionError unless this version supports the level of an image that it has read."""
+    """Raise IncompatibleVersionError if this version does not support the feature level of the image."""
     refused = refused_level(image.feature_level, "this version", spoken) if image.feature_level != NO_LEVEL else ""
     if refused:
         raise IncompatibleVersionError(refused)
 
 
 def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
-    """Return why the request must not be logged at ``level``, '' if it may: controllers of an older version do not know it."""
+    """Return why the request must not be logged at ``level``, or '' if it may.
+
+    Controllers of an older version do not know it.
+    """
     for part in (request, *(item.request for item in request.batch.requests)):
         for feature in features:
             what = feature.asked(part) if feature.level > level else ""
@@ -87,14 +92,16 @@ def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature,
 
 
 def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
-    """Return the row of a level."""
+    """Return the feature with this level, or None if there is none."""
     return next((feature for feature in features if feature.level == level), None)
 
 
 def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
-    """Return why the feature level of ``image`` cannot be lowered by one, [] if it can."""
+    """Return the reasons why the feature level of ``image`` cannot be lowered by one. [] means that it can be lowered."""
     now = feature_of(image.feature_level, features)
     assert now is not None
     if not now.has_way_back:
-        return [f"level {now.level} has written what versions before it can't read ({now.gates}): restore a backup instead"]
+        return [
+            f"level {now.level} has written what versions before it can't read ({now.description}): restore a backup instead"
+        ]
     return now.in_use(image)

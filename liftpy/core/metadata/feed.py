@@ -29,28 +29,31 @@ CHUNK_SIZE_BYTES = 256 * 1024
 MAX_ENTRY_SIZE_BYTES = 256 * 1024
 _SMALLEST_MESSAGE_BYTES = 1024
 _OVERHEAD_BYTES = 512
-"""Overhead of the envelope and the other fields of a feed message, in bytes."""
+"""Maximum size of the envelope and the other fields of a feed message, in bytes."""
 MAX_HELD_ENTRIES = 4096
 MAX_HELD_RECORDS = 65_536
 MAX_SNAPSHOTS = 2
 _MAX_STATE_SIZE_BYTES = 8192
-"""Above the size of any one partition, node or stream without its partitions: names have at most 64 characters."""
+"""Upper bound for one partition, one node, or one stream without its partitions, in bytes. Names have at most 64 characters."""
 
 
 class FeedProducer:
-    """The feed on a controller. Every controller calls ``applied``. Only the metadata leader publishes and answers."""
+    """The feed on a controller.
+
+    Every controller calls ``applied``. Only the metadata leader publishes entries and answers requests.
+    """
 
     def __init__(self, index: int = 0) -> None:
         self._held: deque[tuple[int, int, tuple[Record, ...]]] = deque()
-        """(index, previous index, records), contiguous up to ``index``. Limited by entries and records."""
+        """Applied entries as (index, previous index, records), without a gap up to ``index``. Entries and records are limited."""
         self._held_records = 0
         self._takes_bytes: int | None = None
-        """Maximum size of a message, from the NATS server's max_payload. None: not known."""
+        """Maximum size of a message by the max_payload of the NATS server, in bytes. None: unknown."""
         self.index = index
         """Index of the last applied entry."""
         self._published_index = index
         self._snapshots: dict[int, bytes] = {}
-        """Snapshots by index, oldest first. The kept entries lead from each one to ``index``."""
+        """Index -> encoded snapshot, oldest first. The stored entries lead from each snapshot to ``index``."""
 
     def fit(self, max_payload_bytes: int) -> None:
         """Set the message size of the NATS server. Larger entries are sent as a snapshot."""
@@ -65,7 +68,7 @@ class FeedProducer:
         return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
 
     def applied(self, index: int, records: tuple[Record, ...]) -> None:
-        """Note that the entry ``index`` was applied and gave ``records`` (``ClusterFsm.last_records``)."""
+        """Record that entry ``index`` was applied and gave ``records`` (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
             self._held.clear()  # a gap for everyone: it is cheaper as a snapshot
@@ -79,18 +82,21 @@ class FeedProducer:
         self._drop_old_snapshots()
 
     def restored(self, index: int) -> None:
-        """Note that a snapshot replaced the image. The held entries do not lead to it."""
+        """Record that a snapshot replaced the image. The stored entries do not lead to this image."""
         self._held.clear()
         self._held_records = 0
         self._snapshots.clear()
         self.index = self._published_index = index
 
     def lead(self) -> None:
-        """Begin as the metadata leader. Entries that others published are not published again."""
+        """Start to publish, because this node became the metadata leader.
+
+        Entries that another leader published are not repeated.
+        """
         self._published_index = self.index
 
     def take(self) -> list[pb.FeedEntry]:
-        """Return the entries to publish: everything applied since the last call, as few and as large as the bound allows."""
+        """Return the entries to publish: all entries applied since the last call, combined up to the size limit."""
         entries = list(self._entries(self._published_index, None))
         if self._published_index < self.index and not entries:
             entries = [self.head()]
@@ -98,11 +104,11 @@ class FeedProducer:
         return entries
 
     def head(self) -> pb.FeedEntry:
-        """Return the position of the feed. Publish it about once a second."""
+        """Return the position of the feed, an entry without records. The metadata leader publishes it regularly."""
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-        """Return entries, or a chunk of the image. None: call ``snapshot_is_ready`` first, then this method again.
+        """Return entries or a chunk of the image. If the result is None, call ``snapshot_is_ready`` and then this method again.
 
         An empty answer with index 0 means that nothing is applied here yet. The follower asks again.
         """
@@ -144,7 +150,7 @@ class FeedProducer:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
 
     def _was_at(self, index: int) -> bool:
-        """Return whether a held entry follows ``index``. A node with a forged record needs a snapshot."""
+        """Return whether a stored entry follows ``index``. Otherwise the node needs a snapshot."""
         return any(previous == index for _, previous, _ in self._held)
 
     def _drop_old_snapshots(self) -> None:
@@ -154,8 +160,9 @@ class FeedProducer:
             del self._snapshots[index]
 
     def _entries(self, after: int, limit_bytes: int | None) -> Iterator[pb.FeedEntry]:
-        """Yield the entries after index ``after``. They are combined up to the limit of one message, and have at most
-        ``limit_bytes`` in total.
+        """Yield the entries after index ``after``.
+
+        Entries are combined up to the limit of one message. All of them together have at most ``limit_bytes``.
         """
         entry: pb.FeedEntry | None = None
         size = total = 0
@@ -180,12 +187,12 @@ class FeedProducer:
 
 
 def _size_bytes(messages: Iterable[pb.Record]) -> int:
-    """Return the size of messages in an entry, with tag and length."""
+    """Return the size of records in an entry, with their tags and lengths, in bytes."""
     return sum(message.ByteSize() + 8 for message in messages)
 
 
 def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
-    """Return whether the records do not fit into one entry. It measures them only if they are many."""
+    """Return whether the records do not fit into one entry. Only many records are measured."""
     states = sum(_states(record) for record in records)
     if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
         return False
@@ -200,25 +207,27 @@ def _states(record: Record) -> int:
 
 MAX_WAITING_ENTRIES = 256
 MAX_WAITING_BYTES = 16 << 20
-"""Maximum size of the waiting entries. Each may be as large as a NATS message."""
+"""Maximum total size of entries that wait for a missing one, in bytes."""
 MAX_SNAPSHOT_SIZE_BYTES = 512 * 1024 * 1024
 RETRY_AFTER_NS = NS_PER_S
 MAX_OTHER_CHUNKS = 32
-"""Number of consecutive chunks of other snapshots after which a started transfer is given up.
+"""Number of consecutive chunks of other snapshots after which the node gives up a started snapshot transfer.
 
 Any controller answers, with the snapshot that it has made. Only one of them may have the rest of this one.
 """
 MAX_HEADS_BELOW = 6
-"""Heads of the feed below the own image, one after the other, that it is not given up for: they come every half second, and a leader
-that was replaced may have some on their way."""
+"""Number of consecutive feed heads below the own image that the node ignores. After that, it requests a new image.
+
+A metadata leader that was replaced may still have some heads in flight.
+"""
 
 
 MAX_UNREADABLE = 3
-"""Whole snapshots of another version, one after the other, from which on this version can't follow the cluster."""
+"""Number of consecutive complete snapshots of another version after which this version cannot follow the cluster."""
 
 
 class FeedSubscription:
-    """Copy of the image on one node.
+    """Copy of the image on a node that is no controller. The node follows the feed.
 
     ``request`` returns the next request. ``entry_received`` and ``response_received`` process the data.
 
@@ -229,19 +238,19 @@ class FeedSubscription:
         self._node_id = node_id
         self._spoken = spoken
         self._unreadable = 0
-        """Number of consecutive whole snapshots of another version. One may be forged, but not all of them."""
+        """Number of consecutive complete snapshots of another version. A single one may be forged."""
         self.image = ClusterImage()
         self.synced = False
-        """True if the cluster has had ``image``. It may be behind."""
+        """True if ``image`` is an image that the cluster has had. It may be older than the newest one."""
         self.known_index = 0
-        """The highest index that the feed has shown. If it is above ``image.index``, entries are missing."""
+        """Highest index that the feed has shown. If it is above ``image.index``, entries are missing."""
         self.resync_count = 0
         """Number of times that the image was discarded because an entry did not fit."""
         self._heads_below = 0
         self._taken: dict[tuple[int, int], int] = {}
-        """(previous index, index) -> digest of the last entries that are in the image."""
+        """(previous index, index) -> digest of the entry, for the last entries that are part of the image."""
         self._waiting: dict[int, pb.FeedEntry] = {}
-        """Entries after a gap, by their previous index."""
+        """Previous index -> entry, for entries that wait because an earlier one is missing."""
         self._parts = bytearray()
         self._parts_index = 0
         """Index of the incomplete snapshot in ``_parts``. 0: none."""
@@ -250,11 +259,11 @@ class FeedSubscription:
 
     @property
     def behind(self) -> bool:
-        """True if there is something to request."""
+        """True if the node must request entries or a snapshot."""
         return not self.synced or self.known_index > self.image.index
 
     def request(self, now_ns: int) -> pb.FeedSnapshotRequest | None:
-        """Return the request to send now, or None. An unanswered one is repeated after ``RETRY_AFTER_NS``."""
+        """Return the request to send now, or None. A request without an answer is repeated after ``RETRY_AFTER_NS``."""
         if not self.behind or (self._asked_ns is not None and now_ns - self._asked_ns < RETRY_AFTER_NS):
             return None
         self._asked_ns = now_ns
@@ -263,7 +272,7 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """Apply a published entry, or the head of the feed."""
+        """Apply a published entry, or a head of the feed. Return whether the image changed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()
@@ -273,9 +282,10 @@ class FeedSubscription:
         return self.image is not before
 
     def response_received(self, response: pb.FeedSnapshotResponse) -> bool:
-        """Process the answer to ``request``.
+        """Process the answer to ``request``. Return whether the image changed.
 
-        If it has nothing new, the next request waits for ``RETRY_AFTER_NS``. Raise MisdirectedError if it is for another node.
+        If the answer has nothing new, the next request waits for ``RETRY_AFTER_NS``. Raise MisdirectedError if the answer is
+        for another node.
         """
         if response.nodeId not in ("", self._node_id):
             raise MisdirectedError(f"received an answer of the metadata feed for node {shown(response.nodeId)}")
@@ -292,8 +302,10 @@ class FeedSubscription:
         return self.image is not before
 
     def _contradicts(self, entry: pb.FeedEntry) -> bool:
-        """Return whether the image cannot be that of the cluster: another entry was applied instead of this one, or the leader
-        reports a lower index."""
+        """Return whether the entry proves that the image is not that of the cluster.
+
+        Either another entry was applied instead of this one, or the leader reports a lower index.
+        """
         if not self.synced or entry.index > self.image.index:
             self._heads_below = 0
             return False
@@ -333,7 +345,7 @@ class FeedSubscription:
             del self._taken[next(iter(self._taken))]
 
     def _has_room(self, entry: pb.FeedEntry) -> bool:
-        """Return whether there is room for one more waiting entry. Otherwise it is requested again later."""
+        """Return whether there is room for one more waiting entry. Without room, the entry is requested again later."""
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 

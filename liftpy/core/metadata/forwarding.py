@@ -7,19 +7,19 @@ from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 ATTEMPT_NS = NS_PER_S
-"""Maximum time of one attempt over NATS, in seconds."""
+"""Maximum time of one attempt over NATS, in nanoseconds."""
 PAUSE_NS = NS_PER_S // 20
-"""Pause between two attempts."""
+"""Pause between two attempts, in nanoseconds."""
 _AGAIN = (pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.NOT_METADATA_LEADER)
 
 
 def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, detail: str) -> pb.ControlResponse:
-    """Return a response with an error."""
+    """Return a response to ``request`` with an error."""
     return pb.ControlResponse(operationId=request.operationId[:OPERATION_ID_SIZE_BYTES], error=error, detail=detail)
 
 
 class Forwarding:
-    """One forwarded request. Repeat attempts until ``decided``, or until ``left_ns`` is 0. Then use ``response``."""
+    """One forwarded request. Repeat attempts until ``decided`` is True or ``left_ns`` is 0. Then use ``response``."""
 
     def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
         self.request = request
@@ -29,11 +29,11 @@ class Forwarding:
         self.decided = False
 
     def left_ns(self, now_ns: int) -> int:
-        """Return the remaining time of the request."""
+        """Return the remaining time of the request, in nanoseconds."""
         return max(self._deadline_ns - now_ns, 0)
 
     def pause_ns(self, now_ns: int) -> int:
-        """Return the wait before the next attempt."""
+        """Return the pause before the next attempt, in nanoseconds."""
         return min(PAUSE_NS, self.left_ns(now_ns))
 
     def answered(self, response: pb.ControlResponse) -> bool:
@@ -44,13 +44,19 @@ class Forwarding:
         return self.decided
 
     def unanswered(self, detail: str, *, sent: bool) -> None:
-        """Note that an attempt over NATS failed. ``sent``: a leader may have received it, and may still decide it."""
+        """Record that an attempt over NATS failed.
+
+        ``sent``: a leader may have received the request, and may still decide it.
+        """
         error = pb.ControlResponse.OUTCOME_UNKNOWN if sent else pb.ControlResponse.UNAVAILABLE
         self.answered(error_response(self.request, error, detail))
 
     @property
     def response(self) -> pb.ControlResponse:
-        """Decision, or an error. If an attempt may be in a log, the error says that the outcome is unknown."""
+        """Decision of the metadata leader, or an error.
+
+        If an attempt may be in the log, the error says that the outcome is unknown.
+        """
         if self._maybe_applied and not self.decided:
             self._last.error = pb.ControlResponse.OUTCOME_UNKNOWN
         return self._last

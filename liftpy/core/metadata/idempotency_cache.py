@@ -17,7 +17,7 @@ MAX_OPERATIONS = 65_536
 MAX_AGE_NS = 600 * 1_000_000_000
 MAX_STEP_NS = 10 * 1_000_000_000
 MAX_SIZE_BYTES = 32 << 20
-"""Maximum size of all answers, each with ``_ENTRY_BYTES`` for its overhead."""
+"""Maximum total size of all answers in the window, in bytes. Each answer counts with ``_ENTRY_BYTES`` of overhead."""
 _ENTRY_BYTES = 400
 _EVICT_AT_ONCE = 16
 
@@ -28,24 +28,24 @@ class Operation:
 
     operation_id: bytes
     time_ns: int
-    """Image time at which it was applied. It may be lower than that of an earlier operation."""
+    """Image time when the operation was applied. It may be lower than the time of an earlier operation."""
     response: bytes
-    """The serialized ControlResponse that it got."""
+    """Serialized ControlResponse to the operation."""
     age_ns: int = 0
-    """The window's own time when it came: the bounded steps of ``time_ns`` from the first operation on. Set by the window."""
+    """Age of the window when the operation came: sum of the limited steps of ``time_ns`` since the first operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyCache:
-    """A persistent queue of operations with look-up by id, oldest first."""
+    """Persistent queue of finished operations, oldest first, with a lookup by operation id."""
 
     by_id: Map[bytes, Operation] = field(default_factory=Map)
     order: Map[int, bytes] = field(default_factory=Map)
-    """Sequence -> operation id, for ``oldest <= sequence < next_sequence``."""
+    """Sequence number -> operation id, from ``oldest`` (inclusive) to ``next_sequence`` (exclusive)."""
     oldest: int = 0
     next_sequence: int = 0
     size_bytes: int = 0
-    """Size of the answers, counted as for ``MAX_SIZE_BYTES``."""
+    """Total size of the answers in bytes, counted as for ``MAX_SIZE_BYTES``."""
 
     def __len__(self) -> int:
         return self.next_sequence - self.oldest
@@ -54,11 +54,11 @@ class IdempotencyCache:
         return (self.by_id[self.order[n]] for n in range(self.oldest, self.next_sequence))
 
     def get(self, operation_id: bytes) -> Operation | None:
-        """Return the operation with this id, if it is in the window."""
+        """Return the operation with this id, or None if it is not in the window."""
         return self.by_id.get(operation_id)
 
     def with_operation(self, operation: Operation) -> IdempotencyCache:
-        """Return the cache with one more operation. Operations that are too old or too many are removed, oldest first.
+        """Return the window with one more operation. Operations beyond the age or the limits are removed, oldest first.
 
         Age evicts a few at a time, so that one apply after hours without requests is as cheap as any other.
         """

@@ -38,19 +38,19 @@ class _Branch:
     """Subjects that begin with the tokens on the path to this node."""
 
     streams: tuple[tuple[str, int], ...] = ()
-    """(name, number of partitions) of the streams whose subject ends here, by name."""
+    """(name, number of partitions) of the streams whose subject ends at this node, ordered by name."""
     below: Map[str, _Branch] = field(default_factory=Map)
-    """Branches by the next token."""
+    """Next subject token -> its branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectIndex:
-    """The subjects of the streams that answer."""
+    """Index of the subjects of streams that answer publishers. It finds overlapping subjects."""
 
     root: _Branch = field(default_factory=_Branch)
 
     def with_stream(self, name: str, subject: str, partitions: int) -> SubjectIndex:
-        """Return the index with the stream ``name``, which it does not contain."""
+        """Return the index with the stream ``name`` added. The index must not contain the stream yet."""
         return SubjectIndex(_put(self.root, subject.split("."), name, partitions))
 
     def without_stream(self, name: str, subject: str) -> SubjectIndex:
@@ -58,7 +58,7 @@ class SubjectIndex:
         return SubjectIndex(_put(self.root, subject.split("."), name, 0))
 
     def overlapping(self, subject: str, partitions: int) -> str:
-        """Return the name of a stream that overlaps with a stream on ``subject`` with these partitions. '': none.
+        """Return the name of a stream whose subject overlaps with ``subject`` or its partitions, or '' if there is none.
 
         The result is the same on every node.
         """
@@ -67,7 +67,7 @@ class SubjectIndex:
 
 
 def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Branch:
-    """Return the branch with ``name`` at the end of ``tokens``. 0 partitions: without it."""
+    """Return the branch with ``name`` at the end of ``tokens``. If ``partitions`` is 0, remove the name."""
     if not tokens:
         others = tuple(held for held in branch.streams if held[0] != name)
         return replace(branch, streams=tuple(sorted((*others, (name, partitions)))) if partitions else others)
@@ -78,9 +78,7 @@ def _put(branch: _Branch, tokens: list[str], name: str, partitions: int) -> _Bra
 
 
 def _of_subject(branch: _Branch, tokens: list[str]) -> Iterator[str]:
-    """Yield the streams at or below ``branch`` whose subject, or a partition's subject, overlaps with ``tokens``, including
-    wildcards.
-    """
+    """Yield the streams at or below ``branch`` whose subjects overlap with ``tokens``. Tokens may be wildcards."""
     if not tokens:
         yield from (name for name, _ in branch.streams)
         return
@@ -119,7 +117,7 @@ def _of_numbers(branch: _Branch, tokens: list[str], partitions: int) -> Iterator
 
 
 def _all(branch: _Branch) -> Iterator[str]:
-    """Yield everything that has at least one more token than ``branch``."""
+    """Yield all streams whose subject has at least one token more than ``branch``."""
     yield from (name for name, partitions in branch.streams if partitions > 1)
     for key in sorted(branch.below):
         yield from (name for name, _ in branch.below[key].streams)
@@ -127,7 +125,7 @@ def _all(branch: _Branch) -> Iterator[str]:
 
 
 def _is_number(token: str, partitions: int) -> bool:
-    """Return whether ``token`` can be that of a partition from 1 to ``partitions`` - 1 (inclusive)."""
+    """Return whether ``token`` can be the number of a partition, from 1 to ``partitions`` - 1 (inclusive)."""
     if token == ANY:
         return partitions > 1
     plain = token.isascii() and token.isdigit() and len(token) <= len(str(partitions)) and token[0] != "0"
@@ -139,14 +137,14 @@ MAX_STEPS = 8192
 
 @dataclass(frozen=True, slots=True)
 class DirtyStreams:
-    """A persistent ring of stream names in the order of their changes."""
+    """Persistent ring of the names of the streams that changed last, in the order of their changes."""
 
     origin: object = field(default_factory=object)
     """Object that all images of the same origin share."""
     steps: Map[int, str] = field(default_factory=Map)
     """Step number -> stream name, for the last MAX_STEPS steps."""
     step_count: int = 0
-    """Steps ever taken since ``origin``."""
+    """Number of steps since ``origin``."""
 
     def step(self, stream: str) -> DirtyStreams:
         """Return the trail with one more change of ``stream``."""
@@ -156,7 +154,7 @@ class DirtyStreams:
         return DirtyStreams(self.origin, steps, self.step_count + 1)
 
     def since(self, earlier: DirtyStreams) -> set[str] | None:
-        """Return the streams that changed after ``earlier``, None if it is unknown."""
+        """Return the streams that changed after ``earlier``, or None if the ring does not reach back that far."""
         count = self.step_count - earlier.step_count
         if self.origin is not earlier.origin or not 0 <= count <= MAX_STEPS:
             return None
@@ -164,7 +162,7 @@ class DirtyStreams:
 
 
 INSUFFICIENT_NODES = "insufficient-nodes"
-"""The state of a stream that waits for nodes."""
+"""State of a stream that waits for nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,27 +181,27 @@ class NodeImage:
     session_time_ns: int = 0
     """Image time of the registration, fencing or unfencing."""
     previous_incarnation: int = 0
-    """Incarnation in its data directory when it registered.
+    """Incarnation that the data directory of the node had when the process registered.
 
     A process that fails before it stores its new incarnation returns with this one, and has acknowledged nothing in
     between.
     """
     folder_id: str = ""
     start: int = 0
-    """The process is the ``start``-th one on the data folder ``folder_id``."""
+    """Number of the start of the process on the data directory ``folder_id``."""
     nonce: int = 0
-    """Random number of the process. 0: its version has none."""
+    """Random number of the process. 0: the version of the process sends none."""
     earlier_nonces: tuple[int, ...] = ()
-    """Nonces of earlier processes in its directory, oldest first, limited (``starts.py``)."""
+    """Nonces of earlier processes on the data directory, oldest first. Their number is limited."""
     partition_budget: int = 0
-    """Maximum number of replicas, as its process reported. 0: not reported."""
+    """Maximum number of replicas that the process reported. 0: not reported."""
     weight_by_hand: bool = False
-    """An operator has set the weight: what the node says does not count."""
+    """True if an operator has set the weight. Then the weight that the node reports does not count."""
     rack_by_hand: bool = False
     leaving: bool = False
-    """True while an operator drains it: it gets no replicas, and its replicas move away."""
+    """True while an operator drains the node. The node gets no replicas, and its replicas move to other nodes."""
     host: str = ""
-    """Host of its process, as in ``liftpy.client.closest_replica``. '': not given."""
+    """Host name of the process, as in ``liftpy.client.closest_replica``. '': not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +216,13 @@ class StreamImage:
     """Partitions of the stream: ``partitions[i].partition == i``."""
     created_time_ns: int = 0
     placement: str = ""
-    """The placement policy at its creation. '': the default."""
+    """Placement policy of the stream. '': the default policy."""
     replication_factor: int = 0
-    """0: as many replicas as partition 0 has."""
+    """Number of replicas of each partition. 0: as many as partition 0 has."""
     waiting: int = 0
-    """Number of partitions that wait for enough nodes (``insufficient-nodes``). The stream has none yet."""
+    """Number of partitions that wait for enough nodes (``insufficient-nodes``). Such a stream has no placed partitions."""
     config_version: int = 0
-    """Grows with each change of ``config``."""
+    """Version of ``config``. It grows with each change."""
 
     @property
     def replica_count(self) -> int:
@@ -237,7 +235,7 @@ class StreamImage:
         return len(self.partitions) or self.waiting
 
     def key(self, partition: int) -> PartitionKey:
-        """Return the identity of partition ``partition``."""
+        """Return the PartitionKey of partition ``partition``."""
         return PartitionKey(self.name, self.uid, partition)
 
     @property
@@ -253,16 +251,19 @@ class StreamImage:
         return partition.may_lead(self.config.commit_policy)
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
-        """Return the settings in a cluster with this default quota. The cluster's own streams have only their own quota."""
+        """Return the settings of the stream with the cluster's default quota applied.
+
+        Internal streams have only their own quota.
+        """
         return self.config.with_default(quota) if self.takes_default_quota else self.config
 
     @property
     def takes_default_quota(self) -> bool:
-        """True if the default quota of the cluster applies to it."""
+        """True if the default quota of the cluster applies to the stream."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
     def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
-        """Return the metadata for the replicas of ``partition``. ``quota``: default of the cluster."""
+        """Return the metadata that replicas of ``partition`` need. ``quota``: default quota of the cluster."""
         key, count = self.key(partition.partition), len(self.partitions)
         config = self.config_under(quota)
         return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
@@ -283,52 +284,52 @@ class StreamImage:
 
     @property
     def answers(self) -> bool:
-        """True if publishers on its subject may be answered."""
+        """True if publishers on the stream's subject may get answers."""
         return self.config.ack_policy is not AckPolicy.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Sources of all unique numbers. They only grow."""
+    """Counters for all unique numbers in the cluster. They only grow."""
 
     next_incarnation: int = 1
     next_stream_uid: int = 1
     next_leader_epoch: int = 1
     next_epoch: int = 1
     placement_index: int = 0
-    """Start index of the next round-robin placement. It is reduced modulo only when it is used."""
+    """Start index of the next round-robin placement. It is not reduced modulo the number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderReport:
-    """A follower's word that it cannot reach its leader, or its position during an election [C9]."""
+    """Report of a follower that it cannot reach its leader, or its position during an election [C9]."""
 
     witness: str
     witness_incarnation: int
     leader: str
     leader_epoch: int
-    """The report counts for this (leader, leader_epoch) only."""
+    """LeaderEpoch to which the report belongs. The report counts only for this leadership."""
     last_epoch: int
-    """LeaderEpoch of the last record of the witness's log, or of the last record that retention deleted."""
+    """LeaderEpoch of the last record of the witness. It may be the last record that retention deleted."""
     newest_offset: int
-    """Inclusive, -1 when the log is empty."""
+    """Newest offset in the log of the witness, inclusive. -1: the log is empty."""
     high_watermark: int
-    """Inclusive, -1 when nothing is committed."""
+    """High watermark of the witness, inclusive. -1: nothing is committed."""
     time_ns: int
-    """Image time of the report, for people: it may be years off."""
+    """Image time of the report, for display only. The clock may be wrong."""
     stamp_ns: int = 0
-    """Monotonic time of the metadata leader of ``stamp_term`` when the report came: outside the window it does not count."""
+    """Monotonic time of the metadata leader of ``stamp_term`` when the report arrived. Reports outside the window do not count."""
     stamp_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Settings of decisions. The settings of the leader give them when the group begins. Then the image holds them."""
+    """Settings that affect decisions. A new group takes them from its leader's settings, and then stores them in the image."""
 
     namespace: str = "liftpy"
-    """The cluster's own first subject token: no stream may be attached to it."""
+    """First subject token of the cluster's own subjects. No stream may use it."""
     elections: bool = False
-    """True if an election replaces a lost leader. False: partitions wait for the leader."""
+    """True if an election replaces a lost leader. If False, partitions wait for their leader."""
 
 
 Hosted = Map[str, Map[str, tuple[int, ...]]]
@@ -351,51 +352,53 @@ class ClusterImage:
     counters: Counters = Counters()
     operations: IdempotencyCache = field(default_factory=IdempotencyCache)
     reports: Reports = field(default_factory=Map)
-    """Reports by (stream uid, partition): at most one per witness, in the order of arrival."""
+    """(stream uid, partition) -> failure reports, at most one per witness, in the order of arrival."""
     controllers: ControllerList = field(default_factory=ControllerList)
-    """Controllers of the metadata group at ``index``. Index 0: those of the settings, never changed."""
+    """Controllers of the metadata group at ``index``. If its index is 0, the controllers are those of the settings."""
     feature_level: int = NO_LEVEL
-    """Feature level by which apply decides (``features.py``). ``NO_LEVEL``: the group is new."""
+    """Feature level that decides how ``apply`` works. ``NO_LEVEL``: the group is new."""
     rules: ClusterRules | None = None
     """Rules of the cluster. None: the group is new."""
     default_quota: DefaultQuota = NO_QUOTA
-    """Quota of streams without their own."""
+    """Quota of streams that have no quota of their own."""
     session_times: SessionTimes | None = None
     """Session times of the cluster. None: the group is new, and each process uses its own settings."""
     digest: bytes = field(default=b"", compare=False)
-    """Digest of the records of all entries since the level was set. b'': none yet, or a node that only follows the feed."""
+    """Digest of all records since the feature level was set. It is b'' before the first record, and on nodes that only follow
+    the feed.
+    """
     hosted: Hosted = field(default_factory=Map)
-    """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
+    """Node id -> stream name -> numbers of the partitions that the node holds as replica or learner, in ascending order."""
     replica_counts: Map[str, int] = field(default_factory=Map)
-    """Node id -> number of partitions that it holds, as a replica or as a learner. Nodes without any are absent."""
+    """Node id -> number of partitions that the node holds as replica or learner. Nodes without partitions are absent."""
     leader_counts: Map[str, int] = field(default_factory=Map)
-    """Node id -> number of partitions that it leads. Nodes without any are absent."""
+    """Node id -> number of partitions that the node leads. Nodes without leaderships are absent."""
     answering: SubjectIndex = field(default_factory=SubjectIndex, compare=False, repr=False)
-    """The subjects of the streams that answer publishers."""
+    """Index of the subjects of streams that answer publishers."""
     waiting: frozenset[str] = frozenset()
     """Names of the streams that wait for nodes."""
     trail: DirtyStreams = field(default_factory=DirtyStreams, compare=False, repr=False)
-    """Streams that have changed last."""
+    """Names of the streams that changed last."""
 
     def find(self, stream: str, uid: str, partition: int) -> tuple[StreamImage, PartitionState] | None:
-        """Return the partition, or None. ``uid`` '' means the stream that has the name now."""
+        """Return the partition, or None if it does not exist. If ``uid`` is '', use the stream that has the name now."""
         found = self.streams.get(stream)
         if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
             return None
         return found, found.partitions[partition]
 
     def held(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
-        """Return the metadata for the replicas of a partition."""
+        """Return the metadata that replicas of ``partition`` need."""
         return stream.held(partition, self.default_quota, self.longest_lease_ns)
 
     @property
     def is_used(self) -> bool:
-        """True if the image has more than the feature level."""
+        """True if the image contains anything besides the feature level."""
         return bool(self.nodes or self.streams or self.counters != Counters() or self.controllers.index)
 
     @property
     def longest_lease_ns(self) -> int:
-        """Longest lease that any node may have. 0: the group is new, and each process uses its own settings."""
+        """Longest lease that any node may have, in nanoseconds. 0: the group is new, and each process uses its own settings."""
         return 0 if self.session_times is None else self.session_times.longest_lease_ns
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
@@ -421,7 +424,7 @@ class ClusterImage:
         return replace(self.with_streams((stream,)), trail=self.trail.step(stream.name))
 
     def with_streams(self, streams: Iterable[StreamImage]) -> ClusterImage:
-        """Return the image with new streams. The trail does not record them."""
+        """Return the image with new streams, without an entry in the trail of changes."""
         added = tuple(streams)
         answering = self.answering
         for stream in added:
@@ -456,7 +459,7 @@ class ClusterImage:
         )
 
     def with_partitions_added(self, stream: StreamImage, added: tuple[PartitionState, ...]) -> ClusterImage:
-        """Return the image with more partitions of an existing stream. Waiting partitions are part of them."""
+        """Return the image with more partitions of an existing stream. Partitions that were waiting are included."""
         fresh = replace(stream, partitions=(*stream.partitions, *added), waiting=0)
         answering = self.answering
         if stream.answers:

@@ -36,16 +36,16 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """Change of a partition, or of the settings of its stream. ``old`` None: it is new. ``new`` None: it was removed."""
+    """Change of a partition, or of its stream's settings. ``old`` None: the partition is new. ``new`` None: it was removed."""
 
     stream: StreamImage
-    """The stream that the partition belongs to: the new one, or the old one when it is gone."""
+    """Stream of the partition after the change. If the stream was deleted, its state before the deletion."""
     old: PartitionState | None
     new: PartitionState | None
 
     @property
     def key(self) -> PartitionKey:
-        """Identity of the partition."""
+        """PartitionKey of the changed partition."""
         either = self.new or self.old
         assert either is not None
         return self.stream.key(either.partition)
@@ -53,7 +53,7 @@ class PartitionChange:
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """Change of a node. ``old`` None: it is new. ``new`` None: it was removed."""
+    """Change of a node. ``old`` None: the node is new. ``new`` None: the node was removed."""
 
     old: NodeImage | None
     new: NodeImage | None
@@ -61,31 +61,31 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class ImageDiff:
-    """All differences, by name and partition number."""
+    """All differences between two images, ordered by name and partition number."""
 
     nodes: tuple[NodeChange, ...] = ()
     created: tuple[StreamImage, ...] = ()
     deleted: tuple[StreamImage, ...] = ()
-    """Deleted streams. A stream that was created again under its name is in both lists. The deleted one is the earlier one
+    """Deleted streams. If a name was deleted and created again, the old stream is here and the new one in the created streams
     [R9, M11].
     """
     partitions: tuple[PartitionChange, ...] = ()
-    """Changed partitions: those of deleted streams first."""
+    """Changed partitions. Partitions of deleted streams come first."""
     lease_changed: bool = False
-    """True if the longest lease of any node has changed. Every replica is then informed."""
+    """True if the longest lease of any node has changed. The node then informs every replica."""
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.created or self.deleted or self.partitions or self.lease_changed)
 
     def for_node(self, node_id: str) -> Iterator[PartitionChange]:
-        """Yield the changes of partitions that the node has or had."""
+        """Yield the changes of partitions that the node holds, or held before the change."""
         for change in self.partitions:
             if any(p is not None and node_id in p.holders for p in (change.old, change.new)):
                 yield change
 
 
 def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
-    """Return the differences between two images. It is fast if they share most of their parts."""
+    """Return the differences between two images. The function is fast if the images share most of their parts."""
     nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
     has_same_default = old.default_quota == new.default_quota
     lease_changed = old.longest_lease_ns != new.longest_lease_ns
@@ -144,11 +144,11 @@ def _changed_keys(
 
 
 class _Unsayable(Exception):
-    """Records cannot express the difference."""
+    """Raised if records cannot express the difference."""
 
 
 def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
-    """Return the entry that turns ``old`` into ``new``, None if there is none."""
+    """Return the feed entry that turns ``old`` into ``new``, or None if no entry can."""
     records = records_between(old, new)
     if records is None:
         return None
@@ -156,9 +156,7 @@ def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
 
 
 def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None:
-    """Return the records that turn the image ``old`` into ``new``, in an order in which they can be replayed. None: there are
-    none.
-    """
+    """Return the records that turn ``old`` into ``new``, in replay order, or None if records cannot express the difference."""
     if new.index < old.index:
         return None
     try:

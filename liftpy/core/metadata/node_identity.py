@@ -18,25 +18,23 @@ from liftpy.core.metadata.image import NodeImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_EARLIER_NONCES = 16
-"""Maximum number of kept nonces. More starts in a row that fail after their registration cost the place in the ISR."""
+"""Maximum number of stored nonces. After more failed starts in a row, the node loses its place in the ISR."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryIdentity:
-    """Starts and nonces of the processes of a data directory. Durable."""
+    """Starts and nonces of the processes that used a data directory. It is stored in the directory."""
 
     folder_id: str
-    """Drawn when the folder was made: an emptied folder is another one."""
+    """Random id that was drawn when the data directory was created. An emptied directory gets another id."""
     starts: int = 0
-    """Number of starts."""
+    """Number of process starts on the data directory."""
     nonce: int = 0
-    """Nonce of the last start. 0: none."""
+    """Nonce of the last started process. 0: none."""
     registered: int = 0
-    """Nonce of the last process that knew that it was registered. It stays in ``earlier``, however many later processes do
-    not register.
-    """
+    """Nonce of the last process that knew of its registration. It stays in ``earlier`` until another process registers."""
     earlier: tuple[int, ...] = ()
-    """Nonces of starts before the last one, oldest first, at most MAX_EARLIER_NONCES."""
+    """Nonces of the processes before the last one, oldest first, at most MAX_EARLIER_NONCES."""
 
     def next(self, nonce: int) -> DirectoryIdentity:
         """Return the identity for the next process, which has drawn ``nonce``."""
@@ -47,7 +45,7 @@ class DirectoryIdentity:
         return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
 
     def taken(self) -> DirectoryIdentity:
-        """Return the identity after the last process was registered."""
+        """Return the identity after the last process has learned of its registration."""
         return replace(self, registered=self.nonce)
 
     def tell(self, request: pb.RegisterNode) -> None:
@@ -66,19 +64,19 @@ def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs
 
 
 class ProcessRelation(Enum):
-    """Relation of a registering process to the one that registered last."""
+    """Relation of a registering process to the process that registered last for the node."""
 
     FOLLOWS = "follows"
-    """It starts on the directory that the other process has left, as far as known."""
+    """The process starts on the data directory of the other process, as far as the controllers know."""
     SAME = "is the same process"
     OUTLIVED = "is of a process before that one"
-    """The request outlived its sender, which a later start has replaced."""
+    """The request is older than the registration: a later process has already replaced its sender."""
     WENT_BACK = "starts on an older copy"
-    """The folder has not seen what the other did."""
+    """The data directory lacks changes of the other process, so it is an older copy."""
 
 
 def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
-    """Compare a registration with the ``known`` one.
+    """Compare a registration with the registered process ``known``.
 
     Versions without directory id or nonce are judged by the fields that they send.
     """
@@ -105,13 +103,13 @@ def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
 
 
 DEFAULT_WAIT_S = 15.0
-"""Longer than a node takes to stop in good order."""
+"""Default time to wait for an earlier process, in seconds. A node needs less for a clean stop."""
 DEFAULT_SILENCES = 3
-"""Number of unanswered requests in a row after which the other process counts as hanging."""
+"""Number of consecutive unanswered probes after which the earlier process counts as hanging."""
 
 
 class Sign(Enum):
-    """Result of one question to NATS."""
+    """Result of one probe of an earlier process over NATS."""
 
     ABSENT = "nobody listens"
     PRESENT = "it answered"
@@ -120,7 +118,7 @@ class Sign(Enum):
 
 
 class Verdict(Enum):
-    """Next step of the check."""
+    """Next step of the check whether an earlier process of this node still runs."""
 
     ASK = "ask again"
     GO_ON = "take its place"
@@ -128,17 +126,17 @@ class Verdict(Enum):
 
 
 class Predecessor:
-    """One check for another process. ``now_ns`` is monotonic."""
+    """Check whether an earlier process of this node still runs. ``now_ns`` is monotonic."""
 
     def __init__(self, now_ns: int, wait_s: float = DEFAULT_WAIT_S, silences: int = DEFAULT_SILENCES) -> None:
         self._deadline_ns = now_ns + round(wait_s * NS_PER_S)
         self._silences = silences
         self._silent = 0
         self.is_present = False
-        """True if it has answered and was not proved gone since then."""
+        """True if the earlier process has answered a probe, and no later probe showed that it ended."""
 
     def heard(self, sign: Sign, now_ns: int) -> Verdict:
-        """Note the result of one question. Return the verdict."""
+        """Record the result of one probe. Return the next step."""
         if sign is Sign.ABSENT:
             return Verdict.GO_ON
         if sign is Sign.UNASKED:

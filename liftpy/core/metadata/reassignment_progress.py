@@ -11,21 +11,21 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 
 
 class Phase(Enum):
-    """Phase of a swap."""
+    """Phase of the move of a replica."""
 
     WAITS = "waits"
-    """The move waits for its turn, for its partition to be complete, or for its node."""
+    """The move waits for its turn, for a complete partition, or for a node."""
     COPIES = "copies"
-    """A replica is made."""
+    """The new replica copies the log."""
     DROPS = "drops"
-    """The new replica is in the ISR, or none joins. Another one has to leave, its leadership first."""
+    """The new replica is in the ISR, or there is none. Another replica must leave, and transfers its leadership first."""
     LEADS = "leads"
-    """No replica moves. Another one becomes the leader."""
+    """No replica moves. Another replica becomes the leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """One partition whose replicas move."""
+    """Move of one partition, for display."""
 
     stream: str
     uid: str
@@ -34,14 +34,14 @@ class Movement:
     target: tuple[str, ...]
     phase: Phase
     into: str
-    """Node that joins now or next, or becomes the leader. '': none."""
+    """Node that joins or becomes the leader. '': none."""
     out: str
     """Node that leaves. '': none."""
     why: str
 
 
 def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | None:
-    """Return how ``partition`` moves, None if it does not."""
+    """Return the current move of ``partition``, or None if there is none."""
     leads = partition.wants_leader if not partition.target else ""
     if not (partition.target or partition.joining or leads):
         return None
@@ -61,13 +61,13 @@ def movement_of(stream: StreamImage, partition: PartitionState) -> Movement | No
 
 
 def movements(image: ClusterImage) -> list[Movement]:
-    """Return all moves, by stream and partition."""
+    """Return the current moves of all partitions, ordered by stream and partition."""
     places = ((image.streams[name], p) for name in sorted(image.streams) for p in image.streams[name].partitions)
     return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
 
 
 def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
-    """Return the partitions of a node that no live node can lead.
+    """Return the partitions with a replica on the node that no live node can lead.
 
     They cannot be copied, so they stay on the node until a complete replica returns or an operator gives them up.
     """
@@ -75,7 +75,7 @@ def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, Par
 
 
 def replicas_to_come(partition: PartitionState) -> Iterator[tuple[str, int]]:
-    """Yield (node, change): 1 for a node that will get a replica, -1 for a node that will lose its own."""
+    """Yield (node, change) for a partition: 1 for a node that will get a replica, -1 for a node that will lose one."""
     if not partition.target:
         return
     for node_id in partition.target:

@@ -21,7 +21,7 @@ MAX_DETAIL_LENGTH = 600
 
 
 class Decision(NamedTuple):
-    """Result of a request: records to replay in order, and the answer."""
+    """Result of a request: the records to replay in order, and the answer."""
 
     records: tuple[Record, ...]
     response: pb.ControlResponse
@@ -39,8 +39,9 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of decisions. A new group takes the first two from the settings into its image. From then on those of the
-    image apply.
+    """Settings that affect decisions.
+
+    A new group stores the first two settings in its image. After that, the values of the image apply.
     """
 
     namespace: str = "liftpy"
@@ -84,7 +85,7 @@ class RecordBuilder:
         return f"{self._stream_uid - 1:06x}-{self.now_ns // 1_000_000:x}"
 
     def next_leader_epochs(self, count: int = 1) -> int:
-        """Reserve ``count`` new LeaderEpochs and return the first."""
+        """Reserve ``count`` new LeaderEpochs. Return the first one."""
         self._leader_epoch += count
         return self._leader_epoch - count
 
@@ -93,15 +94,15 @@ class RecordBuilder:
         self._leader_epoch = max(self._leader_epoch, first)
 
     def next_epochs(self, count: int = 1) -> int:
-        """Reserve ``count`` new Epochs and return the first."""
+        """Reserve ``count`` new Epochs. Return the first one."""
         self._epoch += count
         return self._epoch - count
 
     def needs_entry(self) -> None:
-        """Note that the request needs an entry in the log although it changes nothing, because its entry is an event."""
+        """Request a log entry for a decision that changes nothing, because its entry is an event."""
 
     def takes_long(self) -> None:
-        """Call it before a decision that needs many steps."""
+        """Announce that the decision needs many steps. A trial decision stops here."""
 
     def add(self, record: Record) -> None:
         """Append a record."""
@@ -119,15 +120,15 @@ class RecordBuilder:
         return node is not None and not node.fenced
 
     def leader_count(self, node_id: str) -> int:
-        """Return how many partitions the node leads, including those that this decision gave it as a candidate."""
+        """Return how many partitions the node leads or leads next, by the image and this decision."""
         return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
 
     def appointed(self, node_id: str) -> None:
-        """Count ``node_id`` as the leader of one more partition, so that the next choice of this decision sees it."""
+        """Count ``node_id`` as leader of one more partition, so that the next choice of this decision considers it."""
         self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
 
     def change(self, stream: StreamImage, partition: PartitionState) -> PartitionState:
-        """Record ``partition`` as the new state of its place in ``stream``, in a new Epoch. Return the recorded state."""
+        """Record ``partition`` as the new state of a partition of ``stream``, with a new Epoch. Return the recorded state."""
         old = stream.partitions[partition.partition]
         begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
         changed = replace(
@@ -140,7 +141,7 @@ class RecordBuilder:
         return changed
 
     def done(self, response: pb.ControlResponse | None = None) -> Decision:
-        """Return the decision. Without ``response`` it is a plain OK."""
+        """Return the decision with all records. Without ``response``, its answer is OK."""
         counters = Counters(self._incarnation, self._stream_uid, self._leader_epoch, self._epoch, self.placement_index)
         if counters != self.image.counters:
             self.add(CountersMoved(counters))

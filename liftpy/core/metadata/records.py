@@ -22,14 +22,14 @@ from liftpy.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class StreamCreated:
-    """A stream under a name that was free."""
+    """Record: a stream was created. Its name was free."""
 
     stream: StreamImage
 
 
 @dataclass(frozen=True, slots=True)
 class StreamDeleted:
-    """A stream was deleted. Only this record lets a node delete data [M11]."""
+    """Record: a stream was deleted. Only this record allows nodes to delete its data [M11]."""
 
     name: str
     uid: str
@@ -37,7 +37,7 @@ class StreamDeleted:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAdded:
-    """A stream got more partitions. With the first ones it does not wait for nodes any more."""
+    """Record: partitions were added to a stream. A stream that waited for nodes does not wait anymore."""
 
     stream: str
     uid: str
@@ -46,34 +46,34 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class StreamAltered:
-    """The stream ``stream`` with ``uid`` gets this number of replicas and these settings."""
+    """Record: the stream ``stream`` with ``uid`` has a new number of replicas or new settings."""
 
     stream: str
     uid: str
     replication_factor: int
     config: StreamConfig | None = None
-    """New settings. None: unchanged."""
+    """New settings of the stream. None: they did not change."""
     config_version: int = 0
-    """Version of ``config``."""
+    """Version of the settings ``config``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChanged:
-    """A node was registered, fenced or unfenced, or an operator changed its settings."""
+    """Record: a node was registered, fenced or unfenced, or an operator changed its settings."""
 
     node: NodeImage
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRemoved:
-    """A node is no longer a member."""
+    """Record: a node was removed from the cluster."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStateChanged:
-    """The new state of one partition of the stream ``stream`` with the unique id ``uid``."""
+    """Record: new state of one partition of the stream ``stream`` with ``uid``."""
 
     stream: str
     uid: str
@@ -82,21 +82,21 @@ class PartitionStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OperationDone:
-    """An operation and its answer, for deduplication. Nodes that decide nothing do not get it."""
+    """Record: an operation and its answer, for deduplication. Nodes that decide nothing do not get this record."""
 
     operation: Operation
 
 
 @dataclass(frozen=True, slots=True)
 class CountersMoved:
-    """New values of the counters."""
+    """Record: new values of the counters."""
 
     counters: Counters
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderReported:
-    """A report that counts, of a witness that has none or an older one for this partition [C9]."""
+    """Record: a failure report that counts. It replaces an older report of the same witness about the partition [C9]."""
 
     uid: str
     partition: int
@@ -105,32 +105,32 @@ class LeaderReported:
 
 @dataclass(frozen=True, slots=True)
 class ControllersChanged:
-    """New members of the metadata group, in effect from the entry with this index [M10]."""
+    """Record: the new controllers of the metadata group, valid from the entry with this index [M10]."""
 
     controllers: ControllerList
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureLevelSet:
-    """Decisions are made by this level from the next entry on."""
+    """Record: the feature level for decisions from the next entry on."""
 
     level: int
     rules: ClusterRules | None = None
-    """Rules in the image from now on."""
+    """Rules that the image stores from this entry on. None: they did not change."""
     times: SessionTimes | None = None
-    """Session times in the image from now on."""
+    """Session times that the image stores from this entry on. None: they did not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultQuotaSet:
-    """The quota of streams without a quota of their own."""
+    """Record: the new default quota of the cluster."""
 
     quota: DefaultQuota
 
 
 @dataclass(frozen=True, slots=True)
 class SessionTimesSet:
-    """The session and lease times from now on."""
+    """Record: the new session and lease times of the cluster."""
 
     times: SessionTimes
 
@@ -154,7 +154,7 @@ Record: TypeAlias = (
 
 
 def record_to_pb(record: Record) -> pb.Record:
-    """Record -> its protobuf."""
+    """Convert a record to protobuf."""
     match record:
         case StreamCreated(stream):
             return pb.Record(streamCreated=codec.stream_to_pb(stream))
@@ -199,7 +199,7 @@ def record_to_pb(record: Record) -> pb.Record:
 def record_from_pb(message: pb.Record) -> Record:
     """Decode a record. Raise ProtocolError if its kind or a field is unknown.
 
-    A node that does not know a record can't hold a true image: it must not go on as if nothing had been said.
+    A node that ignored an unknown record would have a wrong image.
     """
     if has_unknown_fields(message):
         raise ProtocolError("The metadata record has fields that this version of liftpy does not support. Upgrade this node.")

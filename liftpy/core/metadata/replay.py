@@ -91,7 +91,7 @@ def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
 
 
 def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[ClusterImage]:
-    """Apply records in steps."""
+    """Return ``image`` after all of ``records``, in steps."""
     for number, record in enumerate(records, 1):
         image = replay(image, record)
         if number % PER_STEP == 0:
@@ -110,7 +110,7 @@ def _change_partition(image: ClusterImage, name: str, uid: str, changed: Partiti
 
 
 def check_partition(partition: PartitionState) -> None:
-    """Raise InvariantError unless the partition's own fields agree [C1, C3]."""
+    """Raise InvariantError if the fields of the partition contradict each other [C1, C3]."""
     isr = partition.isr
     check(bool(isr) and len(set(isr)) == len(isr), "C3", "empty or repeated", partition)
     check(all(node in partition.replicas for node in isr), "C3", "ISR beyond the replicas", partition)

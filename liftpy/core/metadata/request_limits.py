@@ -17,15 +17,15 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_REQUEST_BYTES = 64 * 1024
 MAX_TEXT_BYTES = 1024
-"""Maximum size of one name, subject or setting in UTF-8, in bytes. Most have a lower limit."""
+"""Maximum size of one name, subject or setting in UTF-8, in bytes. Most texts have a lower limit."""
 MAX_LIST_LENGTH = 256
 _LONG_LISTS = {"manual": 10_000}
-"""Requests with an assignment of partitions by hand. MAX_REQUEST_BYTES limits them."""
+"""Field with a longer list -> its maximum length. Such a list is a manual assignment, and MAX_REQUEST_BYTES limits it, too."""
 _FOR_PEOPLE = "reason"
 
 
 def fit(request: pb.ControlRequest, size_bytes: int) -> str:
-    """Shorten reasons in place. Return why a request of ``size_bytes`` is rejected, '' if it is not."""
+    """Shorten long reasons in the request. Return why a request of ``size_bytes`` is rejected, or '' if it is accepted."""
     if size_bytes > MAX_REQUEST_BYTES:
         return f"the request has {size_bytes} bytes, more than {MAX_REQUEST_BYTES}"
     return _wrong(request, "")
@@ -49,7 +49,7 @@ def _wrong(message: Message, path: str) -> str:
 
 
 def _members(field: FieldDescriptor, values: Any) -> Iterator[tuple[FieldDescriptor, Any]]:
-    """Yield each item with its field descriptor. A map has keys and values."""
+    """Yield each item of a field with its field descriptor. For a map, yield its keys and values."""
     kind = field.message_type
     if kind is None or not kind.GetOptions().map_entry:
         yield from ((field, item) for item in values)
@@ -73,11 +73,14 @@ def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:
 
 
 MAX_REQUESTS = 200
-"""Maximum number of requests in an accepted batch. It never changes, because an entry of the log must be decided as it was before."""
-SENT_TOGETHER = 80
-"""Number of requests in a batch as built. It takes about 10 ms of every controller, and four times that on a busy machine.
+"""Maximum number of requests in an accepted batch.
 
-Meanwhile a member neither sends nor receives.
+The value never changes, because old log entries must be decided as before.
+"""
+SENT_TOGETHER = 80
+"""Maximum number of requests in a batch that a node sends.
+
+Each controller needs about 10 ms for such a batch. Meanwhile the controller neither sends nor receives.
 """
 MAX_BATCH_BYTES = 48 * 1024
 """Maximum size of one batch's requests, in bytes. An entry of the log has at most 64 KiB."""

@@ -16,13 +16,11 @@ from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.image import ClusterImage
 
 LEAP = 1 << 20
-"""Increase of entries, terms and everything that is never used twice. No group decides more between two flushes of all its
-members.
-"""
+"""Step by which a rescue increases all counters. It is more than a group decides between two flushes of all its members."""
 
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
-    """Return ``image`` of the surviving log for the controllers ``voters``. Its index also increases by a large step."""
+    """Return the surviving ``image`` for the controllers ``voters``. All counters and the index increase by a large step."""
     index, empty = image.index + LEAP, ClusterImage()
     was = image.counters
     epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP

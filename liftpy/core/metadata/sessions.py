@@ -29,36 +29,39 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 DEFAULT_CONFIRMED_WITHIN_S = 0.4
-"""Below the group's shortest election time-out, 0.5 s, by more than an answer's way back."""
+"""Maximum time since a majority confirmed the metadata leader for granting leases, in seconds. It is below the election timeout."""
 _LATE_AFTER_HEARTBEATS = 2
 _MISSED_AFTER_HEARTBEATS = 1.2
-"""Number of missed heartbeats after which a node counts as missing, if NATS reports no responders for it."""
+"""Silence after which NATS is asked about a node, as a multiple of the heartbeat interval."""
 _WANTED_NS = NS_PER_S
-"""Time after a rejected registration for which NATS is asked about the registered process, in nanoseconds."""
+"""Time after a rejected registration for which the registered process is probed on NATS, in nanoseconds."""
 PLACE_KEPT_S = 5.0
-"""Time after its last heartbeat for which a fenced process keeps its node id, unless NATS reports it gone."""
+"""Time after its last heartbeat for which a fenced process keeps its node id, in seconds. NATS can report it gone earlier."""
 _DRIFT_SHARE = 50
-"""Share of a lease that covers the drift between two monotonic clocks: 1/50."""
+"""Divisor of a lease that gives the reserve for different speeds of two monotonic clocks. 50 means 1/50."""
 _NEVER = -1
 BEATS_PER_LEASE = 3
-"""Minimum number of heartbeats of a node within a lease of the image, whatever its settings say."""
+"""Minimum number of heartbeats that a node sends within one lease."""
 COLD_START_S = 15.0
 """Maximum time by which other nodes may start later than the first one, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseAnswer:
-    """Answer to a heartbeat. If it is not granted, ``error`` and ``detail`` say why."""
+    """Answer to a heartbeat. If the lease is not granted, ``error`` and ``detail`` contain the reason."""
 
     granted: bool
     error: pb.ControlResponse.Error = pb.ControlResponse.OK
     detail: str = ""
     lease_ms: int = 0
-    """Granted lease in ms. 0: that of the node's settings."""
+    """Granted lease in milliseconds. 0: the lease of the node's own settings."""
 
 
 def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
-    """Return the heartbeat interval of a node with the setting ``own_s``. ``times``: those of the image."""
+    """Return the heartbeat interval of a node in seconds.
+
+    ``own_s``: interval in the settings of the node. ``times``: session times of the image, or None.
+    """
     return own_s if times is None else min(own_s, times.lease_ms / 1000 / BEATS_PER_LEASE)
 
 
@@ -66,54 +69,54 @@ def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
 class _NodeSession:
     incarnation: int
     fenced: bool
-    """True if the image shows the node fenced."""
+    """True if the node is fenced in the image."""
     began_ns: int
-    """Time at which the node registered, or this metadata leader began."""
+    """Monotonic time when the node registered, or when this metadata leader started its sessions."""
     deadline_ns: int
-    """Silence until then ends the session."""
+    """Monotonic time when the session ends without a further heartbeat."""
     lasts_ns: int
-    """Duration of the session by the granted leases. An earlier answer may have granted a longer one."""
+    """Length of the session in nanoseconds, as granted with the last lease."""
     leased_ns: int
-    """Time until which a lease may run, by this clock."""
+    """Latest time when a granted lease can end, by the clock of this metadata leader."""
     heard_ns: int = _NEVER
-    """Time of the last heartbeat of this incarnation to this metadata leader."""
+    """Monotonic time of the last heartbeat that renewed the session."""
     proposed_ns: int = _NEVER
-    """Time of the last proposal about this node without an answer in the image."""
+    """Monotonic time of the last proposal about this node that the image does not show yet."""
     ending: bool = False
-    """FenceNode was proposed and may be applied at any time: no lease may be granted until the image shows it."""
+    """True while a proposed FenceNode may still be applied. Until the image shows it, the node gets no lease."""
     beat_ns: int = _NEVER
-    """Time of the last heartbeat of this incarnation to this metadata leader, fenced or not."""
+    """Monotonic time of the last heartbeat of this incarnation, even while the node was fenced."""
     absent: bool = False
-    """True if NATS reported no responders for it, and no heartbeat has arrived since."""
+    """True if NATS reported no responders for the node, and no heartbeat has arrived since."""
     wanted_ns: int = _NEVER
-    """Last time at which another process requested this node id."""
+    """Monotonic time when another process last requested this node id."""
 
 
 class NodeSessions:
-    """All sessions on the metadata leader. ``now_ns`` is its monotonic clock."""
+    """Sessions of all nodes on the metadata leader. ``now_ns`` is its monotonic clock."""
 
     def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
         self._config = config
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._cold_start_ns = round(COLD_START_S * NS_PER_S)
         self._times: SessionTimes | None = None
-        """Session times of the image. None: those of the settings."""
+        """Session times of the image. None: the times of the settings apply."""
         self._times_ns = 0
-        """Time since which this metadata leader uses these times."""
+        """Monotonic time when this metadata leader began to use ``_times``."""
         self._settling_ns = _NEVER
-        """Time of the last proposal to settle the session times."""
+        """Monotonic time of the last proposal to settle the session times."""
         self._go_by(None, 0)
         self._sessions: dict[str, _NodeSession] = {}
         self._nodes: object = None
         self._leading = False
         self._earliest_ns = 0
         self._began_ns = 0
-        """Time at which this node became the metadata leader."""
+        """Monotonic time when this node became the metadata leader."""
         self._anybody_heard = False
-        """True if a heartbeat was answered since then."""
+        """True if this metadata leader has answered a heartbeat."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Begin as the metadata leader: all sessions start now."""
+        """Start all sessions now, because this node became the metadata leader."""
         self._leading = True
         self._began_ns, self._anybody_heard = now_ns, False
         self._go_by(image.session_times, now_ns)
@@ -122,13 +125,13 @@ class NodeSessions:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """End: grant and propose nothing, because this node lost the metadata leadership."""
+        """Grant no leases and propose nothing, because this node lost the metadata leadership."""
         self._leading = False
         self._sessions.clear()
         self._nodes = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Apply registrations, fencing and removals. A new incarnation starts its own session."""
+        """Apply registrations, fencing and removals of nodes. A new incarnation gets a new session."""
         if not self._leading:
             return
         if image.session_times != self._times:
@@ -151,7 +154,7 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def heartbeat(self, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
-        """Answer a heartbeat. ``confirmed_ns``: time at which a majority last confirmed this node as the metadata leader."""
+        """Answer a heartbeat. ``confirmed_ns``: time when a majority last confirmed this node as the metadata leader."""
         if not self._leading:
             return LeaseAnswer(False, error=pb.ControlResponse.NOT_METADATA_LEADER)
         if now_ns - confirmed_ns > self._confirmed_within_ns:
@@ -196,7 +199,7 @@ class NodeSessions:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
     def _first_heard(self, now_ns: int) -> None:
-        """Begin the sessions of all other nodes at the time of the first heartbeat."""
+        """Start the sessions of all other nodes again at the time of the first heartbeat."""
         self._anybody_heard = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
         if took_ns > self._longest_session_ns:
@@ -207,7 +210,10 @@ class NodeSessions:
         self._earliest_ns = now_ns
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Return nodes to probe: their heartbeats are late or another process wants their id, but their sessions last."""
+        """Return the nodes to probe on NATS.
+
+        Their sessions have not ended, but their heartbeats are late or another process wants their node id.
+        """
         latest_ns = now_ns - self._late_ns
         wanted_ns = max(now_ns - _WANTED_NS, 0)
 
@@ -219,7 +225,7 @@ class NodeSessions:
         return [node_id for node_id, session in self._sessions.items() if asked_for(session)]
 
     def keeps_its_place(self, node_id: str, now_ns: int) -> bool:
-        """Return whether the registered process of the node may still run while another one wants its id."""
+        """Return whether the registered process of the node may still run, so that another process cannot get its node id."""
         session = self._sessions.get(node_id)
         if session is None:
             return False
@@ -238,7 +244,7 @@ class NodeSessions:
         return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)
 
     def gone(self, node_id: str) -> None:
-        """Note that there are no responders for the node: its session ends with its lease, unless a heartbeat arrives."""
+        """Record that there are no responders for the node. Its session ends with its lease, unless a heartbeat arrives."""
         session = self._sessions.get(node_id)
         if session is None:
             return
@@ -249,7 +255,7 @@ class NodeSessions:
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
     def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
-        """Return what to propose now, by node id. A proposal without effect is repeated after half a session."""
+        """Return the proposals for now, ordered by node id. A proposal without effect is repeated after half a session."""
         if not self._leading or now_ns < self._earliest_ns:
             return []
         if self._starts_cold(now_ns):
@@ -275,7 +281,7 @@ class NodeSessions:
         return proposals
 
     def _settle(self, times: SessionTimes, now_ns: int) -> list[pb.SettleSessionTimes]:
-        """Return the proposal that ends the use of the earlier times, once no session uses them."""
+        """Return the proposal that ends the use of the earlier times. It is made once no session uses them."""
         at_ns = self._times_ns + self._longest_session_ns
         if self._settling_ns != _NEVER:
             at_ns = max(at_ns, self._settling_ns + self._retry_ns)
@@ -286,7 +292,7 @@ class NodeSessions:
         return [pb.SettleSessionTimes(change=times.change)] if is_due else []
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest time of the next call of ``due``, None if this node does not lead."""
+        """Return the latest time for the next call of ``due``, or None if this node is not the metadata leader."""
         return self._earliest_ns if self._leading else None
 
 
@@ -297,7 +303,7 @@ class NodeSessions:
 
 
 MAX_WAITING = 64
-"""Maximum number of answered heartbeats that wait for the image. Beyond it, the oldest ones are dropped."""
+"""Maximum number of answered heartbeats that wait for the image. The oldest ones are dropped first."""
 
 
 class Registered(Enum):
@@ -311,7 +317,7 @@ class Registered(Enum):
 
 
 def registered(response: pb.ControlResponse) -> Registered:
-    """Judge the answer to a RegisterNode."""
+    """Return the meaning of the answer to a RegisterNode."""
     match response.error:
         case pb.ControlResponse.OK:
             return Registered.TAKEN_IN
@@ -328,22 +334,26 @@ class Granted(NamedTuple):
     """A granted lease."""
 
     sent_ns: int
-    """Monotonic time at which the heartbeat was sent. The lease begins then."""
+    """Monotonic time when the heartbeat was sent, in nanoseconds. The lease starts then."""
     lease_ns: int
-    """Lease in the answer, in nanoseconds. 0: that of the node's settings."""
+    """Granted lease in nanoseconds. 0: the lease of the node's own settings."""
 
 
 class AnsweredHeartbeats:
-    """Heartbeat answers that wait until the local image is as new as they are. Both methods return the current lease,
-    None: none.
+    """Heartbeat answers that wait until the local image is as new as the answer.
+
+    Both methods return the current lease, or None if there is none.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)
-        """Each with the index of the image that the answer was made on."""
+        """Waiting leases, each with the image index of its answer."""
 
     def answered(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
-        """Process a heartbeat answer. Return a granted lease. ``seen_index``: newest image that all parts of this node have."""
+        """Process a heartbeat answer. Return the granted lease, or None.
+
+        ``seen_index``: index of the newest image that all parts of this node have.
+        """
         granted = Granted(sent_ns, answer.leaseMs * NS_PER_MS)
         if seen_index >= answer.index:
             self._waiting.clear()
@@ -352,7 +362,7 @@ class AnsweredHeartbeats:
         return None
 
     def image_seen(self, index: int) -> Granted | None:
-        """Note that all parts of this node have the image ``index``."""
+        """Record that all parts of this node have the image ``index``. Return the lease that this allows, or None."""
         granted = None
         while self._waiting and self._waiting[0][1] <= index:
             granted, _ = self._waiting.popleft()

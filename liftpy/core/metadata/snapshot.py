@@ -20,7 +20,7 @@ from liftpy.errors import CorruptionError, IncompatibleVersionError, InvariantEr
 MAGIC = b"LFTI"
 VERSION = 2
 _OF_LEVEL_1 = 1
-"""Version that was never released: its images named no feature level."""
+"""Snapshot format version that was never released. Its images have no feature level."""
 MAX_IMAGE_SIZE_BYTES = 1 << 30
 _CODEC_ZSTD = 1
 _LEVEL = 1
@@ -83,5 +83,8 @@ def decode_snapshot(data: bytes) -> ClusterImage:
             f"The metadata snapshot is damaged: it cannot be decoded: {error}. See the runbook controllers-lost."
         ) from error
     if image.index != index:
-        raise InvariantError(f"invariant M7 does not hold: header says index {index}, image {image.index}")
+        raise InvariantError(
+            f"The metadata snapshot is damaged: its header has index {index}, but its image has {image.index}. See the "
+            "runbook controllers-lost."
+        )
     return image

@@ -35,12 +35,13 @@ from liftpy.core.metadata.records import Record, record_to_pb
 
 DIGEST_SIZE = 8
 Checkpoint = tuple[int, bytes]
-"""Index of the last entry, and digest after it. (0, b''): none."""
+"""Index of a log entry, and the digest after it. (0, b''): no entry."""
 
 
 def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
-    """Return the digest after the entry that led to the image ``after``. This object still has the digest before it. b'': the
-    group is new.
+    """Return the digest after the entry that led to the image ``after``, in steps.
+
+    ``after`` still contains the digest before the entry. The result is b'' if the group is new.
     """
     if after.feature_level == NO_LEVEL:
         return b""
@@ -56,7 +57,7 @@ def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
 
 EVERY = 1024
 KEPT = 16
-"""AppliedDigests of each member that are kept."""
+"""Number of digests that are kept for each member."""
 NONE: Checkpoint = (0, b"")
 
 
@@ -67,31 +68,31 @@ class AppliedDigests:
         self._node_id = node_id
         self._every = every
         self._held: dict[str, dict[int, bytes]] = {node_id: {}}
-        """Member -> index -> digest, by age."""
+        """Member -> index -> digest, oldest first."""
         self.newest: Checkpoint = NONE
-        """Newest own digest, which is reported."""
+        """Newest digest of this member, which it reports to the leader."""
         self.agreed: Checkpoint = NONE
-        """Leader: the newest place where a majority agrees with this member."""
+        """Newest place where a majority has the digest of this member. Only the leader sets it."""
         self.halted = ""
-        """Reason why a leader may decide nothing, as text. '': none."""
+        """Reason why the leader may decide nothing, as text. '': it may decide."""
         self.found_count = 0
-        """Leader: how often a member was found to differ, once for each place."""
+        """Number of times that the leader found a member with a different digest, once for each place."""
         self._found: set[tuple[str, int]] = set()
-        """Members that differ, and the place."""
+        """(member, index) of the differences that were already counted."""
 
     def applied(self, before: int, index: int, digest: bytes) -> None:
-        """Note that an entry was applied after ``before``. While the group is new, there is no digest."""
+        """Record that the entry ``index`` was applied after ``before``. A new group has no digest yet."""
         if digest and before // self._every != index // self._every:
             self._keep(self._node_id, index, digest)
             self.newest = (index, digest)
 
     def told(self, node_id: str, checkpoint: Checkpoint) -> None:
-        """Record the newest digest of a member."""
+        """Record the newest digest that a member reported."""
         if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)
 
     def forget(self, node_id: str) -> None:
-        """Forget a member whose session has ended. Its next process may have another image, or none."""
+        """Forget the digests of a member whose session has ended. Its next process may have another image."""
         self._held.pop(node_id, None)
         self.agreed = NONE
         self._found = {(who, index) for who, index in self._found if who != node_id}
@@ -103,16 +104,19 @@ class AppliedDigests:
             del held[next(iter(held))]
 
     def differs_from(self, agreed: Checkpoint) -> bool:
-        """Return True if this member has another digest at a place where the leader reports a majority."""
+        """Return whether this member has another digest at the place where the leader reports a majority."""
         own = self._held[self._node_id].get(agreed[0])
         return own is not None and own != agreed[1]
 
     def untold(self, voters: Iterable[str]) -> frozenset[str]:
-        """As the leader, return the members that have not reported a digest at this member's newest place."""
+        """Return the members that have not reported a digest at the leader's newest place.
+
+        Only the leader calls this method.
+        """
         return frozenset(node_id for node_id in voters if self.newest[0] not in self._held.get(node_id, ()))
 
     def judge(self, voters: Iterable[str]) -> bool:
-        """As the leader, compare the reported digests. Return whether this member differs from a majority."""
+        """Compare the reported digests as the leader. Return whether this member differs from a majority."""
         names = set(voters)
         majority = len(names) // 2 + 1
         self.agreed, self.halted = NONE, ""

@@ -78,7 +78,10 @@ def ready(signs: Signs) -> list[Check]:
 
 
 class Synced:
-    """Tracks which replicas have been in the ISR since the start. Once all were, the result stays true."""
+    """Readiness check: every replica of this node has been in its ISR once since the start.
+
+    After the check passes, it never fails again.
+    """
 
     def __init__(self) -> None:
         self.done = False

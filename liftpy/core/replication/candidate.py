@@ -19,7 +19,7 @@ _REPORTS_PER_TIMEOUT = 4
 
 
 class CandidateRole(ReplicaRole):
-    """The candidate named in the state with status CANDIDATE_FOUND."""
+    """Replica that promotes itself, because the metadata names it as candidate (status CANDIDATE_FOUND)."""
 
     name = RoleName.CANDIDATE
 
@@ -30,29 +30,35 @@ class CandidateRole(ReplicaRole):
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Persist the proposed epoch first: after a restart, no older state is followed."""
+        """Start the promotion.
+
+        First store the proposed LeaderEpoch, so that the replica ignores older states after a restart.
+        """
         super().enter(now_ns, out)
         out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """Leave the role: the election has skipped this candidate. A candidate that becomes the leader is not left."""
+        """End the role, because the election has skipped this candidate.
+
+        A candidate that becomes the leader keeps its state.
+        """
         super().leave(out)
         out.append(CloseSubject())
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply a new incarnation of a follower or another replica set."""
+        """Apply a changed replica set, or a new incarnation of a follower, to the promotion."""
         self.desk.partition_changed(now_ns)
         if epoch_rose and self.phase is Leading.INIT:
             self._report(now_ns, out)  # the last report named the Epoch before
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """Continue: the LeaderEpoch is durable."""
+        """Continue the promotion, because the LeaderEpoch is durable."""
         if leader_epoch == self.leader_epoch:
             self._persisted = True
             self._replay_when_durable(now_ns, out)
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Continue if the log is durable now."""
+        """Continue the promotion if the whole log is durable now."""
         self._replay_when_durable(now_ns, out)
 
     def _replay_when_durable(self, now_ns: int, out: Effects) -> None:
@@ -64,7 +70,7 @@ class CandidateRole(ReplicaRole):
         self._report(now_ns, out)
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Continue if the derived state has reached the log end."""
+        """Record the progress of the replay. Continue the promotion if the derived state has reached the log end."""
         if self.phase is not Leading.REPLAY:
             return
         self._replayed_end_offset = end_offset
@@ -73,12 +79,15 @@ class CandidateRole(ReplicaRole):
             self._report(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Repeat the report of the promotion."""
+        """Send the promotion report again when its timer expires."""
         if kind is Deadline.PROMOTION:
             self._report(now_ns, out)
 
     def _report(self, now_ns: int, out: Effects) -> None:
-        """Report the progress, so that the candidate is not replaced. Repeated, because a report may be lost."""
+        """Report the progress, so that the metadata leader does not replace the candidate.
+
+        Reports are repeated, because one may be lost.
+        """
         finished = self.phase is Leading.INIT
         epoch, newest_offset = self.shared.state.epoch, self.log.flushed_newest_offset
         out.append(
@@ -94,7 +103,7 @@ class CandidateRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROMOTION, now_ns + interval_ns, out)
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Serve followers in the proposed epoch. Their positions count after the partition is Online."""
+        """Answer the fetch of a follower in the proposed epoch. Its position counts after the partition is Online."""
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.asked(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
@@ -106,7 +115,7 @@ class CandidateRole(ReplicaRole):
             self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer followers that reconcile their logs with the candidate before they fetch."""
+        """Answer a follower that compares its log with the candidate's before it fetches."""
         if self.phase is Leading.LOG_REPLICATION:
             self.desk.asked(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)

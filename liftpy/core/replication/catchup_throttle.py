@@ -31,15 +31,15 @@ class CatchupThrottle:
 
     bytes_per_second: int = 0
     least_bytes_per_second: int = 0
-    """0: the rest after a piece is as long as it comes."""
+    """Minimum copy rate, in bytes per second. 0: a busy machine may delay a turn without limit."""
     share: float = 1.0
-    """Share of the time that passes with pieces in flight."""
+    """Maximum share of the time in which copies are in flight, from 0 to 1."""
     piece_bytes: int = 0
-    """0: as many as a follower asks for."""
+    """Maximum size of one fetch of a learner, in bytes. 0: as much as a follower requests."""
     copied_bytes: int = 0
-    """Number of bytes sent to learners, as stored."""
+    """Number of stored bytes that learners of this node have copied."""
     backlog_bytes: int = 0
-    """Number of these bytes that counted for the rate."""
+    """Number of copied bytes that counted for the rate, because they were backlog."""
     waited_ns: int = 0
     """Total time by which fetches were delayed, in nanoseconds."""
     yielded_ns: int = 0
@@ -63,23 +63,26 @@ class CatchupThrottle:
         return min(fetch_bytes, self.piece_bytes) if self.piece_bytes else fetch_bytes
 
     def turn(self, now_ns: int) -> tuple[int, int]:
-        """Return (monotonic time at which the caller may fetch a piece, expected duration of this turn for ``flushed``)."""
+        """Reserve a turn. Return (monotonic time for the fetch of a piece, expected duration of the turn)."""
         begins_ns = max(self._free_ns, now_ns)
         self._free_ns = begins_ns + self._turn_ns
         self.waited_ns += begins_ns - now_ns
         return begins_ns, self._turn_ns
 
     def copied(self, size_bytes: int, backlog_bytes: int) -> None:
-        """Note that a learner got ``size_bytes``, of which ``backlog_bytes`` count for the rate."""
+        """Record that a learner received ``size_bytes``, of which ``backlog_bytes`` count for the rate."""
         self.copied_bytes += size_bytes
         self.backlog_bytes += backlog_bytes
 
     def give_back(self, reserved_ns: int) -> None:
-        """Return an unused turn."""
+        """Release an unused turn of ``reserved_ns``."""
         self._free_ns -= reserved_ns
 
     def flushed(self, size_bytes: int, backlog_bytes: int, asked_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
-        """Note that copied bytes are flushed. They were requested at ``asked_ns``, in a turn with ``reserved_ns`` of budget."""
+        """Record that copied bytes are flushed, and compute the length of the turn.
+
+        ``asked_ns``: monotonic time of the request. ``reserved_ns``: time that the turn had reserved.
+        """
         if not self.bytes_per_second or not backlog_bytes:
             self.give_back(reserved_ns)
             return
@@ -95,7 +98,7 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """The copy requests of one learner, and its turn."""
+    """Turns and requested bytes of one learner."""
 
     pace: CatchupThrottle
     _asked_ns: int = 0
@@ -113,24 +116,24 @@ class LearnerCopy:
         return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
 
     def came(self, size_bytes: int, record_count: int, grown: int) -> None:
-        """Note the answer. ``grown``: number of records by which the leader's HW has risen since the request."""
+        """Record the answer to a fetch. ``grown``: records by which the leader's HW has risen since the request."""
         self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
         self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
         self.pace.copied(size_bytes, self._backlog_bytes)
 
     def flushed(self, now_ns: int) -> None:
-        """End the turn: the fetched bytes are flushed."""
+        """End the turn, because the fetched bytes are flushed."""
         self.pace.flushed(self._size_bytes, self._backlog_bytes, self._asked_ns, now_ns, self._reserved_ns)
         self._reserved_ns = 0
 
     def turn(self, now_ns: int) -> int:
-        """Return the monotonic time at which the learner may request more."""
+        """Return the monotonic time from which the learner may fetch again."""
         self.let_go()
         begins_ns, self._reserved_ns = self.pace.turn(now_ns)
         return begins_ns
 
     def let_go(self) -> None:
-        """Return an unused turn."""
+        """Release the reserved turn, because the learner does not fetch."""
         self.pace.give_back(self._reserved_ns)
         self._reserved_ns = 0
 

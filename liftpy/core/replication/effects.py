@@ -39,18 +39,19 @@ from liftpy.core.replication.phases import RoleName
 
 @value
 class AppendBatch:
-    """Leader: seal the publishes under ``token`` as one batch with these timestamps, and append it. They are acked only
-    after LogFlushed.
+    """Leader: append the publishes under ``token`` as one batch with these timestamps.
+
+    Publishers get their acks only after LogFlushed.
     """
 
     token: int
-    """Token of the PublishesReceived."""
+    """Handle of the publishes, from PublishesReceived."""
     base_offset: int
-    """Inclusive: offset of its first record, the current log end."""
+    """Offset of the first record of the batch, inclusive. It is the current log end."""
     leader_epoch: int
-    """LeaderEpoch in which this replica leads. It is stamped on the batch."""
+    """LeaderEpoch in which this replica leads. The batch header contains it."""
     timestamp_ns: int
-    """Wall clock, ns since 1970: when the publishes came."""
+    """Wall clock when the publishes arrived, in nanoseconds since 1970."""
 
 
 class RejectReason(Enum):
@@ -79,10 +80,10 @@ class RejectReason(Enum):
 
 @value
 class RejectPublishes:
-    """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
+    """Reject the publishes under ``token`` with a negative ack, because they were not appended [A2]."""
 
     token: int
-    """Token of the PublishesReceived."""
+    """Handle of the publishes, from PublishesReceived."""
     reason: RejectReason
     """Reason that the publishers get."""
 
@@ -95,19 +96,19 @@ class DropPublishes:
     """
 
     token: int
-    """Token of the PublishesReceived."""
+    """Handle of the publishes, from PublishesReceived."""
     reason: RejectReason | None = None
     """Reason for the counters. None: this replica does not lead."""
 
 
 @value
 class SendAcks:
-    """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
+    """Ack every waiting publish of ``policy`` at or below ``through_offset``."""
 
     policy: AckPolicy
     """LEADER or ALL: the publishers that get answers now."""
     through_offset: int
-    """Inclusive: flushed here, and with ALL committed. A batch that reaches beyond it waits as a whole [D23]."""
+    """Last offset to ack, inclusive. It is flushed on this node, and committed if ``policy`` is ALL [D23]."""
     leader_epoch: int
     """LeaderEpoch in which this replica leads, with a valid lease."""
 
@@ -125,11 +126,11 @@ class AppendFetched:
     """
 
     token: int
-    """Token of the FetchAnswered."""
+    """Handle of the received bytes, from FetchAnswered."""
     last_offset: int
     """Inclusive: last offset of the last batch. Messages after it under ``token`` are not appended."""
     leader_high_watermark: int
-    """Inclusive: the leader's compaction has not looked past it."""
+    """High watermark of the leader, inclusive. The leader's compaction has processed only records up to it."""
     leader_epoch: int
     """LeaderEpoch of the leader that sent the records."""
 
@@ -139,17 +140,17 @@ class DropFetched:
     """Follower: free the answer under ``token`` without using it, because it is outdated or has a gap."""
 
     token: int
-    """Token of the FetchAnswered."""
+    """Handle of the received bytes, from FetchAnswered."""
     why: str
-    """Reason, for counters and logs."""
+    """Reason for dropping the answer, as text for counters and logs."""
 
 
 @value
 class CutLog:
-    """Truncate the log. Feed LogCut when that is durable."""
+    """Truncate the log. Feed LogCut when the truncation is durable."""
 
     end_offset: int
-    """Exclusive: the log end after the truncation. It is lower if ``end_offset`` is inside a batch."""
+    """Log end after the truncation, exclusive. The log becomes shorter if this offset is inside a batch."""
 
 
 @value
@@ -161,79 +162,78 @@ class StartLogAfresh:
     """
 
     start_offset: int
-    """Inclusive: log start and log end of the new one."""
+    """Log start and log end of the new empty log, inclusive."""
     deletes_end: int = 0
-    """Exclusive: up to where the leader's log, which is fetched next, may lack delete markers."""
+    """Offset below which the leader's log may lack delete markers, exclusive."""
 
 
 @value
 class RaiseHighWatermark:
-    """Records are committed: serve them, wake readers, checkpoint by the interval."""
+    """Apply a higher high watermark. The shell serves the committed records and wakes waiting readers."""
 
     high_watermark: int
-    """Inclusive: the newest committed record. It is flushed here, and never below an earlier value."""
+    """New high watermark, inclusive. Records up to it are flushed on this node."""
 
 
 @value
 class RecheckLog:
-    """Leader: a follower reported damage. Read that batch from the disk again, with limits (``Log.complaint``)."""
+    """Leader: read a batch from disk again, because a follower reported damage. The number of such reads is limited."""
 
     offset: int
-    """Inclusive: offset at which it received wrong bytes."""
+    """Offset at which the follower received wrong bytes, inclusive."""
     replica: str
     """Replica that reported the damage."""
 
 
 @value
 class SendFetch:
-    """Follower: send a ReplicationRequest to the leader on ``.replicate``. The core watches the deadline of the answer."""
+    """Follower: send a ReplicationRequest to the leader on ``.replicate``. The core sets the deadline for the answer."""
 
     request_id: int
-    """Id of the request, repeated in its answer. It grows."""
+    """Id of the request, which the answer repeats. Ids grow."""
     leader: str
-    """Node id of the leader or candidate, for people: the subject leads to it."""
+    """Node id of the leader or candidate, for logs only. The subject addresses the leader."""
     offset: int
-    """Inclusive: the newest record that is flushed here. Acknowledges all up to it, and asks for what follows."""
+    """Newest flushed offset of this replica, inclusive. The request acknowledges it and asks for later records."""
     offset_epoch: int
     """LeaderEpoch of the record at ``offset``. 0: the log is empty."""
     leader_epoch: int
-    """LeaderEpoch that is followed."""
+    """LeaderEpoch in which this replica follows."""
     max_bytes: int
     """Maximum size of the answer, in bytes. A larger batch comes in pieces."""
     bad_offset: int | None = None
-    """Inclusive: offset at which the leader's last answer had wrong bytes. The request reports it."""
+    """Offset at which the last answer of the leader had wrong bytes, inclusive. None: no damage to report."""
     flush_ns: int = 0
-    """Duration of the last flush, in ns. 0: not known."""
+    """Duration of the last flush, in nanoseconds. 0: not known."""
     copy_epoch: int = 0
-    """Number of a learner's copy (``PartitionState.copy_epoch``). 0: this is a replica."""
+    """Number of the learner's copy (``PartitionState.copy_epoch``). 0: the sender is a replica."""
     deletes_end: int = 0
-    """Exclusive: delete markers below it were gone from the log of this leader when the fetches of this log began."""
+    """Offset below which the leader had already dropped delete markers when this log began to fetch, exclusive."""
 
 
 @value
 class WaitQuietly:
-    """Follower: send no fetch while ``leader`` confirms, with others, that the fetch with an empty answer still waits
-    (``quiescence.py``).
+    """Follower: send no fetch while the leader's node confirms that the last fetch still waits (``quiescence.py``).
 
     The answer is QuietEnded, unless StopWaiting comes first.
     """
 
     request_id: int
-    """Id of the fetch."""
+    """Id of the fetch that waits."""
     leader: str
-    """Leader whose node is asked."""
+    """Node id of the leader whose node is asked."""
     leader_epoch: int
     """LeaderEpoch in which this replica follows."""
 
 
 @value
 class StopWaiting:
-    """Follower: stop asking for the fetch of WaitQuietly."""
+    """Follower: end WaitQuietly. The shell stops asking about the fetch."""
 
 
 @value
 class ConfirmQuiet:
-    """Leader: a fetch still waits at the log end and was counted."""
+    """Leader: confirm that the fetch of a follower still waits at the log end. The confirmation counts as a fetch."""
 
     token: int
     """Token of the QuietFetchReceived."""
@@ -241,35 +241,38 @@ class ConfirmQuiet:
 
 @value
 class SendEpochQuery:
-    """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
+    """Follower: send a LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
     request_id: int
-    """Id of the request, repeated in its answer. It grows."""
+    """Id of the request, which the answer repeats. Ids grow."""
     leader: str
-    """Leader to ask, as in SendFetch."""
+    """Node id of the leader, for logs only."""
     asked_epoch: int
     """LeaderEpoch whose end in the leader's log is requested."""
     current_epoch: int
-    """LeaderEpoch that is followed: only its leader answers."""
+    """LeaderEpoch in which this replica follows. Only the leader of this epoch answers."""
 
 
 @value
 class SendFetchResponse:
-    """Leader, candidate: answer ``token`` with whole batches, flushed here or not, and the HW of then."""
+    """Leader or candidate: answer the fetch ``token`` with complete batches and the current HW.
+
+    The batches may be unflushed.
+    """
 
     token: int
     """Token of the FetchReceived."""
     from_offset: int
-    """Inclusive: the first requested record."""
+    """First requested offset, inclusive."""
     max_bytes: int
-    """Maximum size of the batches in bytes, but at least one batch."""
+    """Maximum size of the batches, in bytes. The answer always has at least one batch."""
     leader_epoch: int
     """LeaderEpoch of the answer."""
 
 
 @value
 class KeepFetch:
-    """Leader: keep the fetch ``token``, because there are no records for it yet."""
+    """Leader: keep the fetch ``token`` until there are records to send."""
 
     token: int
     """Token of the FetchReceived."""
@@ -279,15 +282,15 @@ class KeepFetch:
 
 @value
 class AnswerWaiter:
-    """Leader: there are new records for ``replica``, whose last fetch waits: answer it.
+    """Leader: answer the waiting fetch of ``replica``, because there are new records.
 
     If the reply address was not kept or the log cannot be read, send nothing: the follower fetches when its idle wait ends.
     """
 
     replica: str
-    """Replica that waits."""
+    """Node id of the follower that waits."""
     from_offset: int
-    """Inclusive: the first record that is new to it."""
+    """First offset that the follower does not have, inclusive."""
     max_bytes: int
     """Maximum size of the answer, as in SendFetchResponse."""
     leader_epoch: int
@@ -296,7 +299,7 @@ class AnswerWaiter:
 
 @value
 class TellWaiter:
-    """Leader: the HW has risen, and ``replica`` waits at the log end.
+    """Leader: send the raised HW to ``replica``, which waits at the log end.
 
     Answer its last fetch once more, with only the HW. The reply address is kept for AnswerWaiter. Without one nothing is sent,
     and the next fetch returns the HW.
@@ -310,73 +313,76 @@ class TellWaiter:
 
 @value
 class SendFetchRefusal:
-    """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
+    """Reject the fetch or the epoch query ``token`` with a ReplicationRefusal."""
 
     token: int
     """Token of the FetchReceived or EpochQueryReceived."""
     reason: RefusalReason
     """Reason for the rejection."""
     leader_epoch: int
-    """LeaderEpoch in which this replica acts, in any role."""
+    """LeaderEpoch in which this replica acts as leader, candidate or follower."""
     log_start_offset: int
     """Inclusive: start of this log. A follower that is rejected with BEFORE_LOG_START or DELETES_GONE begins its log there."""
     deletes_end: int = 0
-    """Exclusive: ``Horizon.deletes_end`` of this log. The follower stores it."""
+    """Offset below which this log may lack delete markers, exclusive. The follower stores it."""
 
 
 @value
 class SendEpochAnswer:
-    """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
+    """Leader or candidate: answer the epoch query ``token`` with a LeaderEpochOffsetResponse."""
 
     token: int
     """Token of the EpochQueryReceived."""
     leader_epoch: int
-    """The largest epoch in this log at or below the requested one. 0: there is none."""
+    """Largest LeaderEpoch in this log that is not above the requested one. 0: there is none."""
     last_offset: int
-    """Inclusive: the last record of that epoch. -1: there is none."""
+    """Offset of the last record of ``leader_epoch``, inclusive. -1: there is none."""
     current_epoch: int
     """LeaderEpoch in which this replica leads."""
     log_start_offset: int
-    """Inclusive: of this log."""
+    """Log start of this replica, inclusive."""
 
 
 @value
 class NotifyReplica:
-    """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
+    """Leader: send a PartitionNotification to ``<ns>.notify.<replica>``, so that the follower fetches."""
 
     replica: str
-    """Replica to wake."""
+    """Node id of the follower that gets the notification."""
 
 
 @value
 class ProbeReplica:
-    """Leader: check with NATS whether ``replica`` is connected. If not, feed ReplicaAbsent."""
+    """Leader: ask NATS whether ``replica`` is connected. If it is not, feed ReplicaAbsent."""
 
     replica: str
-    """Replica to look for."""
+    """Node id of the replica to probe."""
 
 
 @value
 class SendNotice:
-    """Leader: send one LeaderNotice to each of ``replicas``. It wakes them. The offsets are for observers."""
+    """Leader: send a LeaderNotice to each of ``replicas``, so that they fetch. Its offsets are for observers only."""
 
     replicas: tuple[str, ...]
     """Ids of the nodes that get the notice."""
     leader_epoch: int
     """LeaderEpoch in which this replica leads."""
     epoch: int
-    """Epoch of the partition in the metadata, as known here."""
+    """Epoch of the partition in the metadata of this node."""
     epoch_start_offset: int
-    """Inclusive: of the first record of ``leader_epoch``, there or to come."""
+    """Offset of the first record of ``leader_epoch``, inclusive. The record may not exist yet."""
     high_watermark: int
     """Inclusive: the current high watermark."""
     log_start_offset: int
-    """Inclusive: of this log."""
+    """Log start of this replica, inclusive."""
 
 
 @value
 class ProposeIsr:
-    """Leader: request the ISR ``isr`` by compare-and-set on (leader, leader_epoch, epoch). Feed IsrChangeAnswered."""
+    """Leader: request the ISR ``isr`` from the metadata group. Feed IsrChangeAnswered.
+
+    The metadata group decides by compare-and-set on (leader, leader_epoch, epoch).
+    """
 
     isr: frozenset[str]
     """All members of the requested ISR, including the leader."""
@@ -387,34 +393,34 @@ class ProposeIsr:
     incarnations: tuple[tuple[str, int], ...]
     """(member, incarnation that has caught up), for every member [C6]."""
     lost: frozenset[str] = frozenset()
-    """Replicas that requested records which they had acknowledged. They are no longer complete, in the ISR or outside of it."""
+    """Replicas that lack records which they had acknowledged. They do not count as complete anymore."""
     slow: tuple[tuple[str, int], ...] = ()
-    """(member, duration of its last flush, in ns) of members that leave because their disks are far slower than the others'."""
+    """Members that leave because their disks are slow: (node id, duration of its last flush in nanoseconds)."""
     evicted: str = ""
-    """Node that leaves the replica set with this change, not only the ISR. ``isr`` is without it. '': no node."""
+    """Node that leaves the replica set with this change. ``isr`` does not contain it. '': no node."""
 
 
 @value
 class ReportLeader:
-    """Follower: report to the metadata group that the leader is unreachable, or the position of this log for an election."""
+    """Follower: report an unreachable leader, or the position of this log for an election, to the metadata group."""
 
     leader: str
-    """Reported leader. '': there is none, and the report is a position for an election."""
+    """Node id of the unreachable leader. '': the report is a position for an election."""
     leader_epoch: int
     """LeaderEpoch of the reported leadership."""
     last_epoch: int
-    """LeaderEpoch of the newest record here, or of the newest one that retention has deleted. 0: there was none."""
+    """LeaderEpoch of the newest record of this log, even if retention has deleted it. 0: there was no record."""
     newest_offset: int
-    """Inclusive: the newest record that is flushed here."""
+    """Newest flushed offset of this replica, inclusive."""
     high_watermark: int
-    """Inclusive: as known here."""
+    """High watermark that this replica knows, inclusive."""
     leader_lacks: bool = False
     """True if the leader lacks a record that this node knows to be committed."""
 
 
 @value
 class LeaveIsr:
-    """Failed follower: request its removal from the ISR. There is no answer, the request is repeated."""
+    """Failed follower: request the removal of this replica from the ISR. The request is repeated, so it needs no answer."""
 
     reason: str
     """Reason, as text for logs."""
@@ -422,37 +428,37 @@ class LeaveIsr:
 
 @value
 class GiveUpLeadership:
-    """Leader: request a successor from the metadata group. There is no answer, the request is repeated."""
+    """Leader: request a successor from the metadata group. The request is repeated, so it needs no answer."""
 
     leader_epoch: int
-    """LeaderEpoch of the leadership. If it has changed, nothing happens."""
+    """LeaderEpoch of the leadership to give up. A request for an earlier leadership has no effect."""
     reason: str
     """Reason, as text for logs."""
 
 
 @value
 class WakePartition:
-    """Leader: report to the metadata group that the pause ends. It is repeated, so no answer is needed."""
+    """Leader: request the end of a pause from the metadata group. The request is repeated, so it needs no answer."""
 
     leader_epoch: int
-    """LeaderEpoch of the leadership. If it has changed, nothing happens."""
+    """LeaderEpoch of the leadership. A request of an earlier leadership has no effect."""
     pause: Pause
-    """Pause that this leader knows. If it has changed, nothing happens."""
+    """Pause that this leader knows. If the metadata has another one, the request has no effect."""
     pauses: int
-    """Number of pauses that this leader knows. If it has changed, nothing happens."""
+    """Number of pauses that this leader knows. If the metadata has another number, the request has no effect."""
 
 
 @value
 class StepAside:
-    """Leader: answer the publishers, then request a planned transfer of the leadership.
+    """Leader: answer all publishers, then request a planned transfer of the leadership.
 
     There is no answer. If the leader stays, it accepts publishes again.
     """
 
     leader_epoch: int
-    """LeaderEpoch of the leadership. If it has changed, nothing happens."""
+    """LeaderEpoch of the leadership. A request of an earlier leadership has no effect."""
     toward: str
-    """ISR member that becomes the leader."""
+    """Node id of the ISR member that becomes the leader."""
     reason: str
     """Reason, as text for logs."""
 
@@ -462,7 +468,7 @@ class PersistLeaderEpoch:
     """Candidate: store the proposed LeaderEpoch. Feed LeaderEpochPersisted when it is durable."""
 
     leader_epoch: int
-    """States of an older one are not followed any more, nor by the next process."""
+    """LeaderEpoch to store. This process and later ones ignore states of older epochs."""
 
 
 @value
@@ -472,18 +478,21 @@ class ReportPromotion:
     leader_epoch: int
     """Proposed LeaderEpoch."""
     epoch: int
-    """Epoch of the partition in the metadata, as known here."""
+    """Epoch of the partition in the metadata of this node."""
     replayed_end_offset: int
-    """Exclusive: derived state covers the log below it."""
+    """Offset below which the derived state covers the log, exclusive."""
     newest_offset: int
-    """Inclusive: the newest record that is flushed here."""
+    """Newest flushed offset of this replica, inclusive."""
     finished: bool
-    """The metadata group may record this node as leader."""
+    """True if the metadata group may make this node the leader."""
 
 
 @value
 class ReplayLog:
-    """Rebuild the derived state from its checkpoint to the log end, including uncommitted records. Answer with ReplayFinished."""
+    """Rebuild the derived state from its checkpoint to the log end, including uncommitted records.
+
+    Feed ReplayFinished at the end.
+    """
 
     end_offset: int
     """Exclusive: the current log end. Nothing is appended before ReplayFinished."""
@@ -491,22 +500,22 @@ class ReplayLog:
 
 @value
 class StartServing:
-    """Leader: listen on ``.replicate`` and ``.offset``."""
+    """Leader: subscribe to ``.replicate`` and ``.offset``."""
 
 
 @value
 class OpenSubject:
-    """Leader: subscribe to the stream's data subject and take publishes."""
+    """Leader: subscribe to the stream's data subject and accept publishes."""
 
 
 @value
 class CloseSubject:
-    """Stop taking publishes, and stop listening on ``.replicate`` and ``.offset``."""
+    """Unsubscribe from the data subject, ``.replicate`` and ``.offset``."""
 
 
 @value
 class SetDeadline:
-    """Feed DeadlineReached(kind) at its time, not earlier. It replaces an earlier deadline of this kind."""
+    """Feed DeadlineReached(kind) at the given time or later. The new deadline replaces an earlier one of this kind."""
 
     kind: Deadline
     """Kind of the deadline."""
@@ -516,7 +525,7 @@ class SetDeadline:
 
 @value
 class RoleChanged:
-    """The new role of this replica, for status and logs."""
+    """Report the new role of this replica, for status and logs."""
 
     role: RoleName
     """The new role."""
@@ -626,7 +635,7 @@ def method_name(effect: type[Effect]) -> str:
 
 
 _NAMES = {effect: method_name(effect) for effect in get_args(Effect)}
-"""Made once: a node has thousands of handlers."""
+"""Effect -> name of its handler method. Computed once, because a node has thousands of handlers."""
 
 
 def acts_of(handler: EffectHandler) -> Acts:

@@ -22,26 +22,26 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """Return a dataclass with slots, made by keywords, equal and hashed by its fields, and frozen for the type checker."""
+    """Decorator: make a dataclass with slots and keyword arguments. Only the type checker treats it as frozen."""
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
 @value
 class LogOpened:
-    """The log is open and recovered, and completely on disk. It is the first event of a replica, before any PartitionChanged."""
+    """First event of a replica: the log is open, recovered and completely on disk."""
 
     log_start_offset: int
-    """Inclusive: of the oldest record. Always the first offset of a batch, here and in every other event."""
+    """Offset of the oldest record, inclusive. It is always the first offset of a batch."""
     log_end_offset: int
-    """Exclusive: everything below is on the disk."""
+    """Log end, exclusive. All records below it are on disk."""
     high_watermark: int
-    """Inclusive, -1: none. From the checkpoint. The core limits it to the log."""
+    """High watermark of the checkpoint, inclusive. -1: none. The core limits it to the log."""
     epochs: tuple[tuple[int, int], ...]
-    """(LeaderEpoch, offset of its first record, inclusive), ascending: a scan of the log [D13]."""
+    """(LeaderEpoch, offset of its first record, inclusive) in ascending order, from a scan of the log [D13]."""
     persisted_epoch: int = 0
-    """The LeaderEpoch that PersistLeaderEpoch stored last. States of an older one are ignored. 0: none."""
+    """Last LeaderEpoch that PersistLeaderEpoch stored. The replica ignores states of older epochs. 0: none."""
     epoch_before_start: int = 0
-    """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
+    """LeaderEpoch of the newest record that retention has deleted. 0: not known."""
 
 
 @value
@@ -49,7 +49,7 @@ class LogCompacted:
     """Compaction processed the log, on this node or at its source, and the result is durable. Also fed after LogOpened."""
 
     end_offset: int
-    """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
+    """Offset below which the log may lack records that a later one superseded, exclusive. 0: never compacted."""
     leader_epoch: int
     """Highest LeaderEpoch of the records below ``end_offset``, or a higher one."""
     deletes_end: int = 0
@@ -81,12 +81,12 @@ class MetadataHeard:
     sent_ns: int
     """Monotonic ns, of this node."""
     lease_ns: int = 0
-    """The lease that the answer granted, in ns, whatever this node's image or settings say; 0: it is as the settings say."""
+    """Length of the granted lease, in nanoseconds. 0: the lease of the node's settings."""
 
 
 @value
 class DataPathChanged:
-    """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
+    """The replication connection was lost or restored. A new replica also gets this event if the connection is down."""
 
     is_up: bool
     """True if the data path works now."""
@@ -94,24 +94,24 @@ class DataPathChanged:
 
 @value
 class PublishesReceived:
-    """Messages arrived on the data subject.
+    """Messages arrived on the data subject. They become one batch.
 
-    They become one batch. Unless the replica ``takes_publishes``, an event has only plain messages or none. They are not stored
-    before the core returns AppendBatch.
+    If ``takes_publishes`` is False, either all messages of an event are plain, or none is. The messages are stored only after
+    the core returns AppendBatch.
     """
 
     token: int
-    """Token of the messages. AppendBatch, RejectPublishes or DropPublishes answers it, at once or later."""
+    """Handle of the messages. AppendBatch, RejectPublishes or DropPublishes names it, at once or later."""
     record_count: int
     """Number of records, at least 1."""
     size_bytes: int
     """Size of the batch as it will be stored, in bytes."""
     received_wall_ns: int
-    """Wall clock, ns since 1970: for the batch's timestamp, and for nothing that is decided."""
+    """Wall clock at the arrival, in nanoseconds since 1970. It is used only for the batch's timestamp."""
     plain_count: int = 0
     """Number of publishes without reply subject. They cannot be rejected, only dropped."""
     conditional: bool = False
-    """True if the publish requires the next offset: it is appended at once or not at all."""
+    """True if the publish requires a certain next offset. It is appended at once or rejected."""
 
     @property
     def is_plain(self) -> bool:
@@ -121,54 +121,56 @@ class PublishesReceived:
 
 @value
 class FetchReceived:
-    """A ReplicationRequest arrived on ``.replicate``. All its fields are validated before use."""
+    """A ReplicationRequest arrived on ``.replicate``. The core checks all its fields before use."""
 
     token: int
-    """Token of the request. SendFetchResponse or SendFetchRefusal answers it in this step, or KeepFetch keeps it."""
+    """Handle of the request. SendFetchResponse, SendFetchRefusal or KeepFetch names it in this step."""
     replica: str
     """Node id of the sender."""
     offset: int
-    """Inclusive: the newest record that it has flushed; log start - 1: none."""
+    """Newest flushed offset of the sender, inclusive. Log start - 1: the sender has no records."""
     leader_epoch: int
-    """LeaderEpoch that it follows."""
+    """LeaderEpoch that the sender follows."""
     offset_epoch: int
-    """LeaderEpoch of its record at ``offset``. 0: its log is empty."""
+    """LeaderEpoch of the sender's record at ``offset``. 0: its log is empty."""
     incarnation: int
-    """Incarnation of the sender's process. 0: a peer of the published protocol. It may read and does not count."""
+    """Incarnation of the sender's process. 0: a reader of the published protocol, which does not count as a replica."""
     request_id: int
-    """Grows with each of its requests. A request below the last valid one was overtaken."""
+    """Id of the request, which grows for each sender. A lower id than the last valid one means an outdated request."""
     max_bytes: int
     """Maximum size of the answer in bytes. 0: the leader decides."""
     stream_uid: str
-    """Uid of the requested stream. '': a peer of the published protocol."""
+    """Uid of the requested stream. '': the sender follows the published protocol, which has no uid."""
     awaits_more: bool = False
     """True if the sender accepts a second answer with later records, instead of a wake-up."""
     bad_offset: int | None = None
-    """Inclusive: offset at which it received other bytes than were written, a wrong CRC, or no batch [S14]. None: none."""
+    """Offset at which the sender received damaged bytes, inclusive [S14]. None: no damage."""
     flush_ns: int = 0
-    """Duration of the flush that made ``offset`` durable, in ns. 0: not given."""
+    """Duration of the sender's last flush, in nanoseconds. 0: unknown."""
     copy_epoch: int = 0
-    """Number of a learner's copy. 0: the sender is a replica."""
+    """Number of the learner's copy. 0: the sender is a replica."""
     deletes_end: int | None = None
-    """Exclusive: everything it has was fetched in this LeaderEpoch after the delete markers below were gone. 0: not
-    everything. None: an older node that does not report it.
+    """Offset below which the leader had dropped delete markers before the sender fetched its log in this LeaderEpoch,
+    exclusive.
+
+    0: the sender has records from before. None: an older node that does not report the value.
     """
 
 
 @value
 class EpochQueryReceived:
-    """A LeaderEpochOffsetRequest on ``.offset``."""
+    """A LeaderEpochOffsetRequest arrived on ``.offset``."""
 
     token: int
-    """Token of the request. SendEpochAnswer or SendFetchRefusal answers it in this step."""
+    """Handle of the request. SendEpochAnswer or SendFetchRefusal names it in this step."""
     replica: str
     """Node id of the sender."""
     asked_epoch: int
     """LeaderEpoch whose end is requested."""
     current_epoch: int
-    """LeaderEpoch that it follows."""
+    """LeaderEpoch that the sender follows."""
     stream_uid: str
-    """Uid of the requested stream. '': a peer of the published protocol."""
+    """Uid of the requested stream. '': the sender follows the published protocol, which has no uid."""
 
 
 @value
@@ -176,27 +178,28 @@ class BatchSpan:
     """Offsets, epoch and size of one received record batch whose CRC was checked."""
 
     base_offset: int
-    """Inclusive: offset of its first record, which compaction may have removed."""
+    """Offset of the first record of the batch, inclusive. Compaction may have removed this record."""
     last_offset: int
-    """Inclusive: offset of its last record, not below ``base_offset``."""
+    """Offset of the last record of the batch, inclusive. It is at least ``base_offset``."""
     leader_epoch: int
     """LeaderEpoch in which the batch was written."""
 
 
 @value
 class FetchAnswered:
-    """A ReplicationResponse. Without spans, the follower is caught up, and ``token`` has no bytes. Bytes that cannot be
-    parsed are a RequestFailed.
+    """A ReplicationResponse arrived. Without spans, this replica has all records of the leader.
+
+    If the bytes cannot be parsed, the shell feeds RequestFailed instead.
     """
 
     token: int
-    """Token of the received bytes, until AppendFetched or DropFetched."""
+    """Handle of the received bytes. AppendFetched or DropFetched ends its use."""
     request_id: int
-    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
+    """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
     leader_epoch: int
-    """LeaderEpoch of the sender. If this replica follows another one, the answer is dropped."""
+    """LeaderEpoch of the sender. The core drops an answer of another LeaderEpoch."""
     high_watermark: int
-    """Inclusive: the leader's HW when it answered. Only the part that is flushed here is used."""
+    """High watermark of the leader when it answered, inclusive."""
     spans: tuple[BatchSpan, ...]
     """Batches in the order of the bytes kept under ``token``."""
     size_bytes: int = 0
@@ -208,11 +211,11 @@ class FetchPieceArrived:
     """A part of the next batch arrived. The shell keeps it. The next fetch requests more."""
 
     request_id: int
-    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
+    """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
     leader_epoch: int
     """LeaderEpoch of the sender."""
     has_room: bool = True
-    """False: the piece was not kept, because other batches are incomplete. It is requested again after a pause."""
+    """True if the shell kept the piece. Otherwise memory was short, and the follower requests the piece again after a pause."""
 
 
 class RefusalReason(Enum):
@@ -231,46 +234,46 @@ class RefusalReason(Enum):
 
 @value
 class FetchRefused:
-    """A ReplicationRefusal, of a fetch or an epoch query."""
+    """A ReplicationRefusal of a fetch or an epoch query arrived."""
 
     request_id: int
-    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
+    """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
     reason: RefusalReason
     """Reason of the rejection."""
     leader_epoch: int
-    """LeaderEpoch of the sender. DIVERGED and BEFORE_LOG_START count only from the followed leader."""
+    """LeaderEpoch of the sender. DIVERGED and BEFORE_LOG_START count only from the leader that this replica follows."""
     log_start_offset: int
-    """Inclusive: of the leader's log."""
+    """Log start of the leader, inclusive."""
     deletes_end: int = 0
-    """Exclusive, with DELETES_GONE and BEFORE_LOG_START: up to where the leader's log may lack delete markers."""
+    """Offset below which the leader's log may lack delete markers, exclusive. Used with DELETES_GONE and BEFORE_LOG_START."""
 
 
 @value
 class RequestFailed:
-    """A fetch or an epoch query got no usable answer: timeout, no responders, disconnected, or unreadable."""
+    """A fetch or an epoch query failed: timeout, no responders, lost connection, or an answer that cannot be decoded."""
 
     request_id: int
-    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
+    """Id of the request that the answer repeats. The core ignores failures of earlier requests [D16]."""
     reason: str
     """Reason, as text for logs."""
     bad_offset: int | None = None
-    """Inclusive: the answer has wrong bytes at this offset. -1: from its first batch on."""
+    """Offset at which the answer has wrong bytes, inclusive. -1: its first batch is wrong. None: no damage."""
 
 
 @value
 class EpochQueryAnswered:
-    """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
+    """A LeaderEpochOffsetResponse arrived: the largest epoch of the leader's log up to the requested one, and its end."""
 
     request_id: int
-    """Id of the SendFetch or SendEpochQuery. It counts only if the replica waits for it [D16]."""
+    """Id of the request that the answer repeats. The core ignores answers to earlier requests [D16]."""
     leader_epoch: int
     """LeaderEpoch found in the leader's log. 0: the log does not have such an epoch."""
     last_offset: int
-    """Inclusive: its last record. -1 if there is none."""
+    """Offset of the last record of ``leader_epoch`` in the leader's log, inclusive. -1: there is none."""
     current_epoch: int
-    """LeaderEpoch in which the leader leads. If this replica follows another one, it asks again."""
+    """LeaderEpoch in which the sender leads. If it is not the followed one, the follower asks again."""
     log_start_offset: int
-    """Inclusive: start of the leader's log. A log that has nothing in common with it begins again there."""
+    """Log start of the leader, inclusive. A log without common records starts again at this offset."""
 
 
 @value
@@ -282,9 +285,9 @@ class LogFlushed:
     """
 
     end_offset: int
-    """Exclusive: everything below is on the disk. Never acted on beyond the log end."""
+    """Offset below which all records are on disk, exclusive. The core limits it to the log end."""
     took_ns: int = 0
-    """Time that the disk needed, in ns, without waiting before or after. 0: nothing was flushed, or it was not measured."""
+    """Duration of the flush, in nanoseconds. 0: nothing was flushed, or the duration is unknown."""
 
 
 @value
@@ -295,32 +298,32 @@ class LogCut:
     """
 
     end_offset: int
-    """Exclusive: the log end now. It is below the requested one if that was inside a batch."""
+    """Log end after the truncation, exclusive. It may be below the requested one, because batches are not split."""
 
 
 @value
 class LogStartMoved:
-    """Retention moved the log start. Earlier records are not served any more."""
+    """Retention raised the log start. Earlier records are not served anymore."""
 
     log_start_offset: int
-    """Inclusive. It never falls, and is never above HW + 1 [D26]."""
+    """New log start, inclusive. It never falls, and is at most HW + 1 [D26]."""
 
 
 @value
 class StorageFailed:
-    """The log has failed permanently (flush error, full disk, corruption). Nothing is acked any more [S4, S8]."""
+    """The log has failed permanently: flush error, full disk or corruption. The replica sends no more acks [S4, S8]."""
 
     reason: str
     """Reason, as text for logs."""
     no_space: bool = False
     """True if the disk is full. The rejected data was not stored, and publishers may get a negative ack."""
     token: int = 0
-    """Token of the AppendBatch that failed before any byte was written. Its publishes get a negative ack. 0: none."""
+    """Handle of the AppendBatch that failed before any byte was written. Its publishes get a negative ack. 0: none."""
 
 
 @value
 class WokenUp:
-    """A PartitionNotification arrived: there are records to fetch."""
+    """A PartitionNotification of the leader arrived: there are records to fetch."""
 
 
 @value
@@ -333,15 +336,15 @@ class NoticeReceived:
     leader: str
     """Leader that the notice claims."""
     leader_epoch: int
-    """Another one than is followed: ignored."""
+    """LeaderEpoch of the notice. The core ignores a notice of an epoch that it does not follow."""
     epoch: int
     """Epoch of the partition that the leader knows."""
     epoch_start_offset: int
-    """Inclusive: of the first record of ``leader_epoch``."""
+    """Offset of the first record of ``leader_epoch``, inclusive."""
     high_watermark: int
-    """Inclusive: the leader's HW. If it is above the own one, the follower fetches."""
+    """High watermark of the leader, inclusive. If it is above the HW of this replica, the follower fetches."""
     log_start_offset: int
-    """Inclusive: of the leader's log."""
+    """Log start of the leader, inclusive."""
 
 
 @value
@@ -349,25 +352,23 @@ class QuietFetchReceived:
     """A follower asks whether its fetch ``request_id`` still waits, together with many other partitions."""
 
     token: int
-    """Token of the part of the request about this fetch. ConfirmQuiet names it."""
+    """Handle of the part of the request about this fetch. ConfirmQuiet names it."""
     replica: str
-    """Replica that asks."""
+    """Node id of the follower that asks."""
     incarnation: int
-    """Incarnation of its process."""
+    """Incarnation of the follower's process."""
     leader_epoch: int
-    """LeaderEpoch in which it follows."""
+    """LeaderEpoch in which the follower follows."""
     request_id: int
-    """Id of its last fetch."""
+    """Id of the follower's last fetch."""
 
 
 @value
 class QuietEnded:
-    """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
+    """The wait of WaitQuietly has ended, so the follower must fetch by itself."""
 
     heard_ns: int | None
-    """Monotonic time when the leader's node last answered, in ns. None: the fetch may still wait, but is not confirmed
-    anymore.
-    """
+    """Monotonic time of the last answer of the leader's node, in nanoseconds. None: the fetch is just not confirmed anymore."""
 
 
 @value
@@ -377,7 +378,7 @@ class IsrChangeAnswered:
     epoch: int
     """Epoch of the partition on which the change was based. If it has changed, the answer is ignored."""
     accepted: bool | None
-    """True if accepted. None: unknown. Both ISRs then count until the image shows one of them [C8]."""
+    """True if the group accepted the change, False if it rejected it. None: unknown, so both ISRs count for now [C8]."""
 
 
 class Deadline(Enum):
@@ -401,7 +402,7 @@ class ReplicaAbsent:
     """A replica is not connected to NATS: its process has ended or lost its connection (answer to ProbeReplica)."""
 
     replica: str
-    """Replica that the leader looked for."""
+    """Node id of the replica that the leader probed."""
 
 
 @value
@@ -417,7 +418,7 @@ class ReplayProgressed:
     """The derived state covers more of the log, but not all of it. It shows that the candidate is alive."""
 
     end_offset: int
-    """Exclusive: covered below it."""
+    """Offset below which the derived state covers the log, exclusive."""
 
 
 @value
@@ -425,28 +426,31 @@ class LeaderEpochPersisted:
     """A LeaderEpoch is on the disk (answer to PersistLeaderEpoch)."""
 
     leader_epoch: int
-    """States of an older one are ignored from now on."""
+    """LeaderEpoch that is on disk. The replica ignores states of older epochs from now on."""
 
 
 @value
 class ReplayFinished:
-    """Derived state covers the log (answer to ReplayLog)."""
+    """The derived state covers the whole log (answer to ReplayLog)."""
 
     end_offset: int
-    """Exclusive: covered below it."""
+    """Offset below which the derived state covers the log, exclusive."""
 
 
 @value
 class DuplicateReceived:
-    """Leader: publishers repeated records that are in the log. They are answered together with those of the record [A3]."""
+    """Leader: publishers repeated records that are already in the log.
+
+    They get their acks when the records are due for acks [A3].
+    """
 
     last_offset: int
-    """Inclusive: last offset of the batch that holds the record. The lowest one of several batches."""
+    """Last offset of the batch with the record, inclusive. For several batches, the lowest such offset."""
 
 
 @value
 class StopRequested:
-    """The node stops: give up the role in good order. Last event of a replica."""
+    """The node stops. The replica ends its role. This is the last event of a replica."""
 
 
 Event = (

@@ -32,12 +32,12 @@ from liftpy.core.replication.role import Effects, ReplicaContext
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A follower that has everything below ``end_offset`` (exclusive) and was answered with nothing."""
+    """Waiting fetch of a follower that has all records below ``end_offset`` (exclusive)."""
 
     replica: str
     end_offset: int
     max_bytes: int
-    """Maximum size of its second answer. 0: send a wake-up instead."""
+    """Maximum size of the later answer with records, in bytes. 0: send a notification instead."""
 
 
 class Waiters:
@@ -53,15 +53,15 @@ class Waiters:
         self._waiting[waiter.replica] = waiter
 
     def forget(self, replica: str) -> None:
-        """Remove the waiting fetch of ``replica``: it fetches again, or was removed."""
+        """Remove the waiting fetch of ``replica``, because it fetches again or was removed."""
         self._waiting.pop(replica, None)
 
     def of(self, replica: str) -> Waiter | None:
-        """Return the waiting fetch of ``replica``, None if it is not idle at the log end."""
+        """Return the waiting fetch of ``replica``, or None if it has none."""
         return self._waiting.get(replica)
 
     def signal(self, log_end_offset: int) -> list[Waiter]:
-        """Return and remove the fetches that wait below ``log_end_offset``, ordered by replica."""
+        """Remove and return the fetches that wait for records below ``log_end_offset``, ordered by replica."""
         if not self._waiting:
             return []
         told = sorted((w for w in self._waiting.values() if w.end_offset < log_end_offset), key=lambda w: w.replica)
@@ -71,14 +71,14 @@ class Waiters:
 
 
 class FetchHandler:
-    """The followers of one LeaderEpoch, and their requests."""
+    """Answers the fetches of followers in one LeaderEpoch, and tracks their positions."""
 
     def __init__(self, shared: ReplicaContext, leader_epoch: int, now_ns: int) -> None:
         self._shared = shared
         self._log = shared.log
         self._leader_epoch = leader_epoch
         self.followers: dict[str, FollowerProgress] = {}
-        """Every other replica, and the learner, with positions of this LeaderEpoch only [D6]."""
+        """Node id -> progress of each other replica and of the learner. Positions are those of this LeaderEpoch [D6]."""
         self.waiters = Waiters()
         self.partition_changed(now_ns)
 
@@ -96,7 +96,10 @@ class FetchHandler:
             progress.membership_is(replica in state.isr)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
-        """Count the fetch. Return the reason if it gets no data. The caller updates HW, then calls ``answer``."""
+        """Check a fetch and count its position. Return the reason if it must be rejected, or None.
+
+        The caller updates the HW and then calls ``answer``.
+        """
         self.asked(event.replica, event.leader_epoch, now_ns)
         reason = self._refusal(event)
         if reason is not None:
@@ -119,8 +122,10 @@ class FetchHandler:
         return None
 
     def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
-        """Return whether the waiting fetch is the last valid one of a live ISR member in this LeaderEpoch, at the log end, and
-        can be answered later. Then it counts as a fetch that arrives now."""
+        """Return whether the waiting fetch of a follower is still valid. A valid one counts as a fetch that arrives now.
+
+        It must be the last valid fetch of a live ISR member in this LeaderEpoch, be at the log end, and have a reply subject.
+        """
         progress = self.followers.get(event.replica)
         if (
             progress is None
@@ -139,7 +144,7 @@ class FetchHandler:
         return True
 
     def asked(self, replica: str, leader_epoch: int, now_ns: int) -> None:
-        """Note that ``replica`` sent a request in ``leader_epoch``, answered or not."""
+        """Record that ``replica`` sent a request in ``leader_epoch``. The request may have been rejected."""
         progress = self.followers.get(replica)
         if progress is not None:
             progress.last_asked_ns = now_ns
@@ -149,19 +154,19 @@ class FetchHandler:
     def newest_offset_of(self, replica: str) -> int | None:
         """Return the newest offset (inclusive) that ``replica`` has flushed, by its last valid fetch.
 
-        None: unknown in this epoch.
+        Return None if the offset is unknown in this LeaderEpoch.
         """
         progress = self.followers.get(replica)
         return progress.position if progress is not None else None
 
     @property
     def heirs_have_joined(self) -> bool:
-        """True if all possible next leaders have fetched in this LeaderEpoch, as their current process."""
+        """True if all nodes that may lead next have fetched in this LeaderEpoch with their current process."""
         heirs = self._shared.held.isr | self._shared.held.may_lead
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
-        """Return whether no earlier leader may still act as one."""
+        """Return whether no earlier leader can still send acks, so that this leader may."""
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
@@ -190,7 +195,7 @@ class FetchHandler:
         return False
 
     def owes_high_watermark(self, now_ns: int) -> bool:
-        """Return whether a follower at the log end does not know the new HW. From now on all of them are due for a notice."""
+        """Return whether a follower at the log end does not know the new HW, and record the time since which it waits."""
         high_watermark, found = self._log.high_watermark, False
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
@@ -200,9 +205,9 @@ class FetchHandler:
         return found
 
     def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
-        """Answer the fetches that have been due for the HW since ``before_ns`` or longer.
+        """Send the HW to the followers that have waited for it since ``before_ns`` or longer.
 
-        Return the replicas that need a notice instead. They count as informed.
+        Return the replicas that have no waiting fetch and need a notice instead.
         """
         told = []
         for replica, progress in self.followers.items():
@@ -221,17 +226,17 @@ class FetchHandler:
         return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
 
     def owes_since_ns(self) -> int | None:
-        """Return the time since which the longest-waiting live follower is due for a notice, None if there is none."""
+        """Return the time since which a live follower waits for the new HW, or None if all know it."""
         owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
         return min(owed, default=None)
 
     def tell(self, replica: str, out: Effects) -> None:
-        """Answer the waiting fetch with only the HW. It keeps waiting."""
+        """Answer the waiting fetch of ``replica`` with only the HW. The fetch keeps waiting for records."""
         self.followers[replica].told(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
 
     def awaits_answer(self, replica: str) -> bool:
-        """Return whether the last fetch of ``replica`` waits for an answer, or for records after an empty answer."""
+        """Return whether the last fetch of ``replica`` waits for its answer, or for records after an empty answer."""
         waiter = self.waiters.of(replica)
         return waiter is not None and waiter.max_bytes > 0
 
@@ -240,7 +245,7 @@ class FetchHandler:
         return min(event.max_bytes, maximum) if event.max_bytes > 0 else maximum
 
     def appended(self, out: Effects) -> None:
-        """Send the new records to all waiting followers."""
+        """Send the new records to all followers whose fetches wait."""
         for waiter in self.waiters.signal(self._log.log_end_offset):
             if waiter.max_bytes:
                 self.followers[waiter.replica].told(self._log.high_watermark)
@@ -256,9 +261,7 @@ class FetchHandler:
                 out.append(NotifyReplica(replica=waiter.replica))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer with the largest epoch <= the requested one and its last offset, but only in the epoch that the follower
-        follows [D11].
-        """
+        """Answer an epoch query with the largest epoch up to the requested one, and its last offset [D11]."""
         log = self._log
         self.asked(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
@@ -286,7 +289,7 @@ class FetchHandler:
         )
 
     def positions(self) -> dict[str, int | None]:
-        """Return the newest flushed offset (inclusive) of each replica, including this node. None: unknown in this epoch."""
+        """Return node id -> newest flushed offset (inclusive) of each replica with this node. None: unknown in this epoch."""
         positions = {replica: progress.position for replica, progress in self.followers.items()}
         positions[self._shared.node_id] = self._log.flushed_newest_offset
         return positions
@@ -314,7 +317,7 @@ class FetchHandler:
         return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)
 
     def _position_refusal(self, offset: int, offset_epoch: int) -> RefusalReason | None:
-        """Return a rejection unless (offset, offset_epoch) is on this log.
+        """Return a rejection if (offset, offset_epoch) is not on this log, or None.
 
         Epoch 0: the follower's log is empty and begins after it.
         """

@@ -348,7 +348,11 @@ class ServiceMachine:
             unit = Unit(record.offset, timer or "")
             what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
             blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
-            raise BadRecordError(unit, record, f"{what} at offset {unit.offset}: {blame}{error}") from error
+            text = (
+                f"{what} failed at offset {unit.offset}: {blame}{str(error).rstrip('.')}. Fix the service, or skip the record "
+                '(on_error="skip").'
+            )
+            raise BadRecordError(unit, record, text) from error
         if source.emitted:
             assert self.outbox is not None
             for output in source.emitted:

@@ -132,7 +132,7 @@ class _ServiceSession:
     problem: str = ""
     order: _Order | None = None
     replayed_epoch: int = 0
-    """LeaderEpoch in which it has replayed up to its stop."""
+    """LeaderEpoch in which the service finished its replay up to the stop position."""
     has_caught_up: bool = False
     """True if a service of this name has caught up since it first registered. A promotion waits for it."""
     excused: bool = False

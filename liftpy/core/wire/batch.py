@@ -66,16 +66,16 @@ def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
         if codec is Codec.LZ4:
             if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
                 raise CorruptionError(
-                    f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes. Read it from another replica."
+                    f"{len(stored)} bytes of LZ4 data cannot expand to {size_bytes} bytes. The node repairs it from another replica."
                 )
             body = bytes(lz4.block.decompress(stored, uncompressed_size=size_bytes))
         else:
             body = _zstd(stored, size_bytes)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"cannot decompress: {error}. Read it from another replica.") from None
+        raise CorruptionError(f"cannot decompress: {error}. The node repairs it from another replica.") from None
     if len(body) != size_bytes:
         raise CorruptionError(
-            f"decompressed to {len(body)} bytes or more, but the header says {size_bytes}. Read it from another replica."
+            f"decompressed to {len(body)} bytes or more, but the header says {size_bytes}. The node repairs it from another replica."
         )
     return body
 
@@ -89,7 +89,7 @@ def _zstd(stored: memoryview, size_bytes: int) -> bytes:
             return stream.read(size_bytes + 1)
     if named != size_bytes:
         raise CorruptionError(
-            f"the compressed frame says {named} bytes, but the header says {size_bytes}. Read it from another replica."
+            f"the compressed frame says {named} bytes, but the header says {size_bytes}. The node repairs it from another replica."
         )
     return reader.decompress(stored, max_output_size=size_bytes)
 
@@ -280,7 +280,7 @@ class RecordBatch:
         if columns.deltas is not None and int(columns.deltas[-1]) > self.header.last_offset_delta:
             raise CorruptionError(
                 f"The batch at offset {self.base_offset} is damaged: it has a record beyond its last "
-                "offset. Read it from another replica."
+                "offset. The node repairs it from another replica."
             )
         return columns
 
@@ -523,14 +523,14 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
         raise CorruptionError(
-            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. Read it "
+            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. The node repairs it "
             "from another replica."
         )
     fields = _HEADER.unpack_from(buffer, position)
     crc, magic, version, attributes, size_bytes, count, base, epoch, timestamp, producer, sequence, producer_epoch = fields[:12]
     if magic != MAGIC:
         raise CorruptionError(
-            f"No batch at position {position}: its magic number is {magic:#06x}. Read it from another replica."
+            f"Damaged batch at position {position}: wrong magic number {magic:#06x}. The node repairs it from another replica."
         )
     if version != VERSION:
         raise UnknownFormatError(
@@ -546,7 +546,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     if not (numbers and ((in_bounds and count > 0 and dense) or filler)):
         raise CorruptionError(
             f"The batch at position {position} has an invalid header: {size_bytes} bytes, {count} records at offset {base}. "
-            "Read it from another replica."
+            "The node repairs it from another replica."
         )
     return BatchHeader(
         crc,
@@ -574,7 +574,7 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
     """
     if len(buffer) - position < HEADER_SIZE_BYTES:
         raise CorruptionError(
-            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. Read it "
+            f"Damaged batch at position {position}: {len(buffer) - position} bytes are less than a batch header. The node repairs it "
             "from another replica."
         )
     return int(_HEADER.unpack_from(buffer, position)[4])
@@ -595,11 +595,11 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
     if end > len(view):
         raise CorruptionError(
             f"Damaged batch at position {position}: its header says {header.size_bytes} bytes, but only "
-            f"{len(view) - position} exist. Read it from another replica."
+            f"{len(view) - position} exist. The node repairs it from another replica."
         )
     if verify and crc32c.crc32c(view[position + 4 : end]) != header.crc:
         raise CorruptionError(
-            f"Damaged batch at position {position} (offset {header.base_offset}): its CRC-32C does not match. Read it from "
+            f"Damaged batch at position {position} (offset {header.base_offset}): its CRC-32C does not match. The node repairs it from "
             "another replica."
         )
     return RecordBatch(header, view[position:end])
@@ -625,7 +625,7 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
     crc, _, _, _, size_bytes = _HEADER.unpack_from(view, position)[:5]
     if crc32c.crc32c(view[position + 4 : position + size_bytes]) != crc:
         raise CorruptionError(
-            f"Damaged batch at position {position}: its version, codec or column flags are invalid. Read "
+            f"Damaged batch at position {position}: its version, codec or column flags are invalid. The node repairs "
             "it from another replica."
         )
 
@@ -771,13 +771,13 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
         values, _ = _texts(body, position, ends[-1])
     except struct.error as error:
         raise CorruptionError(
-            f"Damaged batch: its headers end beyond the batch: {error}. Read it from another replica."
+            f"Damaged batch: its headers end beyond the batch: {error}. The node repairs it from another replica."
         ) from None
     found, first = [], 0
     for record, end in enumerate(ends):
         if not first <= end <= ends[-1]:
             raise CorruptionError(
-                "Damaged batch: the end positions of a column are not ascending. Read it from another replica."
+                "Damaged batch: the end positions of a column are not ascending. The node repairs it from another replica."
             )
         found += [(record, names[pair], values[pair]) for pair in range(first, end)]
         first = end
@@ -786,12 +786,12 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
 
 def _texts(body: memoryview, position: int, count: int) -> tuple[list[bytes], int]:
     if position + 4 * count > len(body):
-        raise CorruptionError(f"Damaged batch: it is too small for {count} headers. Read it from another replica.")
+        raise CorruptionError(f"Damaged batch: it is too small for {count} headers. The node repairs it from another replica.")
     ends = struct.unpack_from(f"<{count}I", body, position)
     position += _padded(4 * count)
     size_bytes = ends[-1] if count else 0
     if position + size_bytes > len(body) or any(end < before for before, end in pairwise(ends)):
-        raise CorruptionError("Damaged batch: its headers do not fit. Read it from another replica.")
+        raise CorruptionError("Damaged batch: its headers do not fit. The node repairs it from another replica.")
     data = bytes(body[position : position + size_bytes])
     return [data[start:end] for start, end in pairwise((0, *ends))], position + _padded(size_bytes)
 

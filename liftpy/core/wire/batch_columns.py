@@ -294,7 +294,8 @@ class _Reader:
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
             raise CorruptionError(
-                f"Damaged batch: a column ends at {end}, but the batch ends at {len(self._body)}. Read it from another replica."
+                f"Damaged batch: a column ends at {end}, but the batch ends at {len(self._body)}. The node repairs it from "
+                "another replica."
             )
         piece = self._body[self._position : end]
         self._position = end + (-end % 8)
@@ -314,7 +315,7 @@ class _Reader:
         ends = self.u32(count)
         if count > 1 and bool((ends[1:] < ends[:-1]).any()):
             raise CorruptionError(
-                "Damaged batch: the end positions of a column are not ascending. Read it from another replica."
+                "Damaged batch: the end positions of a column are not ascending. The node repairs it from another replica."
             )
         return ends
 
@@ -329,12 +330,14 @@ class _Reader:
         entry_count = int(self.u32(2)[0])
         if not 0 < entry_count <= count:
             raise CorruptionError(
-                f"Damaged batch: a dictionary has {entry_count} entries for {count} records. Read it from another replica."
+                f"Damaged batch: a dictionary has {entry_count} entries for {count} records. The node repairs it from another replica."
             )
         entries = self.bytes_column(entry_count, nulls=False)
         index = self.u32(count) if entry_count > 1 else np.zeros(count, dtype=np.uint32)
         if entry_count > 1 and int(index.max(initial=0)) >= entry_count:
-            raise CorruptionError("Damaged batch: a dictionary index is out of range. Read it from another replica.")
+            raise CorruptionError(
+                "Damaged batch: a dictionary index is out of range. The node repairs it from another replica."
+            )
         return DictionaryColumn(entries, index)
 
     def headers(self, count: int) -> HeadersColumn:
@@ -358,8 +361,8 @@ def decode_columns(body: memoryview, count: int, present: Columns, *, exact: boo
     timestamps = np.frombuffer(reader.take(8 * count), dtype="<i8") if Columns.TIMESTAMPS in present else None
     deltas = reader.u32(count) if Columns.DELTAS in present else None
     if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
-        raise CorruptionError("Damaged batch: its offsets are not ascending. Read it from another replica.")
+        raise CorruptionError("Damaged batch: its offsets are not ascending. The node repairs it from another replica.")
     note = reader.take(int(reader.u32(2)[0])) if Columns.NOTE in present else None
     if exact and not reader.at_end:
-        raise CorruptionError("Damaged batch: it has bytes behind its last column. Read it from another replica.")
+        raise CorruptionError("Damaged batch: it has bytes behind its last column. The node repairs it from another replica.")
     return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas, note)

@@ -265,7 +265,10 @@ class Ordinary:
         return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
 
     def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
-        """Return (value, message id or b"") of an envelope of this form. None: it has another form, or its CRC is wrong."""
+        """Return (value, message id or b"") of an envelope of this form.
+
+        Return None if the payload has another form or a wrong CRC.
+        """
         before, after, at = self._before, self._after, CRC_HEADER_SIZE_BYTES
         if not (payload.startswith(_HEAD) and payload.startswith(before, at) and payload.endswith(after)):
             return None

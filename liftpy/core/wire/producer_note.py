@@ -123,10 +123,10 @@ class ProducerNote(NamedTuple):
             at = _FORMAT.size
             name, uid = data[at : at + name_size].decode(), data[at + name_size :].decode()
         except (struct.error, UnicodeDecodeError) as error:
-            raise CorruptionError(f"The producer note is damaged: {error}. Read it from another replica.") from None
+            raise CorruptionError(f"The producer note is damaged: {error}. The node repairs it from another replica.") from None
         if len(data) != at + name_size + uid_size or has_position > 1 or offset < 0:
             raise CorruptionError(
-                f"The producer note is damaged: {len(data)} bytes have an unknown form. Read it from another replica."
+                f"The producer note is damaged: {len(data)} bytes have an unknown form. The node repairs it from another replica."
             )
         if has_position:
             return cls(name, SourcePosition(uid, partition, offset, generation))

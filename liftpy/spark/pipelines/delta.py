@@ -107,7 +107,9 @@ def _told(root: Path) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise StorageError(f"Cannot read or write Delta table {root}: {error}") from error
+        raise StorageError(
+            f"Cannot read or write Delta table {root}: {error}. Check the path, its permissions and the disk."
+        ) from error
 
 
 def _adds(commit: dict[str, Any]) -> bool:

@@ -160,6 +160,6 @@ def test_record_that_does_not_fit_the_image_raises(code: str, record: Record) ->
     assert str(error.value).split()[1] == code
 
 
-def test_session_times_record_of_a_new_cluster_cannot_be_a_change() -> None:
+def test_session_times_change_in_an_empty_image_raises_invariant_error() -> None:
     with pytest.raises(InvariantError, match="M5"):
         replay(ClusterImage(), SessionTimesSet(SessionTimes(2000, 900)))

@@ -208,7 +208,7 @@ def test_replacement_that_dies_is_replaced_by_another_node() -> None:
 
 
 @pytest.mark.parametrize("copying", [True, False])
-def test_node_back_while_another_is_drained_keeps_its_place(copying: bool) -> None:
+def test_returning_node_keeps_its_replica_while_another_node_is_drained(copying: bool) -> None:
     """One copy is made and not two; the one that is under way goes on."""
     moved = Moved("abcdef")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])

@@ -34,7 +34,9 @@ def test_heartbeat_of_a_registered_node_grants_a_lease(driver: Driver, sessions:
     assert sessions.heartbeat("a", driver.incarnation("a"), START, START).granted
 
 
-def test_silent_node_is_fenced_after_a_session_and_the_proposal_repeated(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_without_heartbeats_is_fenced_at_session_timeout_and_fencing_is_retried(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     beat(sessions, driver, "a", START + 1000 * MS)
     assert sessions.due(START + SESSION - 1) == []
     assert sessions.due(START + SESSION) == [pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))]

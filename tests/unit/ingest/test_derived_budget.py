@@ -62,7 +62,7 @@ def test_derived_share_of_a_leader_is_limited_to_seven_eighths() -> None:
     assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
 
 
-def test_derived_share_excess_is_limited_to_its_own_growth() -> None:
+def test_dedup_share_over_the_node_limit_frees_at_most_its_own_growth() -> None:
     node = NodeDerived(1000)
     share, neighbour = Share(node, "ids", 400), Share(node, "ids")
     share.hold(450)

@@ -69,7 +69,7 @@ def test_flush_place_failed_probes_change_nothing() -> None:
     assert in_thread(place, FAST_S, 1000) == 32
 
 
-def test_flush_place_on_the_loop_ignores_later_probes(place: FlushPlace) -> None:
+def test_flush_on_the_event_loop_ignores_later_probe_results(place: FlushPlace) -> None:
     place.tried_out([1.0] * PROBES)
     place.tried_out([FAST_S] * PROBES)
     assert place.on_loop

@@ -184,7 +184,7 @@ def test_log_open_flush_failure_mark_overrides_a_clean_stop() -> None:
     assert lose_power(storage) == written
 
 
-def test_log_open_after_a_kill_rewrites_even_without_a_failure_mark() -> None:
+def test_log_open_without_the_flush_failed_file_rewrites_unflushed_records() -> None:
     storage, written = killed_after_a_failed_flush()
     storage.remove(FLUSH_FAILED_NAME)
     opened(storage)

@@ -92,7 +92,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_figures_kept_by_change_equal_a_full_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incremental_metrics_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 2)
     monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)
     history, now_ns = History(seed), clock.now_ns()

@@ -179,7 +179,7 @@ def test_driver_held_replica_merges_wakeups() -> None:
     assert taken == ["before", events.WokenUp()]
 
 
-def test_driver_calls_step_over_after_each_step_with_effects() -> None:
+def test_driver_calls_the_step_end_callback_after_each_step_with_effects() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
     done: list[str] = []
     driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))

@@ -116,7 +116,7 @@ async def test_read_subjects_answer_only_inboxes_and_are_shared_by_the_isr() -> 
     assert bus.listening == {}
 
 
-async def test_quiet_talk_confirmation_belongs_to_its_question() -> None:
+async def test_quiet_fetch_confirmation_of_an_earlier_question_is_ignored() -> None:
     bus, delivered = NatsBus(), []
     confirm: set[int] = set()
 

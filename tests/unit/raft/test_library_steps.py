@@ -161,7 +161,7 @@ def test_quorum_leader_steps_down_only_for_a_later_term(tmp_path: Path) -> None:
         assert (core.leads, core.leader_id, core.raftCurrentTerm, core.log.getVotedForNodeId()) == (False, "", term + 2, None)
 
 
-def test_quorum_vote_is_used_in_every_term_with_a_possible_vote(tmp_path: Path) -> None:
+def test_quorum_member_with_lost_votes_votes_for_itself_up_to_the_last_possible_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         core: Any = net.up["a"].core
         term = core.raftCurrentTerm

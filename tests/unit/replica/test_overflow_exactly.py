@@ -50,7 +50,7 @@ def test_overflow_measured_rate_is_bounded_and_renewed() -> None:
     assert overflow.held_bytes(901 * MIB, T + 2 * S // 10 + S) == GATE + 10 * MIB
 
 
-def test_overflow_below_the_gate_measures_nothing() -> None:
+def test_overflow_below_the_gate_keeps_the_last_rate() -> None:
     overflow = heard((GATE, 0, 0), (GATE + MIB, 0, 1), (GATE - 1, 0, 2))
     assert overflow.held_bytes(0, T + S) == GATE - 1
     overflow.heard(GATE, 0, T + 3 * S // 10)

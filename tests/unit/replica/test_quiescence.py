@@ -341,7 +341,7 @@ def test_quiet_fetches_are_all_requested_within_the_wait() -> None:
         assert asked_for == Counter(node.fetches)
 
 
-def test_quiet_fetches_keep_their_turn_while_others_come_and_go() -> None:
+def test_quiet_fetch_is_confirmed_every_third_round_while_others_change() -> None:
     node, seen = Node(1), []
     for number in range(9):
         other = fetch(100 + number, request_id=number)

@@ -94,7 +94,7 @@ def outputs(machine: ServiceMachine) -> list[bytes]:
 # ---- the machine -------------------------------------------------------------------------------------------------------------
 def test_failing_record_discards_its_outputs_and_names_its_offset() -> None:
     machine = machine_of(Brittle())
-    with pytest.raises(BadRecordError, match="on_record at offset 2: ValueError: out of range") as raised:
+    with pytest.raises(BadRecordError, match="on_record failed at offset 2: ValueError: out of range") as raised:
         machine.apply([record(0), record(1), record(2, b"bad")])
     assert raised.value.unit == Unit(2)
     assert outputs(machine) == [b"x/1", b"x/2"] * 2
@@ -152,7 +152,7 @@ def test_skip_decision_counts_only_in_its_own_epoch() -> None:
 
 def test_skip_of_a_failing_timer_keeps_other_timers() -> None:
     log = [record(0, b"timer bad"), record(1, b"timer good", NS), record(2, b"y", 2 * NS)]
-    with pytest.raises(BadRecordError, match="on_timer 'bad' at offset 1: KeyError") as raised:
+    with pytest.raises(BadRecordError, match="on_timer 'bad' failed at offset 1: KeyError") as raised:
         machine_of(Brittle()).apply(log)
     service = Brittle()
     machine = machine_of(service)

@@ -108,7 +108,7 @@ def test_desk_reports_a_crash_loop_as_few_events(world: World) -> None:
     assert [str(one) for one in world.services.ended()] == ["bank failed: crash 19"]
 
 
-def test_desk_replay_frames_become_replica_events(world: World) -> None:
+def test_service_replay_progress_is_reported_to_the_replica(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello(position=4))
     assert world.last(pb.JoinLog).ackId >> 32 == 3  # above those of earlier incarnations

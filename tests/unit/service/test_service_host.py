@@ -470,7 +470,7 @@ FIGURES = pb.ServiceFigures(
 
 def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> None:
     s, at_ns = sessions(), 5_000_000_000
-    s.hello(hello("a", position=4, problem="on_record at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
+    s.hello(hello("a", position=4, problem="on_record failed at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
     s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
     assert [(one.service, one.ending) for one in s.expire(at_ns)] == [("a", "silent")]
@@ -484,7 +484,7 @@ def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> Non
         "snapshot": 0,
         "gone_s": 1.5,
         "ending": "silent",
-        "problem": "on_record at offset 4: ValueError",
+        "problem": "on_record failed at offset 4: ValueError",
     }
     assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)
     assert b["problem"] == "it was stopped"

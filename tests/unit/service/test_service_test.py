@@ -126,7 +126,7 @@ def test_service_test_restart_restores_a_new_instance_from_the_snapshot() -> Non
 
 def test_service_test_callback_error_names_the_offset_and_ends_the_test() -> None:
     test = ServiceTest(Broken)
-    with pytest.raises(ServiceFailedError, match="on_record at offset 0: KeyError"):
+    with pytest.raises(ServiceFailedError, match="on_record failed at offset 0: KeyError"):
         test.send(b"x")
     with pytest.raises(ServiceFailedError, match="Create another ServiceTest"):
         test.send(b"y")

@@ -88,7 +88,7 @@ def test_watched_stream_that_is_recreated_or_truncated_is_noticed(source: Open, 
     wait_for(lambda: refused() == "NOT_FOUND")
 
 
-def test_watch_polls_nodes_that_cannot_wait(source: Open, node: FakeNode) -> None:
+def test_offset_watch_polls_nodes_without_waiting_reads(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     reader = streaming(source(startingOffsets="earliest"))

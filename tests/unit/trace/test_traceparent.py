@@ -97,7 +97,7 @@ def test_trace_search_finds_sampled_messages_in_order(codec: Codec) -> None:
     assert [(context.trace_id - TRACE, context.flags) for context in found] == [(2, 1), (3, 0xFF), (9, 0x0B)]
 
 
-def test_trace_search_of_a_large_batch_links_a_bounded_number() -> None:
+def test_trace_search_of_a_large_batch_returns_at_most_the_link_limit() -> None:
     found = traced_in(batch_of([[("traceparent", one(number))] for number in range(2000)]))
     assert [context.trace_id - TRACE for context in found] == list(range(MOST_LINKS))
 

@@ -1,9 +1,9 @@
 """The duties of the metadata leader besides ordering the log. Pure.
 
-These are sessions, election timers, failure reports, preferred leaders, streams that wait for nodes, and moving
-replicas. The shell reports gained and lost leadership, feeds every new image, asks ``answer`` about each request before
-it is logged, proposes what ``due`` returns, and sends ``questions`` over NATS. Nothing here survives a change of the
-metadata leader: the important state is in the log.
+The duties are sessions, election timers, failure reports, preferred leaders, streams that wait for nodes, and moves of
+replicas. The shell reports when this node becomes or stops being metadata leader, and passes each new image. It asks
+``answer`` about each request before the request is logged, proposes what ``due`` returns, and sends ``questions`` over NATS.
+The state of this module does not survive a change of the metadata leader. State that must survive is in the log.
 """
 
 from __future__ import annotations
@@ -69,14 +69,17 @@ def control_request(message: Proposable) -> pb.ControlRequest:
 
 
 def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
-    """Return the answer to a batch of which ``here`` was answered by the metadata leader, and the rest decided in the log."""
+    """Merge the two answers to a batch: ``here`` from the metadata leader, and ``logged`` from the log."""
     if logged.HasField("batch"):
         logged.batch.answers.extend(here.batch.answers)
     return logged
 
 
 class ActiveController:
-    """Node sessions and election timers of one controller. It is idle unless it leads the group. ``now_ns`` is monotonic."""
+    """Node sessions and election timers of one controller.
+
+    The object is idle unless its controller is the metadata leader. Times are monotonic.
+    """
 
     def __init__(
         self, config: ReplicationConfig, rules: Rules | None = None, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S
@@ -84,7 +87,7 @@ class ActiveController:
         self._rules = rules or Rules()
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
         self._in_log: set[bytes] = set()
-        """Ids of operations that are in the log and not applied yet."""
+        """Ids of operations that are in the log but are not applied yet."""
         self._answered: Counter[str] = Counter()
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
@@ -103,7 +106,7 @@ class ActiveController:
         return {**self._accusations.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
-        """Begin the duties of the metadata leader in ``term``. ``image`` has all committed entries."""
+        """Start the duties of the metadata leader in ``term``. ``image`` must contain all committed entries."""
         self._leading = True
         self._image = image
         self._in_log.clear()
@@ -126,7 +129,7 @@ class ActiveController:
         self._timers.resign()
 
     def prefer(self, every_s: float) -> None:
-        """Set the interval of the checks for leaderships that can return to their preferred leader. 0: never."""
+        """Set the interval of the checks for preferred leaders, in seconds. 0: no checks."""
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
@@ -182,16 +185,16 @@ class ActiveController:
         return response
 
     def _reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Return whether the report is kept back until the reported leader was asked."""
+        """Return whether the report must wait until the metadata leader has asked the reported leader."""
         self._timers.told(report, now_ns)
         return self._accusations.reported(report, image, now_ns)
 
     def divide(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> tuple[pb.ControlResponse, pb.ControlRequest | None]:
-        """Split a batch into the answers that are known now, and the rest for the log under the same operation id.
+        """Split a batch into the answers that are known now, and a smaller batch for the log.
 
-        None: nothing is left.
+        The smaller batch has the operation id of the original batch. It is None if all requests are answered.
         """
         here = pb.ControlResponse(operationId=request.operationId, index=image.index)
         here.batch.SetInParent()
@@ -216,7 +219,7 @@ class ActiveController:
     def _forecast(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
-        """Return the answer to a request that changes nothing. None: it must be logged."""
+        """Return the answer to a request that changes nothing, or None if the request must be logged."""
         if not (self._leading and self.is_confirmed(now_ns, confirmed_ns)) or self.is_logged(request.operationId):
             return None
         response = without_log(image, request, image.time_ns, self._rules)
@@ -226,43 +229,49 @@ class ActiveController:
         return response
 
     def is_confirmed(self, now_ns: int, confirmed_ns: int) -> bool:
-        """Return whether no other controller can be the metadata leader."""
+        """Return whether this controller is certainly the only metadata leader now."""
         return now_ns - confirmed_ns <= self._confirmed_within_ns
 
     def is_logged(self, operation_id: bytes) -> bool:
-        """Return whether the log has, or may have, an unapplied entry of the operation."""
+        """Return whether the log may contain an entry of the operation that is not applied yet."""
         return operation_id in self._in_log
 
     def logged(self, operation_id: bytes) -> bool:
-        """Note that the operation was logged, so that repeats wait for it. Return whether it is the first time."""
+        """Record that the operation was logged, so that repeated requests wait for its result.
+
+        Return whether this was the first record.
+        """
         is_first = operation_id not in self._in_log
         self._in_log.add(operation_id)
         return is_first
 
     def not_logged(self, operation_id: bytes) -> None:
-        """Note that the operation was not logged, now or earlier."""
+        """Record that the log has no entry of the operation."""
         self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:
-        """Return nodes whose heartbeats are late. Probe them on NATS, and call ``gone`` if there are no responders."""
+        """Return nodes whose heartbeats are late.
+
+        The caller probes each node on NATS and calls ``gone`` for a node without responders.
+        """
         return self._sessions.overdue(now_ns) if self._leading else []
 
     def gone(self, node_id: str) -> None:
-        """Note that there are no responders for this node."""
+        """Record that NATS reported no responders for this node."""
         self._sessions.gone(node_id)
 
     def questions(self) -> list[LeaderQuestion]:
-        """Return the questions to send to nodes now, each once."""
+        """Return the questions that the shell must send to nodes now. Each question is returned once."""
         return self._accusations.questions()
 
     def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """Note the answer to a question. Silence need not be reported."""
+        """Record the answer of a node to a question. The caller does not report a missing answer."""
         self._accusations.testified(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
-        """Return what to propose now, with the changes of partitions in batches.
+        """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
 
-        A planned transfer is proposed alone, because its leader is asked first (``stepping_aside``).
+        A planned transfer is a request of its own, because its leader is asked first (``stepping_aside``).
         """
         preferred, waiting, moving = (
             self._preferred.due(self._image, now_ns),
@@ -278,7 +287,7 @@ class ActiveController:
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
-        """Return the latest time of the next call of ``due``. None: not before another event."""
+        """Return the latest monotonic time for the next call of ``due``, or None if only an event can make a request due."""
         machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

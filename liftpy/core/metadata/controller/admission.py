@@ -60,22 +60,22 @@ class Rejection:
     """Result of a check that does not accept a request."""
 
     response: pb.ControlResponse | None
-    """The answer. None: the sender gets no answer."""
+    """Answer to the sender. None: the sender gets no answer."""
     counter: str = ""
-    """Counter of the controller that grows, '' for none."""
+    """Name of the controller's counter to increase. '': none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[T]):
-    """One row of the table."""
+    """One check of the admission table: a name and a function."""
 
     name: str
     reject: Callable[[T], Rejection | None]
-    """Return the rejection of a request, or None."""
+    """Function that returns the rejection of a request, or None to accept the request."""
 
 
 def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
-    """Return the rejection of the first row that does not accept the request, None if all rows accept it."""
+    """Return the rejection of the first check that rejects the request, or None if all checks accept it."""
     for check in checks:
         rejection = check.reject(facts)
         if rejection is not None:
@@ -84,7 +84,7 @@ def first_rejection(checks: tuple[Check[T], ...], facts: T) -> Rejection | None:
 
 
 class RequestAcl(Enum):
-    """A subject on which controllers listen, without the namespace and the name of the asker."""
+    """Subject on which controllers listen, without the namespace and the name of the sender."""
 
     INFO = "info"
     ADMIN = "control.admin"
@@ -92,19 +92,19 @@ class RequestAcl(Enum):
 
 
 def sender_of(acl: RequestAcl, subject: str, namespace: str) -> str:
-    """Return the node id or principal in ``subject``, '' without one."""
+    """Return the node id or principal in ``subject``, or '' if the subject has none."""
     return subject.removeprefix(f"{namespace}.{acl.value}").removeprefix(".")
 
 
 # ---- limits of one controller ----------------------------------------------------------------------------------------------
 PER_PRINCIPAL, PRINCIPAL_AT_ONCE = 50, 250
-"""A second, and at once."""
+"""Rate limit of one principal: requests per second, and requests in one burst."""
 IN_ALL, ALL_AT_ONCE = 200, 1000
 MAX_PRINCIPALS = 1000
 
 
 class Allowance:
-    """Rate limit: requests per second, and up to ``at_once`` saved ones."""
+    """Token bucket for requests: a rate per second, and a burst of ``at_once`` requests."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
         self._per_ns = per_s / NS_PER_S
@@ -112,7 +112,7 @@ class Allowance:
         self._seen_ns = 0
 
     def take(self, now_ns: int) -> bool:
-        """Return whether one more may be."""
+        """Take one token. Return whether there was a token, so that one more request is allowed."""
         self._look(now_ns)
         if self._left < 1:
             return False
@@ -135,13 +135,16 @@ class RequestRates:
     def __init__(self) -> None:
         self._in_all = Allowance(IN_ALL, ALL_AT_ONCE)
         self._of: dict[str, Allowance] = {}
-        """Principal -> allowance. '' is for requests without one. The last one used is at the end."""
+        """Principal -> allowance. '' is the key for requests without a principal. The most recently used entry is last."""
 
     def __len__(self) -> int:
         return len(self._of)
 
     def wait_ms(self, principal: str, now_ns: int) -> int:
-        """Count a request of ``principal``. Return 0, or the time after which it may come again, in milliseconds."""
+        """Count a request of ``principal``.
+
+        Return the time until the next allowed request in milliseconds, or 0 if it is allowed now.
+        """
         own = self._of.pop(principal, None)
         if own is None:
             own = Allowance(PER_PRINCIPAL, PRINCIPAL_AT_ONCE)
@@ -156,18 +159,19 @@ class RequestRates:
 
 
 _PER_S, _AT_ONCE = 400, 1000
-"""Requests of operators and clients accepted per second, and at once. More must not take the metadata group's time.
+"""Rate limit of requests of operators and clients: requests per second, and requests in one burst.
 
-Requests of registered nodes are not counted, because the cluster needs their heartbeats and reports.
+The limit keeps time for the work of the metadata group. Requests of registered nodes are not counted, because the cluster needs
+their heartbeats and reports.
 """
 MAX_IN_PROGRESS = 4096
-"""Maximum number of requests in progress. The others are rejected with UNAVAILABLE."""
+"""Maximum number of requests in progress. The controller rejects further requests with UNAVAILABLE."""
 MAX_IN_PROGRESS_BYTES = 16 << 20
-"""Maximum size of requests in progress, in bytes. The others are rejected with UNAVAILABLE."""
+"""Maximum total size of requests in progress, in bytes. The controller rejects further requests with UNAVAILABLE."""
 
 
 class RequestLimits:
-    """Allowances of one controller, and what is in progress there."""
+    """Rate limits and requests in progress of one controller."""
 
     def __init__(self) -> None:
         self.allowance = Allowance(_PER_S, _AT_ONCE)
@@ -176,12 +180,12 @@ class RequestLimits:
         self.in_progress_bytes = 0
 
     def begin(self, size_bytes: int) -> None:
-        """Note an accepted request of ``size_bytes``."""
+        """Count an accepted request of ``size_bytes`` as in progress."""
         self.in_progress += 1
         self.in_progress_bytes += size_bytes
 
     def end(self, size_bytes: int) -> None:
-        """Note that a request of ``size_bytes`` was answered or dropped."""
+        """Count a request of ``size_bytes`` as done, because it was answered or dropped."""
         self.in_progress -= 1
         self.in_progress_bytes -= size_bytes
 
@@ -189,9 +193,9 @@ class RequestLimits:
 # ---- arrival ---------------------------------------------------------------------------------------------------------------
 FLOODED = f"{REFUSED}control request, too many"
 TOO_FAST = f"{REFUSED}control request, too fast"
-"""Rejection of an operator's request beyond the rate. It contains the time to retry."""
+"""Name of the counter of operator requests that exceed the rate limit. The answer contains the time to wait."""
 NOT_ALLOWED = f"{REFUSED}control request"
-"""Rejection of a request that is too large, or that its subject does not accept."""
+"""Name of the counter of requests that are too large, or that their subject does not accept."""
 OVERLOADED = "control requests over the bound"
 
 
@@ -202,15 +206,15 @@ class Arrival:
     acl: RequestAcl
     """Kind of subject on which it arrived."""
     sender: str
-    """Node id or principal in the subject, '' without one."""
+    """Node id or principal in the subject. '': the subject has none."""
     payload: bytes = b""
     is_reply_allowed: bool = True
     is_registered: bool = False
-    """True if a registered node sends it."""
+    """True if the sender of the request is a registered node."""
     leads: bool = True
     """True if this controller leads the metadata group."""
     describe_alone: Callable[[pb.ControlRequest], pb.ControlResponse | None] = lambda request: None
-    """Answers without a leader, or returns None."""
+    """Function that answers a request without a metadata leader, or returns None."""
     now_ns: int = 0
     """Monotonic time, in nanoseconds."""
     max_payload_bytes: int = 1 << 20
@@ -218,11 +222,14 @@ class Arrival:
     config: ReplicationConfig = field(default_factory=ReplicationConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
     request: pb.ControlRequest = field(default_factory=pb.ControlRequest)
-    """The request. It is empty before the row ``envelope``."""
+    """The decoded request. It is empty until the check ``envelope`` has run."""
 
 
 def _invalid(why_not: Callable[[Arrival], str]) -> Callable[[Arrival], Rejection | None]:
-    """Return a check that rejects with INVALID and the returned text. '' accepts."""
+    """Return a check that rejects a request with INVALID if ``why_not`` returns a text.
+
+    The check accepts the request for ''.
+    """
 
     def reject(arrival: Arrival) -> Rejection | None:
         detail = why_not(arrival)
@@ -236,12 +243,12 @@ def _reply_subject(arrival: Arrival) -> Rejection | None:
 
 
 def _flood(arrival: Arrival) -> Rejection | None:
-    """Drop a request beyond the allowance. It is neither read nor answered, because both take time."""
+    """Drop a request that exceeds the rate limit. The controller does not decode or answer it, because both take time."""
     return None if arrival.is_registered or arrival.limits.allowance.take(arrival.now_ns) else Rejection(None, FLOODED)
 
 
 def _envelope(arrival: Arrival) -> Rejection | None:
-    """Decode the request, and set what a controller adds to it."""
+    """Decode the request, and set the fields that the controller adds."""
     try:
         arrival.request = request = frames.decode(arrival.payload, pb.ControlRequest)
     except LiftError as error:
@@ -270,7 +277,7 @@ def _operator_rate(arrival: Arrival) -> Rejection | None:
 
 
 def _inbox_subjects(arrival: Arrival) -> str:
-    """Return why a stream on inbox subjects is rejected. The prefixes of inboxes are a setting."""
+    """Return why a stream on inbox subjects is rejected, or '' if the subject is allowed. The inbox prefixes are a setting."""
     if not arrival.request.HasField("createStream"):
         return ""
     subject, detail = arrival.request.createStream.subject, ""
@@ -362,11 +369,14 @@ WITHOUT_LIMITS: tuple[Check[Arrival], ...] = (
     *(check for check in RECEPTION if check.name in ("reply subject", "envelope")),
     *CONTENTS,
 )
-"""Rows of ``ARRIVAL`` for a group in one process, which always leads and limits no rates."""
+"""Checks of ``ARRIVAL`` for a group in one process. The process always leads and has no rate limits."""
 
 
 def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
-    """Return why ``sender`` (the name in the subject) must not send ``request`` there, '' if it may."""
+    """Return why ``sender`` must not send ``request`` on this subject, or '' if it may.
+
+    ``sender`` is the name in the subject.
+    """
     rejection = first_rejection(PERMISSIONS, Arrival(acl=acl, sender=sender, request=request))
     return rejection.response.detail if rejection is not None and rejection.response is not None else ""
 
@@ -381,14 +391,14 @@ _GUARDED = {
     "purgeRecords": "stream",
     "pausePartitions": "stream",
 }
-"""Kind of request -> its field that names a stream, which must not be an internal one."""
+"""Kind of request -> its field with a stream name. The name must not be that of an internal stream."""
 RESERVED = "_liftpy"
-"""Names of streams that begin so are made by the cluster alone, whatever is said; but for the one that operators probe with."""
+"""Prefix of the names of internal streams. Only the cluster creates them, except the stream that operators use as a probe."""
 _NO_KIND = "a request of an unknown kind"
 
 
 def _guarded(request: pb.ControlRequest) -> str:
-    """Return why a request for an internal stream needs a confirmation."""
+    """Return why a request for an internal stream needs a confirmation, or '' if it needs none."""
     for part in (request, *(item.request for item in request.batch.requests)):
         name = part.WhichOneof("request") or ""
         stream = getattr(getattr(part, name), _GUARDED[name]) if name in _GUARDED else ""
@@ -428,7 +438,7 @@ _NEW = "the metadata leader has only just been elected"
 
 @dataclass(frozen=True, slots=True)
 class LeaderFacts:
-    """A request at the metadata leader."""
+    """Facts about a request that the metadata leader checks."""
 
     request: pb.ControlRequest
     feature_level: int
@@ -436,13 +446,13 @@ class LeaderFacts:
     features: tuple[Feature, ...]
     """Features that this controller knows."""
     in_office: bool
-    """True if the leader has applied everything that was committed before its term, and so knows the sessions."""
+    """True if the leader has applied all entries that were committed before its term. Then it knows the sessions."""
     bootstrap: str
-    """Why a new cluster has no feature level yet, '' if it has one."""
+    """Reason why a new cluster has no feature level yet. '': it has a level."""
 
 
 def _decides(request: pb.ControlRequest) -> bool:
-    """Return whether an entry of the request could change the image."""
+    """Return whether a log entry with the request could change the image."""
     return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))
 
 
@@ -481,7 +491,7 @@ LEADER: tuple[Check[LeaderFacts], ...] = (
 # ---- sessions --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """A request, or a part of a batch, at a metadata leader that knows the sessions of the nodes."""
+    """Facts about a request, or a part of a batch, for checks that need the sessions of the nodes."""
 
     request: pb.ControlRequest
     image: ClusterImage
@@ -498,7 +508,7 @@ def _level_of_the_node(facts: SessionFacts) -> Rejection | None:
 
 
 def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
-    """Reject a registration while another process uses the node id. The new process retries while that one stops."""
+    """Reject a registration while another process uses the node id. The new process retries until the other process stops."""
     asked = facts.request.registerNode
     known = facts.image.nodes.get(asked.nodeId) if facts.request.HasField("registerNode") else None
     if known is None or descent(known, asked) in (ProcessRelation.SAME, ProcessRelation.OUTLIVED):
@@ -514,7 +524,7 @@ def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
 
 
 def _node_is_alive(facts: SessionFacts) -> Rejection | None:
-    """Reject the removal of a node whose heartbeats arrive although the image shows it as fenced. It would not notice."""
+    """Reject the removal of a fenced node that still sends heartbeats. The running node would not notice its removal."""
     node_id = facts.request.removeNode.nodeId
     node = facts.image.nodes.get(node_id) if facts.request.HasField("removeNode") else None
     if node is None or not node.fenced or not facts.sessions.runs(node_id, facts.now_ns):
@@ -532,20 +542,20 @@ SESSIONS: tuple[Check[SessionFacts], ...] = (
 # ---- log -------------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """A request that needs a log entry."""
+    """Facts about a request that needs a log entry."""
 
     request: pb.ControlRequest
     in_office: bool
-    """True if the leader has applied everything that was committed before its term."""
+    """True if the leader has applied all entries that were committed before its term."""
     view: GroupView
     is_confirmed: bool
     """True if no other controller can be the metadata leader."""
     is_logged: bool
-    """True if the log has, or may have, an unapplied entry of the operation."""
+    """True if the log may contain an entry of the operation that is not applied yet."""
 
 
 def _node_is_a_controller(facts: LogFacts) -> Rejection | None:
-    """Reject the removal of a controller. The image names the controllers after their first change only."""
+    """Reject the removal of a node that is a controller. The image names the controllers only after their first change."""
     node_id = facts.request.removeNode.nodeId
     if not (facts.in_office and facts.request.HasField("removeNode") and facts.view.now.names(node_id)):
         return None
@@ -553,7 +563,10 @@ def _node_is_a_controller(facts: LogFacts) -> Rejection | None:
 
 
 def _halted(facts: LogFacts) -> Rejection | None:
-    """Reject everything while the controllers have different images without a majority, but the barrier of a new voter."""
+    """Reject all requests while no majority of the controllers has the same image.
+
+    The barrier of a new voter is still accepted.
+    """
     request, view = facts.request, facts.view
     catches_up = request.HasField("barrier") and request.sender in view.now.members and request.sender not in view.live
     if not view.halted or catches_up:
@@ -569,4 +582,4 @@ LOG: tuple[Check[LogFacts], ...] = (
     Check("halted", _halted),
 )
 ADMISSION: tuple[Check[Any], ...] = (*ARRIVAL, *LEADER, *SESSIONS, *LOG)
-"""All rows, in the order in which a controller applies them."""
+"""All checks in the order in which a controller runs them."""

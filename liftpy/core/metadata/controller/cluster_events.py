@@ -77,12 +77,12 @@ TEXTS = {
     "data_loss": "The metadata group was rebuilt from one controller and may lack decisions.",
     "gap": "Events were lost before they were written to the stream.",
 }
-"""Kind of an event -> what happened."""
+"""Kind of an event -> description of the event."""
 KINDS = tuple(kind for kind in TEXTS if kind != "gap")
 MOST_EVENTS = 10_000
 """Number of events that a controller keeps."""
 MOST_NOTED = 4096
-"""Number of log entries that may wait for their events to be derived."""
+"""Maximum number of log entries that wait until their events are derived."""
 MOST_DETAIL_CHARS = 300
 _ERRORS = pb.ControlResponse.Error
 
@@ -100,11 +100,11 @@ class ClusterEvent:
     kind: str
     """Kind of the event."""
     stream: str = ""
-    """Name of the stream."""
+    """Name of the stream. '': the event concerns no stream."""
     partition: int = -1
-    """Number of the partition."""
+    """Number of the partition. -1: the event concerns no partition."""
     node: str = ""
-    """Id of the node."""
+    """Id of the node. '': the event concerns no node."""
     was: str = ""
     """Value before the event: the leader, the ISR, the controllers or the setting."""
     now: str = ""
@@ -112,7 +112,7 @@ class ClusterEvent:
     request: str = ""
     """Name of the request (kind `request`)."""
     sender: str = ""
-    """Principal that asked for it. Empty: the NATS permissions name none, or the metadata leader itself asked."""
+    """Principal that sent the request. '': the NATS permissions name none, or the request came from the metadata leader itself."""
     operation_id: str = ""
     """Operation id of the request. A repeated request has the same id."""
     outcome: str = ""
@@ -124,7 +124,7 @@ class ClusterEvent:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Position of the event. Later events have higher positions."""
+        """Position of the event as (index, number). Later events have higher positions."""
         return self.index, self.number
 
     def as_object(self) -> dict[str, Any]:
@@ -145,12 +145,12 @@ class ClusterEvent:
 
 
 def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
-    """Return the event of a metadata group that was rebuilt at ``index`` and may lack decisions."""
+    """Return the event for a metadata group that was rebuilt at ``index``. The rebuilt group may lack decisions."""
     return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
 def in_words(event: dict[str, Any], *, named: bool = True) -> str:
-    """Return an event of ``as_object`` as one line of text. ``named``: the line begins with the kind."""
+    """Return one line of text for an event of ``as_object``. If ``named`` is True, the line begins with the kind."""
     what = str(event.get("kind", "?")) if named else ""
     if "stream" in event:
         where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
@@ -166,9 +166,14 @@ def in_words(event: dict[str, Any], *, named: bool = True) -> str:
 def events_of(
     before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int
 ) -> Iterator[ClusterEvent]:
-    """Yield the events of the entry ``index``: ``records`` are its changes to ``before``, ``answer`` its result.
+    """Yield the events of the log entry ``index``. A read-only request has no events.
 
-    Read-only requests have none.
+    Args:
+        before: image before the entry.
+        entry: serialized entry.
+        answer: serialized result of the entry.
+        records: changes of the entry.
+        index: index of the entry in the metadata log.
     """
     try:
         request = pb.ControlRequest.FromString(entry)
@@ -210,7 +215,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
 
 
 def _is_told(part: pb.ControlRequest) -> bool:
-    """Return whether the request is an event itself, whatever its result."""
+    """Return whether the request is always an event, even if it was rejected or changed nothing."""
     return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
 
 
@@ -220,7 +225,7 @@ def _ended(report: pb.ReportService) -> dict[str, Any]:
 
 
 def _about(asked: Any) -> dict[str, Any]:
-    """Return the stream, partition and node that it names, and the cluster settings that it changes."""
+    """Return the stream, the partition, the node and the cluster settings that a request names."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
     for field in ("stream", "name"):
@@ -332,7 +337,8 @@ def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
 class EventTrail:
     """The newest events, in order, in the memory of each controller.
 
-    Applying an entry only notes it. ``look`` makes the events in portions, because one entry may move thousands of partitions.
+    ``applied`` only notes an entry. ``look`` derives its events in portions, because one entry may move thousands of
+    partitions.
     """
 
     def __init__(self, most: int = MOST_EVENTS, most_noted: int = MOST_NOTED) -> None:
@@ -340,20 +346,20 @@ class EventTrail:
         self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
         self._most_noted = most_noted
         self.index = 0
-        """Index of the last entry whose events are stored here."""
+        """Index of the last entry whose events were derived."""
         self.begins = 0
-        """Index up to which events are missing or incomplete here."""
+        """Index of the metadata log up to which this controller lacks some events."""
         self.begins_ns = 0
-        """Wall time since which the events are complete, in nanoseconds."""
+        """Wall time from which the events are complete, in nanoseconds since 1970."""
         self.dropped = 0
-        """Entries that found no room to be noted."""
+        """Number of entries that were dropped because too many entries waited."""
         self.written: tuple[int, int] | None = None
-        """End of the stream of events, as known by the controller that writes it. None: this controller does not write."""
+        """Place of the last event in the event stream, on the controller that writes it. None: this controller does not write."""
         self.lost = 0
-        """Events that went before they were written."""
+        """Number of events that left the memory before they were written to the event stream."""
 
     def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """Note that the entry ``index`` was applied."""
+        """Note the applied entry ``index``. ``look`` derives its events later."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
@@ -361,7 +367,7 @@ class EventTrail:
         self._noted.append((index, events))
 
     def look(self, most: int) -> list[ClusterEvent]:
-        """Make up to ``most`` more events and return them."""
+        """Derive up to ``most`` further events from the noted entries, and return them."""
         found: list[ClusterEvent] = []
         while self._noted and len(found) < most:
             index, events = self._noted[0]
@@ -378,7 +384,7 @@ class EventTrail:
         return found
 
     def restored(self, index: int, time_ns: int) -> None:
-        """Note that the image was loaded from a snapshot of this time. Earlier events are unknown."""
+        """Restart the trail after the image was loaded from a snapshot of ``time_ns``. Earlier events are unknown."""
         self._held.clear()
         self._noted.clear()
         self.index = self.begins = index
@@ -390,16 +396,16 @@ class EventTrail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """Place of the newest event here, (0, -1) without any."""
+        """Place of the newest event of this trail. (0, -1): there are no events."""
         return self._held[-1].place if self._held else (0, -1)
 
     def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
-        """Return the first ``count`` behind ``place`` that are not older than ``since_ns``."""
+        """Return the first ``count`` events after ``place`` that are not older than ``since_ns``."""
         return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
 
 
 def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
-    """Return whether the event is recent enough to publish, by the wall clock."""
+    """Return whether the event is at most ``within_s`` old by the wall clock, so that it is worth publishing."""
     return event.time_ns >= now_ns - within_s * NS_PER_S
 
 
@@ -410,14 +416,14 @@ NOTHING = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """End of the event stream. ``offset``: its last record, -1: none. ``place``: the last event in it."""
+    """End of the event stream: ``offset`` of its last record (-1: none), and ``place`` of its last event."""
 
     offset: int
     place: tuple[int, int]
 
 
 def place_in(record: bytes) -> tuple[int, int]:
-    """Place of the event in a record of the stream. Raises ValueError."""
+    """Return the place of the event in a record of the event stream. Raise ValueError if the record is invalid."""
     said = load_json(record)
     if not isinstance(said, dict):
         raise ValueError("The value is not a cluster event: a field is missing or has the wrong type.")
@@ -425,7 +431,7 @@ def place_in(record: bytes) -> tuple[int, int]:
 
 
 def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
-    """Return the place of the last event in ``records``, None without any.
+    """Return the place of the last event in ``records``, or None if no record is valid.
 
     Records may be invalid, if NATS allows others to publish.
     """
@@ -436,7 +442,7 @@ def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 
 
 class EventLog:
-    """The events of ``trail`` that are not in the stream yet.
+    """The events of ``trail`` that are not in the event stream yet.
 
     The shell reads the tail while it is None and calls ``found``. It publishes ``due``, then calls ``stored``, or
     ``lost_track`` after a failure.
@@ -447,11 +453,11 @@ class EventLog:
         self.tail: Tail | None = None
 
     def found(self, tail: Tail) -> None:
-        """Record the last event, and so the end of the stream."""
+        """Record the end of the event stream, which the shell has read."""
         self._ends_at(tail)
 
     def lost_track(self) -> None:
-        """Forget the end of the stream: another controller may have written, or an own write is unknown."""
+        """Forget the end of the event stream. Another controller may have written, or the result of a publish is unknown."""
         self.tail = None
 
     def resign(self) -> None:
@@ -464,7 +470,7 @@ class EventLog:
         return self.tail is None or self._trail.newest > self.tail.place
 
     def due(self, most: int) -> list[dict[str, Any]]:
-        """Return up to ``most`` events as JSON objects."""
+        """Return up to ``most`` events that must be written next, as JSON objects."""
         if self.tail is None:
             return []
         place = self.tail.place
@@ -473,7 +479,7 @@ class EventLog:
         return [*gap, *(event.as_object() for event in found)][:most]
 
     def stored(self, events: list[dict[str, Any]], offset: int) -> None:
-        """Note that the events are stored, the last one at ``offset``."""
+        """Record that the events are stored. The last event has offset ``offset``."""
         last = events[-1]
         self._ends_at(Tail(offset, (last["index"], last["number"])))
 
@@ -504,5 +510,5 @@ class EventLog:
 
 
 def time_of(found: list[ClusterEvent]) -> int:
-    """Return the time of the first event, 0 without any."""
+    """Return the wall time of the first event, or 0 if there are no events."""
     return found[0].time_ns if found else 0

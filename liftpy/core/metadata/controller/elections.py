@@ -19,15 +19,13 @@ from liftpy.core.metadata.records import LeaderReported
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 REPORT_WINDOW_NS = 4_000_000_000
-"""Window within which reports add up, by the clock of their metadata leader. It is twice the default of
-``replica.max.leader.timeout``.
-"""
+"""Window for counting reports of one leadership, by the clock of the metadata leader, in nanoseconds."""
 
 _Named = pb.ReportLeader | pb.ReportPromotion | pb.PassOver | pb.ConcludeElection | pb.ElectLeader | pb.GiveUpLeadership
 
 
 def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
-    """Apply the report of a follower that cannot reach its leader, or its position in an election [C9]."""
+    """Apply a report of a follower that cannot reach its leader. In an election, apply the reported position [C9]."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -57,7 +55,7 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
 
 
 def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, request: pb.ReportLeader) -> Decision:
-    """Record that the leader lacks a committed record which a replica knows: the leader's log went back in time.
+    """Record that a leader lacks a committed record that another replica has, because the leader's log went back in time.
 
     The leader is no longer complete [C10, S15].
     """
@@ -69,7 +67,7 @@ def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: Partitio
 
 
 def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> Decision:
-    """Begin an election because the leader requests a successor.
+    """Start an election because the leader requests a successor.
 
     Without a complete replica, the leader stays. A leader with a slow disk names its successor and then follows it.
     """
@@ -90,7 +88,7 @@ def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> De
 
 
 def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decision:
-    """Finish the election: the candidate has replayed its log. Status, leader, epoch and ISR change together."""
+    """Finish the election, because the candidate has replayed its log. Status, leader, epoch and ISR change together."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -109,7 +107,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
-    """Replace the candidate by the next one, because it showed no progress in time."""
+    """Replace the candidate by the next one, because the candidate showed no progress in time."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -121,7 +119,7 @@ def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
-    """End the wait for positions and choose a candidate from the known ones."""
+    """Choose a candidate from the nodes that have reported their positions, without further waiting."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -132,7 +130,10 @@ def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Dec
 
 
 def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
-    """Elect a leader by command: transfer an Online partition, or elect for an Offline one, unclean if requested [C11]."""
+    """Elect a leader by command of an operator [C11].
+
+    An Online partition transfers its leadership. An Offline partition gets a leader, by unclean election if requested.
+    """
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -158,7 +159,7 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
 
 
 def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
-    """Transfer all leaderships of a node that stops cleanly. The detail of the answer says how many."""
+    """Transfer all leaderships of a node that stops cleanly. The answer contains the number of transfers."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node
@@ -202,7 +203,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
 def _depose(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> Decision:
-    """Start an election without a live leader, unless no other node may lead. The report is not recorded."""
+    """Start an election without the current leader, unless no other node may lead. The report is not recorded."""
     began = election.begin(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
@@ -211,8 +212,11 @@ def _depose(
 
 
 def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
-    """Return whether the report counts: from an ISR follower, from any replica about a sole member, and in an election from all
-    nodes that may lead."""
+    """Return whether the report of ``witness`` counts.
+
+    Reports of ISR followers count. If the leader is the only ISR member, reports of all replicas count. In an election, reports of
+    all nodes that may lead count.
+    """
     if partition.status is PartitionStatus.ELECTION:
         return witness in partition.isr or witness in stream.may_lead(partition)
     return witness in (partition.isr if len(partition.isr) > 1 else partition.replicas)

@@ -28,30 +28,30 @@ _ERROR = pb.ControlResponse
 
 
 class HeardLevels:
-    """Feature levels that the metadata leader received from nodes. They are forgotten with the leadership."""
+    """Feature levels that nodes have reported to the metadata leader. The leader forgets them when it loses the leadership."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, LevelRange]] = {}
-        """Node id -> (incarnation, range of levels), for nodes in the image."""
+        """Node id -> (incarnation, range of levels), for registered nodes."""
 
     def clear(self) -> None:
         """Forget all reported levels."""
         self._of.clear()
 
     def heard(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
-        """Note the levels in a heartbeat of the registered process."""
+        """Record the levels in a heartbeat of a registered process."""
         node = image.nodes.get(beat.nodeId)
         if node is not None and node.incarnation == beat.incarnation:
             self._of[beat.nodeId] = (beat.incarnation, said(beat))
 
     def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
-        """Return the levels of the running process of a node. None: unknown, or it does not run."""
+        """Return the levels of the running process of a node, or None if they are unknown or the node does not run."""
         incarnation, spoken = self._of.get(node_id, (0, None))
         node = image.nodes.get(node_id)
         return spoken if node is not None and node.incarnation == incarnation and not node.fenced else None
 
     def image_changed(self, image: ClusterImage) -> None:
-        """Forget removed nodes."""
+        """Forget the levels of removed nodes."""
         if len(self._of) > len(image.nodes):
             self._of = {node_id: held for node_id, held in self._of.items() if node_id in image.nodes}
 
@@ -64,7 +64,10 @@ def levels_answer(
     rules: Rules,
     times: SessionTimes,
 ) -> pb.ControlResponse | None:
-    """Return the answer to SetFeatureLevel, None if it may be logged. ``controllers``: the other members and their levels."""
+    """Return the answer to SetFeatureLevel, or None if the request may be logged.
+
+    ``controllers``: the other members -> their levels.
+    """
     asked = request.setFeatureLevel
     held = image.operations.get(request.operationId)
     if held is not None:
@@ -82,7 +85,7 @@ def levels_answer(
 def _reasons_against(
     image: ClusterImage, level: int, heard: HeardLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
 ) -> list[str]:
-    """Return why the level cannot be set now, for people, [] if it can."""
+    """Return the reasons why the level cannot be set now, as texts for people. [] means that it can be set."""
     own = range_of(rules.features)
     if level < own.least:
         return [f"there is no level before {own.least} that the metadata leader speaks"]
@@ -112,7 +115,7 @@ def _reasons_against(
 
 
 def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> pb.ControlResponse:
-    """Return the answer to a dry run."""
+    """Return the answer to a dry run of SetFeatureLevel."""
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)
@@ -123,7 +126,7 @@ def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> p
 
 
 def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
-    """Add the checked levels to the request before it is logged."""
+    """Add the facts that were checked to SetFeatureLevel before the request is logged."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.shared))
@@ -131,13 +134,13 @@ def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times:
 
 
 HEARD_WITHIN_NS = 3 * NS_PER_S
-"""Time that the leader of a new group waits for controllers without contact in this session, in nanoseconds."""
+"""Maximum time that the leader of a new group waits for the levels of other controllers, in nanoseconds."""
 
 
 def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
-    """Return the first feature level, or the reason as text why none can be chosen now.
+    """Return the first feature level of a new cluster, or a text with the reason why none can be chosen now.
 
-    ``others``: levels of the other controllers, None: no contact. ``waited``: True if it has waited long enough for them.
+    ``others``: controller -> its levels, None if there was no contact. ``waited``: True after the maximum wait for contact.
     """
     silent = sorted(node_id for node_id, spoken in others.items() if spoken is None)
     if silent and not waited:
@@ -152,13 +155,13 @@ def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, 
 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
-    """Return the request that starts a new group at ``level`` with the settings of its leader."""
+    """Return the request that gives a new group the feature level ``level`` and the settings of its leader."""
     begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared), sessionTimes=times_to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 
 
 class LevelBootstrap:
-    """First feature level of a new cluster. ``why``: while it is not '', nothing else is logged."""
+    """Chooses the first feature level of a new cluster. While ``why`` is not '', the leader logs nothing else."""
 
     def __init__(self, rules: Rules, times: SessionTimes) -> None:
         self._rules = rules
@@ -169,12 +172,12 @@ class LevelBootstrap:
         self.why = ""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Begin the duties. ``image`` has all committed entries."""
+        """Start, because this node became the metadata leader. ``image`` must contain all committed entries."""
         self._since_ns, self._is_ordered = now_ns, False
         self.why = "the group is new, and its feature level is being decided" if image.feature_level == NO_LEVEL else ""
 
     def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
-        """Return the request to propose now. Call ``ended`` after it."""
+        """Return the request to propose now, or None. The caller must call ``ended`` after the request."""
         if image.feature_level != NO_LEVEL:
             self.why = ""
         if not self.why or self._is_ordered or view.halted:
@@ -188,5 +191,5 @@ class LevelBootstrap:
         return begin_at(level, self._rules, self._times)
 
     def ended(self) -> None:
-        """Note that the request was applied or certainly was not. In the second case it is proposed again."""
+        """Record that the request has ended. If it was certainly not applied, ``due`` returns it again."""
         self._is_ordered = False

@@ -28,7 +28,7 @@ from liftpy.errors import ConfigError, InvalidNameError
 
 _RAISE = "raise it (ulimit -n, LimitNOFILE)"
 MAX_NODES = 1000
-"""Maximum number of nodes. One more node replaces one that neither runs nor holds data, so dead entries keep no node out."""
+"""Maximum number of nodes. A further node may replace a registered node that does not run and holds no data."""
 MAX_TEXT_LENGTH = 255
 MAX_WEIGHT = 1e6
 
@@ -84,7 +84,7 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
 
 
 def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
-    """Return why a process cannot run at the feature level of the image, '' if it can."""
+    """Return why a process cannot run at the feature level of the image, or '' if it can."""
     return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
 
 
@@ -102,7 +102,7 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
 
 
 def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
-    """End the node's session. It joins no ISR and becomes no leader. Leaders remove it from their ISRs."""
+    """End the session of a node. A fenced node joins no ISR and becomes no leader. Leaders remove it from their ISRs."""
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node
@@ -177,12 +177,12 @@ def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
 
 
 def still_a_controller(node_id: str) -> str:
-    """Return why a controller cannot be removed as a node: it would count as a dead member of each majority."""
+    """Return why a controller cannot be removed as a node, or '' if it can. A removed controller would be a dead voter."""
     return f"node {node_id!r} is a controller: take it out of the controllers first: liftpy controllers remove {node_id}"
 
 
 def why_it_stays(image: ClusterImage, node_id: str) -> str:
-    """Return why the node cannot be removed, '' if it can."""
+    """Return why the node cannot be removed, or '' if it can."""
     node = image.nodes.get(node_id)
     if node is None:
         return _unknown(image, node_id)
@@ -227,7 +227,10 @@ def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
 
 
 def _make_room(draft: RecordBuilder, node_id: str) -> bool:
-    """Return whether there is room for the node. The stopped empty node that was silent the longest is removed for it."""
+    """Return whether the node can register.
+
+    If the limit is reached, remove the stopped empty node that was silent the longest.
+    """
     nodes, stays = draft.image.nodes, draft.image.controllers.names
     if node_id in nodes or len(nodes) < MAX_NODES:
         return True
@@ -239,11 +242,11 @@ def _make_room(draft: RecordBuilder, node_id: str) -> bool:
 
 
 MAX_REASON = 500
-"""Characters of why a service has ended."""
+"""Maximum length of the reason why a service has ended, in characters."""
 
 
 def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
-    """Record that a replicated service beside the node has ended. The entry is an event and changes nothing."""
+    """Record that a replicated service beside the node has ended. The entry is only an event and does not change the image."""
     if draft.image.find(request.stream, request.uid, request.partition) is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
@@ -289,7 +292,7 @@ Step = Callable[[RecordBuilder, StreamImage, PartitionState, str], PartitionStat
 
 
 def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> Steps[str]:
-    """Record the changes of all partitions of the node. Return a text about them."""
+    """Update all partitions of a registered node, and record the changes. Return a text about the changes."""
     if complete:
         yield from _each(draft, node_id, _complete_back)
         return ""
@@ -299,7 +302,7 @@ def after_registration(draft: RecordBuilder, node_id: str, complete: bool) -> St
 
 
 def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
-    """Start elections for the partitions that the node leads.
+    """Start elections for the partitions that the fenced node leads.
 
     Without a candidate the node stays the leader, although its lease ends [D22].
     """
@@ -310,7 +313,7 @@ def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
 
 
 def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
-    """Elect leaders for partitions that wait for a member of their last known ISR: this node is back."""
+    """Elect leaders for partitions that waited for the returned node, because it was in their last known ISR."""
     yield from _each(draft, node_id, _revive)
     return ""
 

@@ -98,7 +98,7 @@ def _refusal(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionSt
 
 
 def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
-    """Return why a node may not join the ISR, '' if it may.
+    """Return why a node may not join the ISR, or '' if it may.
 
     A new member is live and has the incarnation that caught up [C6]. A present member may be fenced. It leaves later.
     """
@@ -145,8 +145,9 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
 
 
 def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
-    """End a pause: UNTIL_PUBLISH becomes ENDING, for all partitions that were paused together if requested. ENDING becomes
-    NOT_PAUSED.
+    """End a pause after a publish.
+
+    UNTIL_PUBLISH becomes ENDING. If requested, all partitions that were paused together change. ENDING becomes NOT_PAUSED.
     """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:

@@ -1,4 +1,4 @@
-"""Adapts placement to the decisions about streams: nodes, maps as partitions, and dry runs as plans."""
+"""Connects the placement algorithms with the image: node facts, partitions, and plans for dry runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def facts_of(image: ClusterImage) -> list[NodeFacts]:
-    """Return placement facts of all nodes in the image, in order."""
+    """Return the facts about all nodes in the image that placement needs, in order of the node ids."""
     return ordered(
         [
             NodeFacts(
@@ -33,12 +33,15 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
 
 
 def assigned(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
-    """Return a manual assignment unchanged."""
+    """Convert a manual assignment from protobuf."""
     return tuple(Assigned(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
 
 def placed_now(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
-    """Return the requested placement on the nodes of the image, without moving the start index. Raises as ``place``."""
+    """Place the requested partitions on the nodes of the image.
+
+    The start index for the next placement stays. Raises as ``place``.
+    """
     nodes = facts_of(draft.image)
     if takes_long(nodes, wanted):
         candidates_for(nodes, wanted)
@@ -47,7 +50,7 @@ def placed_now(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
 
 
 def new_partitions(draft: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:
-    """Return new empty partitions from number ``first`` on.
+    """Return new empty partitions with numbers from ``first`` on.
 
     The first live replica leads, all live replicas are in the ISR. If all are down, the partition waits.
     """
@@ -76,7 +79,7 @@ def _new_partition(number: int, replicas: Replicas, live: set[str], leader_epoch
 
 
 def plan_of(image: ClusterImage, wanted: Wanted, placed: Placed | NotEnoughNodesError) -> pb.PlacementPlan:
-    """Return the answer to a dry run: the assignment, or why the stream would wait."""
+    """Return the answer to a dry run: the assignment, or the reason why the stream would wait."""
     nodes = facts_of(image)
     plan = pb.PlacementPlan(
         firstPartition=wanted.first,

@@ -24,27 +24,30 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class _WouldChangeError(Exception):
-    """The decision has a first record, takes long, or needs an entry."""
+    """Raised when a trial decision adds a record, takes long, or needs a log entry."""
 
 
 class _Trial(RecordBuilder):
-    """A draft that nothing can be added to."""
+    """Draft for a trial decision. It accepts no records."""
 
     def needs_entry(self) -> None:
         """Stop: the request needs a log entry."""
         raise _WouldChangeError
 
     def takes_long(self) -> None:
-        """Stop here as well: a trial is made in one go, on the metadata leader, and apply works in steps."""
+        """Stop the trial, because the decision would take too many steps for one call on the metadata leader."""
         raise _WouldChangeError
 
     def add(self, record: Record) -> None:
-        """Stop: the decision has a record."""
+        """Stop the trial, because the decision has a record."""
         raise _WouldChangeError
 
 
 def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
-    """Return the answer to a request that changes nothing in ``image``. None: the log must decide. ``now_ns``: as for ``decide``."""
+    """Return the answer to a request that changes nothing in ``image``, or None if the log must decide.
+
+    ``now_ns``: as for ``decide``.
+    """
     if kind_of(request).read_only:
         return None  # a barrier, or a description that waits for one
     # A missing id is filled in, and the metadata leader sets the time: here only a malformed id can be wrong.
@@ -69,7 +72,7 @@ def _tried(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
 
 def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
-    """Try a batch as a whole, because one of its requests may make room for the next one."""
+    """Try a batch as a whole, because an earlier request of the batch may let a later one succeed."""
     answers = pb.BatchAnswers()
     for item in batch.requests[:MAX_REQUESTS]:
         if not kind_of(item.request).batched:
@@ -82,7 +85,10 @@ def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> p
 
 
 def why_not(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
-    """Return the reasons as text why other nodes need this one. []: none. ``controllers``: voter -> True if it is connected."""
+    """Return the reasons why other nodes need this node, as texts. [] means none.
+
+    ``controllers``: voter -> True if it is connected.
+    """
     if node_id not in image.nodes:
         return [f"{node_id} is not known"]
     reasons = []

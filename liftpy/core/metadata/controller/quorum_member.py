@@ -48,31 +48,31 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 
 MAX_BARRIERS = 32
-"""Maximum number of the leader's own barriers at a time."""
+"""Maximum number of unfinished barriers of the metadata leader."""
 
 
 def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
-    """Yield the requests that the leader orders now. ``under_way``: its own unfinished requests."""
+    """Yield the barriers that the leader proposes now. ``under_way``: number of its unfinished barriers."""
     if view.halted and view.untold & view.live:
         for _ in range(MAX_BARRIERS - under_way):
             yield pb.ControlRequest(barrier=pb.Barrier())
 
 
 LONG_NS = 2_000_000_000
-"""An election, or coming back after a pause, takes less."""
+"""Time without a metadata leader that counts as long, in nanoseconds. An election or a short stop of the process takes less."""
 _STOOD_STILL_NS = 1_000_000_000
-"""Time between two ticks after which this process counts as stopped for a while. Ticks come every few milliseconds."""
+"""Time between two ticks from which the process counts as stopped, in nanoseconds. Normal ticks come every few milliseconds."""
 
 
 class Leaderless:
-    """Measures the time without a known leader. It does not grow between ticks."""
+    """Measures the time without a known metadata leader. Time between two ticks counts only if the process was running."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
         self._ticked_ns = 0
 
     def ticked(self, there_is_a_leader: bool, now_ns: int) -> None:
-        """Call it on each tick. ``now_ns`` is monotonic."""
+        """Record a tick. ``there_is_a_leader``: True if the member knows a leader. ``now_ns`` is monotonic."""
         if there_is_a_leader:
             self._since_ns = -1
         elif self._since_ns < 0 or now_ns - self._ticked_ns > _STOOD_STILL_NS:
@@ -87,14 +87,12 @@ class Leaderless:
 
 DUTY_TIMEOUT_NS = 2 * NS_PER_S
 MAX_DUTY_ORDERS = 64
-"""Maximum number of requests of the leader itself in flight. Beyond it, the leader proposes no more until some are done. Due
-work stays due.
-"""
+"""Maximum number of unfinished requests of the metadata leader itself. Further due requests wait."""
 LOOK_EVERY_NS = NS_PER_S // 10
 MAX_LOOKS = 64
-"""Maximum number of nodes that are asked at a time. The others follow later."""
+"""Maximum number of nodes that the metadata leader probes at a time. It probes further nodes later."""
 MAX_QUESTIONS = 256
-"""Maximum number of questions in flight. Further ones are not asked, and the witnesses report again."""
+"""Maximum number of unanswered questions. Further questions are dropped, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
 """Interval at which the feed reports its head while nothing changes, in nanoseconds."""
 HAND_OVER_EVERY_NS = NS_PER_S
@@ -102,11 +100,11 @@ HAND_OVER_EVERY_NS = NS_PER_S
 
 
 class GroupLog(Protocol):
-    """Current view of this member on the log of the group."""
+    """View of a member on the log of the metadata group."""
 
     @property
     def leads(self) -> bool:
-        """True if this member believes that it leads. Another one may have been elected."""
+        """True if this member believes that it is the metadata leader. Another member may have been elected since."""
 
     @property
     def term(self) -> int:
@@ -114,7 +112,7 @@ class GroupLog(Protocol):
 
     @property
     def leader_id(self) -> str:
-        """Node id of the known leader, '' for none."""
+        """Node id of the known metadata leader. '': none."""
 
     @property
     def image(self) -> ClusterImage:
@@ -124,11 +122,11 @@ class GroupLog(Protocol):
         """Return the monotonic time until which a majority has not voted for another leader [D22]."""
 
     def view(self) -> GroupView:
-        """Return the members of the group and what this member knows of them."""
+        """Return the members of the group with the knowledge of this member about them."""
 
 
 class EntryOutcome(Enum):
-    """Result of a log entry, as far as this controller can know."""
+    """Result of a proposed log entry, as far as this controller knows it."""
 
     APPLIED = "applied"
     NEVER = "it is not in the log, and never will be"
@@ -137,57 +135,58 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class Order:
-    """A request that must go into the log. The shell calls ``entry``, proposes, then calls ``ended``, each once."""
+    """Request that must go into the log. The shell calls ``entry``, proposes the bytes, and calls ``ended``, each once."""
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
     here: pb.ControlResponse | None = None
-    """Items of a batch that were answered without the log."""
+    """Answers to the items of a batch that need no log entry. None: there are none."""
     takes_over: int = -1
-    """Barrier after which the duties of this term begin."""
+    """Raft term in which the leader's duties begin after this barrier is applied. -1: the order is no such barrier."""
     own: bool = False
-    """True if the order belongs to the leader's own duties, so no caller waits for the answer."""
+    """True if the order comes from the leader's own duties, so that no caller waits for the answer."""
     is_first: bool = False
-    """The operation was not in the log before."""
+    """True if the log had no entry of the operation before."""
 
     @property
     def changes_controllers(self) -> bool:
-        """True if the entry changes the members of the group. It takes effect when it is appended."""
+        """True if the entry changes the members of the group. The change takes effect when the entry is appended."""
         return self.request.HasField("changeControllers")
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Commit and apply a barrier, then call ``caught_up``."""
+    """Instruction to the shell: commit and apply a barrier, then call ``caught_up``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookFor:
-    """Probe the node on NATS, then call ``looked_for``."""
+    """Instruction to the shell: probe the node on NATS, then call ``looked_for``."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PublishEntry:
-    """Publish the entry on the feed, in order."""
+    """Instruction to the shell: publish the entry on the feed, in order."""
 
     entry: pb.FeedEntry
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Transfer the metadata leadership to another voter, because this member leaves the group."""
+    """Instruction to the shell: transfer the metadata leadership to another voter, because this member leaves the group."""
 
 
 Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
-"""Decision to ask a node about a leader. The shell asks it, and calls ``answered`` at the end."""
+"""Instructions to the shell. After a LeaderQuestion, the shell calls ``answered``."""
 
 
 class QuorumMember:
-    """One controller.
+    """Decisions of one controller.
 
-    ``log``: its log. ``feed``: receives applied entries. ``new_id``: generates operation ids. ``now_ns`` is monotonic.
+    ``log``: log of the group. ``feed``: receives applied entries. ``new_id``: returns a new operation id. All times are
+    monotonic.
     """
 
     def __init__(
@@ -200,29 +199,29 @@ class QuorumMember:
         self._new_id = new_id
         self._leaderless = Leaderless()
         self._image = log.image
-        """Image that the leader's duties know."""
+        """Last image that was passed to the duties of the leader."""
         self._term = -1
-        """Term in which the leader's duties began. -1: they have not begun."""
+        """Raft term in which the leader's duties began. -1: they have not begun."""
         self._taking_over = -1
-        """Term of the barrier that is under way."""
+        """Raft term of the barrier that must be applied before the duties begin. -1: no barrier is in progress."""
         self._leaving = False
-        """True if it stops and accepts no more duties."""
+        """True if this member stops and accepts no further duties."""
         self._catching_up = True
-        """True while a barrier is requested. A start does so first."""
+        """True while this member waits for a barrier to be applied. A member starts with such a wait."""
         self._own_orders = 0
         self._looking: set[str] = set()
         self._look_at_ns = 0
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
         self._step_is_ordered = False
-        """True if a step of a change of the controllers was ordered."""
+        """True if a step of a controller change is proposed and not finished."""
         self._hand_over_at_ns = 0
         self._times = config.session_times
         self._birth = LevelBootstrap(rules, self._times)
 
     @property
     def in_office(self) -> bool:
-        """True if the duties of the leader have begun."""
+        """True if this member has begun the duties of the metadata leader."""
         return self._term >= 0
 
     @property
@@ -236,7 +235,7 @@ class QuorumMember:
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
-        """Grant no lease and propose nothing as the leader anymore: the leadership is lost, or is about to be transferred."""
+        """Stop the duties of the metadata leader, because the leadership is lost or is about to be transferred."""
         self._term = self._taking_over = -1
         self._duties.resign()
 
@@ -245,16 +244,19 @@ class QuorumMember:
         self._leaving = True
 
     def catching_up(self) -> None:
-        """Note that the member carries out ``CatchUp``."""
+        """Record that the shell has started ``CatchUp``."""
         self._catching_up = True
 
     def caught_up(self) -> None:
-        """Note that ``CatchUp`` is done or was given up."""
+        """Record that ``CatchUp`` is done or was given up."""
         self._catching_up = False
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Decision]:
-        """Handle a flushed tick. ``votes``: this member is not on probation. ``online``: it is connected to NATS."""
+        """Decide what the shell does after a flush.
+
+        ``votes``: this member is not on probation. ``online``: NATS is connected.
+        """
         self._leaderless.ticked(self._log.leader_id != "", now_ns)
         decided: list[Decision] = []
         if not (votes or self._catching_up or self._leaving):
@@ -270,7 +272,10 @@ class QuorumMember:
         return decided
 
     def _take_over(self) -> list[Decision]:
-        """Order the barrier behind which everything that was committed before is applied here."""
+        """Propose the barrier before the duties.
+
+        When the barrier is applied, all earlier committed entries are applied, too.
+        """
         if self.in_office:
             self.resign()
         if self._leaving or self._taking_over == self._log.term:
@@ -308,7 +313,7 @@ class QuorumMember:
         return decided
 
     def _controllers(self, now_ns: int) -> list[Decision]:
-        """Continue a change of the controllers that any member has started."""
+        """Return the next step of a controller change, which any member may have started."""
         view = self._log.view()
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
@@ -320,7 +325,7 @@ class QuorumMember:
         return [Order(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
 
     def _looks(self, now_ns: int) -> list[Decision]:
-        """Return one probe for each late node and ``LOOK_EVERY_NS``. None while all heartbeats arrive in time."""
+        """Return the probes of nodes with late heartbeats. Each late node is probed once per ``LOOK_EVERY_NS``."""
         if now_ns < self._look_at_ns:
             return []
         self._look_at_ns = now_ns + LOOK_EVERY_NS
@@ -338,20 +343,20 @@ class QuorumMember:
         return [PublishEntry(entry) for entry in entries]
 
     def looked_for(self, node_id: str, *, absent: bool) -> None:
-        """Note the result of ``LookFor``. ``absent``: NATS reported no responders."""
+        """Record the result of ``LookFor``. ``absent``: NATS reported no responders."""
         self._looking.discard(node_id)
         if absent:
             self._duties.gone(node_id)
 
     def answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
-        """Note the answer to a question, None if it is unusable."""
+        """Record the answer to a question. ``said`` is None if the answer is missing or invalid."""
         self._asking.discard(question)
         if said is not None:
             self._duties.testified(question, said)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
-        """Return the answer of the leader, or the log entry that is needed first.
+        """Return the answer of the metadata leader, or an order for the log entry that the request needs.
 
         None on other members. If the controllers have different images without a majority, no decisions are logged.
         """
@@ -388,7 +393,7 @@ class QuorumMember:
         return Order(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Return the answer to a change of the controllers that needs no entry, None: it needs one."""
+        """Return the answer to a controller change that needs no log entry, or None if an entry is needed."""
         held = self._log.image.operations.get(request.operationId)
         if held is not None:
             return pb.ControlResponse.FromString(again(self._log.image, held))
@@ -404,9 +409,9 @@ class QuorumMember:
         return planned(asked, self._log.view(), frozenset(nodes), fenced)
 
     def alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Return the answer of a member without a leader: better than silence for an operator.
+        """Return the answer of a member that knows no metadata leader, so that an operator gets an error instead of a timeout.
 
-        None if this member lost the leader only just now.
+        Return None if this member lost the leader only a short time ago.
         """
         description = describer(request)
         if not self._leaderless.for_long or description is None or request.linearizable:
@@ -442,7 +447,10 @@ class QuorumMember:
         return command
 
     def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
-        """Return the answer to an order with the result ``outcome``. ``answer``: of the state machine if it was applied."""
+        """Return the answer to the sender of an order.
+
+        ``answer``: answer of the state machine, or None if the entry was not applied.
+        """
         self._is_over(order)
         response = self._response(order, outcome, answer)
         log = self._log
@@ -480,7 +488,10 @@ class QuorumMember:
 
 
 def who_steps_aside(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:
-    """Return the node to ask before ``request`` is logged, and the question. None: no node."""
+    """Return the partition leader to ask before ``request`` is logged, and the question.
+
+    Return None if no node must be asked.
+    """
     move = request.electLeader
     found = image.find(move.stream, move.uid, move.partition) if request.HasField("electLeader") else None
     if found is None or move.unclean:

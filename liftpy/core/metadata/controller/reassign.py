@@ -23,7 +23,7 @@ MAX_REPLICAS = 32
 
 
 def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
-    """Set the target replicas. The same replicas in another order take effect at once."""
+    """Set the target replicas of a partition. A new order of the same replicas takes effect at once."""
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         return _unknown(request)
@@ -46,7 +46,7 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
 
 
 def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
-    """Make the node the partition's learner. Without a node, cancel the running copy."""
+    """Make the node the partition's learner. If the request names no node, cancel the running copy."""
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         return _unknown(request)
@@ -63,7 +63,10 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
 
 
 def where_it_stays(partition: PartitionState) -> PartitionState:
-    """Return the partition without further moves: the copy ends, and a replaced replica leaves."""
+    """Return the partition without further moves.
+
+    A running copy is canceled, and a replica that was already replaced is removed.
+    """
     if not partition.leaving:
         return replace(partition, target=(), joining="", copy_epoch=0, moved_for=MoveReason.BY_HAND)
     staying = tuple(node for node in partition.replicas if node != partition.leaving)
@@ -71,7 +74,7 @@ def where_it_stays(partition: PartitionState) -> PartitionState:
 
 
 def joined(partition: PartitionState) -> PartitionState:
-    """Return the partition with the learner as a replica, target replicas first."""
+    """Return the partition after the learner became a replica. The target replicas come first."""
     replicas = (*partition.replicas, partition.joining)
     wanted = [node for node in partition.target if node in replicas]
     order = (*wanted, *(node for node in replicas if node not in wanted))
@@ -117,7 +120,7 @@ def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
 
 
 def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
-    """Return why the replicas cannot be ``wanted``, '' if they can."""
+    """Return why the replicas cannot be ``wanted``, or '' if they can."""
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)

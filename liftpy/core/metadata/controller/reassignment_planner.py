@@ -58,11 +58,11 @@ AGAIN_AFTER_NS = 5 * NS_PER_S
 TRANSFERS_AT_ONCE = 16
 AHEAD = 2
 _LOOKED_AT = 10_000
-"""Partitions that wait for a copy, at one look."""
+"""Maximum number of partitions waiting for a copy that one planning step checks."""
 
 Proposed = pb.BeginCopy | pb.Reassign | pb.ElectLeader
 _Key = tuple[str, int]
-"""(uid of a stream, partition)."""
+"""Key of a partition: (uid of the stream, partition number)."""
 _Place = tuple[StreamImage, PartitionState]
 _OWN = (MoveReason.REPLACED, MoveReason.DRAINED)
 
@@ -76,32 +76,32 @@ class ReassignmentPlanner:
         self._per_node = config.max_copies_per_node
         self._image: ClusterImage | None = None
         self._look_at_ns: int | None = None
-        """Time of the next check. None: nothing has changed since the last check, and no time runs out."""
+        """Monotonic time of the next check. None: no check is needed until the image changes."""
         self._earliest_ns = 0
         self._touched: set[str] | None = set()
-        """Streams to check. None: all."""
+        """Names of the streams to check. None: all streams."""
         self._down_since_ns: dict[str, int] = {}
         self._names: dict[str, str] = {}
-        """Uid -> name, of the streams in ``_waiting``, ``_copying``, ``_finishing`` and ``_leading``."""
+        """Uid -> name of the streams in ``_waiting``, ``_copying``, ``_finishing`` and ``_leading``."""
         self._waiting: dict[_Key, _Place] = {}
-        """The target wants a node next. Oldest first, as the other two."""
+        """Partitions whose target wants another node, oldest first."""
         self._copying: dict[_Key, _Place] = {}
-        """Partitions into which a node is joining."""
+        """Partitions into which a node is joining, oldest first."""
         self._finishing: dict[_Key, _Place] = {}
-        """Partitions where a node has joined and another one has to leave."""
+        """Partitions where a node has joined and another node must leave, oldest first."""
         self._leading: dict[_Key, _Place] = {}
-        """Partitions without a move, whose first replica has to become the leader."""
+        """Partitions without a move whose first replica must become the leader."""
         self._proposed: dict[_Key, tuple[int, int]] = {}
-        """(Epoch that it was proposed on, when)."""
+        """Partition -> (Epoch on which the last proposal was based, monotonic time of the proposal)."""
         self._transfers: dict[_Key, int] = {}
-        """Leaderships that were asked to move: the Epoch before."""
+        """Partition -> Epoch before its leadership transfer was proposed."""
         self._begun: dict[_Key, tuple[int, str, str]] = {}
-        """Copies that were proposed: (Epoch before, into, from)."""
+        """Partition -> (Epoch before its copy was proposed, node that joins, node that leaves)."""
         self.counters: Counter[str] = Counter()
 
     # ---- what happens ------------------------------------------------------------------------------------------------
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Begin: this node is the metadata leader."""
+        """Start planning, because this node became the metadata leader."""
         self._image = ClusterImage()
         self._touched = None
         for places in self._sorted:
@@ -114,11 +114,11 @@ class ReassignmentPlanner:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """End: this node lost the metadata leadership."""
+        """Stop planning, because this node lost the metadata leadership."""
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Record that an entry was applied."""
+        """Update the plan after an entry was applied. Changed streams are checked next."""
         if self._image is None:
             return
         before, self._image = self._image, image
@@ -134,11 +134,11 @@ class ReassignmentPlanner:
             self._look_at_ns = self._earliest_ns if self._look_at_ns is None else min(self._look_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """Return the time of the next call of ``due``."""
+        """Return the monotonic time of the next call of ``due``, or None if only a changed image needs a call."""
         return self._look_at_ns if self._image is not None else None
 
     def due(self, now_ns: int) -> list[Proposed]:
-        """Return what to propose now."""
+        """Return the moves of replicas and leaderships that the metadata leader proposes now."""
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
             return []
@@ -197,13 +197,13 @@ class ReassignmentPlanner:
         return self._waiting, self._copying, self._finishing, self._leading
 
     def _gone(self, image: ClusterImage, now_ns: int) -> list[str]:
-        """Return the nodes to replace: down longer than the grace time (longest first), then drained ones."""
+        """Return the nodes to replace. Nodes that are down longer than the grace time come first, then drained nodes."""
         down = sorted(self._down_since_ns, key=lambda node_id: (self._down_since_ns[node_id], node_id))
         beyond = [n for n in down if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]
         return [*beyond, *sorted(n for n, node in image.nodes.items() if node.leaving and n not in beyond)]
 
     def _forget(self, image: ClusterImage, now_ns: int) -> None:
-        """Forget proposals that were applied or lost."""
+        """Forget proposals whose change was applied, or that got no answer in time."""
         self._proposed = {
             key: (epoch, at_ns)
             for key, (epoch, at_ns) in self._proposed.items()
@@ -227,7 +227,10 @@ class ReassignmentPlanner:
         return min(ends, default=None)
 
     def _propose(self, look: _Look, place: _Place) -> bool:
-        """Return whether it may be proposed now: it was not proposed recently."""
+        """Return whether a change of this partition may be proposed now.
+
+        A recent proposal must first be applied or time out.
+        """
         stream, partition = place
         key = (stream.uid, partition.partition)
         if key in self._proposed:
@@ -238,7 +241,7 @@ class ReassignmentPlanner:
 
     # ---- what is proposed --------------------------------------------------------------------------------------------
     def _dead_ends(self, look: _Look) -> Iterator[Proposed]:
-        """Yield proposals that end useless copies and targets."""
+        """Yield proposals that cancel useless copies and targets."""
         for place in list(self._copying.values()):
             stream, partition = place
             if self._is_needless(look, partition):
@@ -268,8 +271,10 @@ class ReassignmentPlanner:
                 yield _cancelled(place)
 
     def _corrected(self, look: _Look, place: _Place) -> Iterator[Proposed]:
-        """Yield corrected targets: a lost replica that should stay is substituted, and a replaced replica that is back may
-        stay."""
+        """Yield corrected targets.
+
+        Another node substitutes a lost replica that should stay. A replaced replica that is back may stay.
+        """
         stream, partition = place
         target, replicas = list(partition.target), partition.replicas
         spare = [node_id for node_id in replicas if node_id not in target and not look.is_missed(node_id)]
@@ -289,12 +294,12 @@ class ReassignmentPlanner:
             yield _reassign(place, tuple(target), partition.moved_for)
 
     def _is_needless(self, look: _Look, partition: PartitionState) -> bool:
-        """Return whether the move was only for nodes that are back."""
+        """Return whether the move replaces only nodes that are back."""
         going = [node_id for node_id in partition.replicas if node_id not in partition.target]
         return partition.moved_for in _OWN and bool(going) and not any(look.is_missed(node_id) for node_id in going)
 
     def _instead(self, look: _Look, place: _Place) -> Iterator[Proposed]:
-        """Yield a target with another node instead of the next one."""
+        """Yield a target in which another node substitutes the next node to join."""
         stream, partition = place
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
             if self._propose(look, place):
@@ -336,7 +341,7 @@ class ReassignmentPlanner:
             )
 
     def _leaderships(self, look: _Look) -> Iterator[Proposed]:
-        """Yield the transfers away from drained nodes, then those of a rebalance."""
+        """Yield the leadership transfers away from drained nodes, then the transfers of a rebalance."""
         yield from self._leaderships_of_gone(look)
         for place in list(islice(self._leading.values(), _LOOKED_AT)):
             stream, partition = place
@@ -387,7 +392,7 @@ class ReassignmentPlanner:
                     yield _reassign(place, target, reason)
 
     def _without_gone(self, look: _Look, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-        """Return the replicas with other nodes in the place of lost ones, as far as there are enough nodes."""
+        """Return the replicas after other nodes substitute the lost ones, as far as there are enough nodes."""
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if look.is_gone(node_id):
@@ -408,7 +413,7 @@ class ReassignmentPlanner:
 
 
 class _Look:
-    """One planning step."""
+    """Facts that the planner collects for one planning step."""
 
     def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
         self.image = image
@@ -426,7 +431,10 @@ class _Look:
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
 
     def may_copy(self, partition: PartitionState) -> bool:
-        """Return whether the next copy may begin: there is a leader, and all live replicas that stay are in the ISR."""
+        """Return whether the next copy of the partition may begin.
+
+        It needs a leader, and all live staying replicas in the ISR.
+        """
         staying = [n for n in partition.replicas if n in partition.target and self.image.is_live(n)]
         return (
             partition.status is PartitionStatus.ONLINE
@@ -436,7 +444,7 @@ class _Look:
         )
 
     def heirs(self, partition: PartitionState) -> list[str]:
-        """Return the nodes that may take the leadership from a drained node."""
+        """Return the nodes that may take the leadership of the partition from a drained node."""
         if partition.status is not PartitionStatus.ONLINE:
             return []
         return [n for n in partition.isr if n != partition.leader and not self.is_missed(n) and n not in partition.incomplete]

@@ -41,7 +41,7 @@ MAX_DETAIL_LENGTH = 120
 
 
 def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
-    """Return one request with all ``requests``, numbered from 0. A single one is returned unchanged."""
+    """Return one request with all ``requests``, numbered from 0. A single request is returned unchanged."""
     if len(requests) == 1:
         return requests[0]
     items = (pb.BatchedRequest(number=number, request=request) for number, request in enumerate(requests))
@@ -49,15 +49,20 @@ def batch_of(requests: list[pb.ControlRequest]) -> pb.ControlRequest:
 
 
 def answer_of(number: int, response: pb.ControlResponse) -> pb.BatchedAnswer:
-    """Return a response as part of a batch answer, without the state, which the image of the node has."""
+    """Return a response as an item of a batch answer.
+
+    The state of the partition is left out, because the node has it in its image.
+    """
     return pb.BatchedAnswer(number=number, error=response.error, detail=response.detail[:MAX_DETAIL_LENGTH])
 
 
 def decide_batch(
     image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules
 ) -> tuple[ClusterImage, tuple[Record, ...], pb.ControlResponse, int]:
-    """Decide every request in order. Return the image after them, the records, the answers, and the number of requests that
-    hit a bug.
+    """Decide each request of a batch in order.
+
+    Returns:
+        The image after the requests, the records, the answers, and the number of requests that hit a bug.
     """
     records: list[Record] = []
     answers = pb.BatchAnswers()
@@ -83,7 +88,7 @@ def decide_batch(
 
 
 def _one_count(records: list[Record]) -> tuple[Record, ...]:
-    """Return the counters after the last request, once."""
+    """Return the records with one CountersMoved record, which has the counters after the last request."""
     counts = [record for record in records if isinstance(record, CountersMoved)]
     if len(counts) <= 1:
         return tuple(records)
@@ -91,7 +96,7 @@ def _one_count(records: list[Record]) -> tuple[Record, ...]:
 
 
 Answer = Callable[[pb.ControlResponse | None], None]
-"""Callback, called once: with the answer, or with None if the outcome is unknown."""
+"""Callback for the answer to a request, called once. None: the outcome is unknown."""
 
 _LATER = frozenset({"changeIsr", "reportPurged", "reportService"})
 _UNKNOWN = (
@@ -106,7 +111,10 @@ _SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer
 def purge_report(
     key: PartitionKey, partition: PartitionState, node: str, incarnation: int, purged: Collection[int]
 ) -> pb.ControlRequest | None:
-    """Return the report of completed purges for ``key``, None if there is nothing new. ``purged``: their numbers."""
+    """Return the report of completed purges for ``key``, or None if there are no new ones.
+
+    ``purged``: numbers of completed purges.
+    """
     number = to_report(partition, node, purged)
     if not number:
         return None
@@ -123,17 +131,20 @@ class _Wish:
 
 
 class RequestBatcher:
-    """Batches requests: ``put`` adds one, ``take`` returns a batch to send, ``answered`` ends it."""
+    """Collects requests of a node's replicas.
+
+    ``put`` adds a request, ``take`` returns a batch to send, ``answered`` ends the batch.
+    """
 
     def __init__(self) -> None:
         self._first: dict[tuple[PartitionKey, str], _Wish] = {}
         self._then: dict[tuple[PartitionKey, str], _Wish] = {}
         self._out: list[_Wish] = []
         self.superseded_count = 0
-        """Number of requests that a newer one has replaced."""
+        """Number of waiting requests that a newer request has replaced."""
         self.batch_count = 0
         self.sent_count = 0
-        """RequestBatcher that left in those batches."""
+        """Number of requests that were sent in batches."""
 
     def __len__(self) -> int:
         return len(self._first) + len(self._then)
@@ -151,7 +162,7 @@ class RequestBatcher:
             before.on_answer(_SUPERSEDED)
 
     def take(self) -> pb.ControlRequest | None:
-        """Return the next batch to send. None if nothing waits or the last batch is not answered yet."""
+        """Return the next batch to send, or None if no request waits or the last batch is not answered yet."""
         if self._out:
             return None
         size_bytes = 0
@@ -170,7 +181,7 @@ class RequestBatcher:
         return batch_of([wish.request for wish in self._out])
 
     def answered(self, response: pb.ControlResponse | None) -> None:
-        """Process the answer to the last batch, None if there was none."""
+        """Process the answer to the last batch. ``response`` is None if no answer arrived."""
         out, self._out = self._out, []
         single = len(out) == 1
         unknown = response is None or response.error in _UNKNOWN

@@ -26,7 +26,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Sender that may make a request, in addition to the metadata leader."""
+    """Kind of sender that may make a request. The metadata leader may make every request."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"
@@ -36,7 +36,7 @@ class AskedBy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKind:
-    """One row of the table of requests."""
+    """Row of the request table: rules for one kind of request."""
 
     decide: Callable[[RecordBuilder, Any], Decision | Steps[Decision]]
     """Function that applies the request, in steps if it may concern thousands of partitions.
@@ -45,13 +45,13 @@ class RequestKind:
     """
     asked_by: AskedBy
     asker: str = ""
-    """For NODES requests: the field with the id of the sender. '': any node may send it."""
+    """For requests of nodes: name of the field with the id of the sender. '': any node may send the request."""
     read_only: bool = False
-    """True if it changes nothing, so it needs no deduplication."""
+    """True if requests of this kind change nothing, so that they need no deduplication."""
     batched: bool = False
-    """True if it concerns one partition and may be part of a batch. All others have an entry of their own."""
+    """True if the request concerns one partition and may be part of a batch. Other requests have their own log entry."""
     looked_at_first: bool = False
-    """True if only a metadata leader that knows the sessions can answer. A newly elected one cannot yet."""
+    """True if the metadata leader must know the sessions before it answers. A newly elected leader does not know them."""
 
 
 def _nothing(draft: RecordBuilder, _: Any) -> Decision:
@@ -71,7 +71,7 @@ def _not_logged(_draft: RecordBuilder, _: Any) -> Decision:
 
 
 def unknown(_draft: RecordBuilder, _: Any) -> Decision:
-    """Reject a request without a row, and a batch, which must be split first (``batches.py``)."""
+    """Reject a request of an unknown kind, or a batch that was not split."""
     return refuse(pb.ControlResponse.INVALID, "a request of a kind that this version does not know")
 
 
@@ -118,17 +118,17 @@ REQUESTS: dict[str, RequestKind] = {
     "settleSessionTimes": RequestKind(decide=settings.settle_session_times, asked_by=_BY.NOBODY),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }
-"""Name in ``ControlRequest.request`` -> its kind."""
+"""Name of the field in ``ControlRequest.request`` -> rules for this kind of request."""
 _UNKNOWN = RequestKind(decide=unknown, asked_by=_BY.NOBODY)
 
 
 def kind_of(request: pb.ControlRequest) -> RequestKind:
-    """Return the row of ``request``. An unknown request gets a row that no sender may use."""
+    """Return the rules for the kind of ``request``. No sender may make a request of an unknown kind."""
     return REQUESTS.get(request.WhichOneof("request") or "", _UNKNOWN)
 
 
 def changes_nothing(request: pb.ControlRequest) -> bool:
-    """Return whether the request is read-only. Then it needs no deduplication."""
+    """Return whether the request is read-only, so that it needs no deduplication."""
     dry_runs = (
         request.createStream.dryRun,
         request.addPartitions.dryRun,
@@ -145,7 +145,7 @@ def may_be_logged(request: pb.ControlRequest) -> bool:
 
 
 def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> Decision:
-    """Return the effect of ``request`` on ``image``.
+    """Decide ``request`` on ``image``. Return the records and the answer.
 
     ``now_ns``: image time in ns since 1970, which is stored but never used for a decision.
     """
@@ -153,12 +153,12 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
 
 def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
-    """Run the decision on an existing draft."""
+    """Decide ``request`` on a given draft. Return the records and the answer."""
     return finished(deciding_on(draft, request))
 
 
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
-    """Run the decision on an existing draft, in steps."""
+    """Decide ``request`` on a given draft in steps, so that a long decision does not block the event loop."""
     name = request.WhichOneof("request")
     decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
     if isinstance(decision, Decision):

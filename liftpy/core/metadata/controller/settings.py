@@ -23,11 +23,11 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
 NEW_GROUP_SAYS = 1
-"""The level that the answer names as the one before the first. All controllers keep the answer, so it never changes."""
+"""Level that the answer for a new group names as the previous one. All controllers store the answer, so the value never changes."""
 
 
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
-    """Set the values that the request names. The others stay."""
+    """Set the quota values that the request names. Other values do not change."""
     image = draft.image
     whole = quota_to_pb(image.default_quota)
     for name in ("recordsPerS", "bytesPerS", "byToken"):
@@ -43,7 +43,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
-    """Set the requested times. No change if they are already set."""
+    """Set the requested session times. Nothing changes if they are already set."""
     held = _held(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
@@ -63,7 +63,7 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
 
 
 def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
-    """End the use of the times before the change."""
+    """Stop using the session times from before the last change."""
     held = _held(draft)
     if request.change != held.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
@@ -85,8 +85,11 @@ def _held(draft: RecordBuilder) -> SessionTimes:
 
 
 def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Decision:
-    """Decide by another level from the next entry on. Raises IncompatibleVersionError where this version does not speak
-    it: a controller that went on would decide otherwise than the others."""
+    """Set the feature level that counts from the next entry on.
+
+    Raise IncompatibleVersionError if this version does not support the level. Otherwise this controller would decide differently
+    from the others.
+    """
     image, spoken = draft.image, range_of(draft.features)
     if request.level == image.feature_level:
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))

@@ -38,11 +38,11 @@ class SingleLogGroup(ABC):
 
     @abstractmethod
     def image_changed(self, before: ClusterImage) -> None:
-        """Pass the new image to the duties and to the nodes. ``before``: the image before the last entry."""
+        """Pass the new image to the leader's duties and to the nodes. ``before``: the image before the last entry."""
 
     @abstractmethod
     def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
-        """Note the response to ``request``, with or without an entry."""
+        """Handle the response to ``request``. The request may have changed nothing."""
 
     @property
     def image(self) -> ClusterImage:
@@ -66,7 +66,7 @@ class SingleLogGroup(ABC):
         return response
 
     def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
-        """Return the answer to a request that needs no entry, None if it needs one."""
+        """Return the answer to a request that needs no log entry, or None if an entry is needed."""
         return self.duties.answer(request, self.image, now_ns, now_ns)
 
     def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
@@ -91,6 +91,6 @@ class SingleLogGroup(ABC):
         return response
 
     def apply_due(self) -> None:
-        """Apply what the metadata leader proposes by itself now."""
+        """Commit and apply the requests that the metadata leader proposes by itself now."""
         for request in self.duties.due(self.now_ns()):
             self.apply(request)

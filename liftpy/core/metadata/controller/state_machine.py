@@ -35,7 +35,7 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """Result of applying an entry."""
+    """Result of one applied log entry."""
 
     image: ClusterImage
     records: tuple[Record, ...]
@@ -46,16 +46,16 @@ class _Applied:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Work on the next entry that will be applied."""
+    """Work that is done before the next log entry is applied."""
 
     entry: bytes
     index: int
     work: Steps[_Applied]
     applied: _Applied | None = None
-    """Result of the work. None: it is not done."""
+    """Result of the work. None: the work is not finished."""
 
     def step(self) -> bool:
-        """Do some of the work. Return whether it is done."""
+        """Do one step of the work. Return whether the work is finished."""
         if self.applied is None:
             try:
                 next(self.work)
@@ -65,27 +65,27 @@ class _Ahead:
 
 
 class ClusterFsm:
-    """The image, and the one way to move it: ``apply`` of the next log entry, or ``restore`` of a snapshot."""
+    """The image of the metadata group. Only ``apply`` of the next log entry and ``restore`` of a snapshot change the image."""
 
     def __init__(self, namespace: str = "liftpy", *, elections: bool = False, features: tuple[Feature, ...] = FEATURES) -> None:
         self.rules = Rules(namespace, elections, features)
         self.spoken = range_of(features)
         self.image = ClusterImage()
         self.last_records: tuple[Record, ...] = ()
-        """Records of the last apply, in order. Empty if it changed only index and time."""
+        """Records of the last ``apply``, in order. (): the entry changed only index and time."""
         self.failure_count = 0
-        """Entries that ended in an unexpected error: each is a bug, answered UNKNOWN, and changed nothing."""
+        """Number of entries that hit an unexpected error, which is a bug. Such an entry changed nothing and was answered UNKNOWN."""
         self.refused_count = 0
-        """Number of entries that are not a ControlRequest, because another program has written to the log."""
+        """Number of entries that are no ControlRequest. Another program may have written to the log."""
         self._ahead: _Ahead | None = None
 
     @property
     def records(self) -> list[pb.Record]:
-        """``last_records`` as protobufs without the parts that only controllers need, built on demand."""
+        """Return ``last_records`` as protobufs, without the parts that only controllers need."""
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do a step of the work on the next entry, so that ``apply`` is short. Return whether it was the last step.
+        """Do one step of the work on the next entry, so that ``apply`` takes less time. Return whether it was the last step.
 
         No result shows before ``apply``. The number of calls does not change the result.
         """
@@ -98,10 +98,10 @@ class ClusterFsm:
             raise
 
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply the log entry ``entry`` (a serialized ControlRequest) at ``index`` (above every earlier one). Raises
-        IncompatibleVersionError.
+        """Apply the log entry ``entry``, a serialized ControlRequest.
 
-        Returns the serialized ControlResponse. An index that was applied before changes nothing and is answered INVALID.
+        Return the serialized ControlResponse. ``index`` must be above all applied indexes. A lower index changes nothing, and the
+        answer is INVALID. Raise IncompatibleVersionError if this version does not understand the entry.
         """
         while not self.work_ahead(entry, index):
             pass
@@ -180,7 +180,7 @@ class ClusterFsm:
         return _Applied(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
-        """Return the image after the request, the decision, and how many requests of a batch hit a bug."""
+        """Decide the request. Return the new image, the decision, and the number of requests of a batch that hit a bug."""
         refused = refusal(request)
         if refused is not None:
             return image, refused, 0
@@ -197,7 +197,7 @@ def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[Clus
 
 
 def refusal(request: pb.ControlRequest) -> Decision | None:
-    """Return a rejection if the request is no valid operation, else None."""
+    """Return a rejection if the request is no valid operation, or None if it is valid."""
     if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
         return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
     if request.timeNs >= MAX_TIME_NS:
@@ -212,7 +212,7 @@ def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> by
 
 
 def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
-    """Return the answer to keep: partitions of a stream are left out, they are found in the image again."""
+    """Return the answer without the partitions of a stream. A repeated request gets them from the image."""
     if not response.HasField("stream"):
         return answer
     short = pb.ControlResponse()
@@ -222,7 +222,7 @@ def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
 
 
 def again(image: ClusterImage, done: Operation) -> bytes:
-    """Return the earlier answer to the operation, with the current state of its stream."""
+    """Return the stored answer to a repeated operation, with the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None
     if held is None or held.uid != response.stream.uid:

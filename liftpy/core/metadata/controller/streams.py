@@ -32,18 +32,18 @@ MAX_PARTITIONS_PER_STREAM = 10_000
 MAX_REPLICATION_FACTOR = 32
 DEFAULT_REPLICATION_FACTOR = 3
 MAX_FIRST_LEADER_EPOCH = 1 << 48
-"""The highest LeaderEpoch that a request may skip to. It leaves more LeaderEpochs than a cluster can use."""
+"""Highest LeaderEpoch that a request may set as the next one. More LeaderEpochs remain above this value than a cluster can use."""
 AS_MANY = "it has as many already"
 OVERLAP = "subjects overlap with an existing stream"
 OVERLAP_ERR_CODE = 10065
-"""JetStream's err_code for overlapping subjects."""
+"""Value of JetStream's field err_code for overlapping subjects."""
 
 
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
-    """Create a stream. Each partition is Online, led by its first replica, with all replicas in the ISR, because all logs are
-    empty.
+    """Create a stream. All its partitions are Online.
 
-    Without enough nodes, the stream waits without partitions.
+    The first replica of a partition leads. All replicas are in the ISR, because all logs are empty. If there are not enough nodes, the
+    stream waits and has no partitions yet.
     """
     try:
         held = draft.image.streams.get(request.name)
@@ -78,7 +78,10 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
 
 
 def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
-    """Return the partitions of a stream that waits for nodes. Return nothing if there are still too few, or it no longer waits."""
+    """Create the partitions of a stream that waits for nodes.
+
+    Nothing changes if there are still too few nodes, or if the stream does not wait anymore.
+    """
     held = draft.image.streams.get(request.name)
     if held is None or held.uid != request.uid:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {request.name!r} of the id {request.uid!r}")
@@ -93,7 +96,7 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
 
 
 def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
-    """Add partitions to a stream. Existing partitions stay in place."""
+    """Add partitions to a stream. Replicas of existing partitions do not move."""
     held = _named(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -118,7 +121,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
-    """Delete a stream by name and unique id. Without an id, delete the stream that has the name at apply [M11]."""
+    """Delete the stream with the given name and uid. Without a uid, delete the stream that has the name at this time [M11]."""
     held = _named(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -127,7 +130,7 @@ def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
 
 
 def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
-    """Return the stream with this name and uid (if given), or a rejection."""
+    """Return the stream with this name and uid, or a rejection. A uid of '' matches any stream."""
     held = draft.image.streams.get(name)
     if held is None:
         return refuse(pb.ControlResponse.NOT_FOUND, f"there is no stream {name!r}")
@@ -137,7 +140,7 @@ def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
 
 
 def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
-    """Return the configuration. Raise ConfigError for errors that do not depend on the nodes."""
+    """Return the configuration of a new stream. Raise ConfigError for errors that do not depend on the nodes."""
     image = draft.image
     check_name(request.name, "stream name")
     if request.name in RESERVED_NAMES:
@@ -168,7 +171,7 @@ def _check_count(subject: str, count: int) -> None:
 
 
 def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
-    """Check that at most one stream answers on a subject [A8].
+    """Raise ConfigError if two streams would answer publishers on one subject [A8].
 
     A stream without acks may use any. ``answering``: the other streams.
     """
@@ -219,7 +222,7 @@ def waiting_for(stream: StreamImage, start: int) -> Wanted:
 
 
 def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
-    """Return the placement of new partitions, None if there are none."""
+    """Return the placement that new partitions need, or None if the request adds no partitions."""
     first, assignment = len(held.partitions), assigned(request.manual)
     total = request.partitions or first + len(assignment)
     policy = MANUAL if assignment else request.placement or held.placement
@@ -259,7 +262,7 @@ def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | Not
 
 
 def _taken(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
-    """Return the partitions and reserve their places for the next ones."""
+    """Return the placed partitions, and advance the start index for later placements."""
     draft.placement_index = placed.next_start
     return new_partitions(draft, placed.replicas, first)
 
@@ -278,7 +281,9 @@ MAX_OFFSET = 1 << 62
 
 
 def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decision]:
-    """Change the number of replicas and the named settings, by compare-and-set if the request names a config version.
+    """Change the replication factor and the named settings of a stream.
+
+    If the request names a config version, it must be current.
 
     New replicas go to the least loaded nodes on other racks. The least useful replicas are removed.
     """
@@ -317,7 +322,11 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
 
 
 def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decision:
-    """Raise the log start. All replicas delete the records below it, also those that are down now. It never falls."""
+    """Raise the log start of a partition.
+
+    All replicas delete the records below the new log start. Replicas that are down delete them later. The log start never
+    falls.
+    """
     found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
     if found is None:
         detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
@@ -341,8 +350,10 @@ def _refuses_otherwise(old: StreamConfig, new: StreamConfig) -> bool:
 
 
 def _heard_anew(partition: PartitionState) -> PartitionState:
-    """Return the partition as after a pause: followers drop their standby buffers, and start again when the leader knows the
-    new settings."""
+    """Return the partition with a mark, so that followers drop their standby buffers.
+
+    Followers buffer publishes again when the leader knows the new settings, as after a pause.
+    """
     pause = partition.pause if partition.pause.takes_nothing else Pause.ENDING
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
@@ -377,7 +388,7 @@ def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers:
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 RETENTION_BYTES = 64 * 1024 * 1024
-"""Retention of commands per partition, in bytes: many times the log between two snapshots of a coordinator."""
+"""Retention of the commands of a coordinator per partition, in bytes. A coordinator writes snapshots much more often."""
 
 
 def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]:
@@ -397,7 +408,7 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
 
 
 def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
-    """Set the configuration of the internal stream of groups from the metadata leader's settings."""
+    """Set the configuration of the internal stream of groups in the request, from the settings of the metadata leader."""
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
         request.openGroups.CopyFrom(wanted)
@@ -412,12 +423,12 @@ def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
 AT_ONCE = 8
 LOOK_EVERY_NS = NS_PER_S // 4
 AGAIN_AFTER_NS = 10 * NS_PER_S
-"""Time after which an unplaced stream is proposed again. The proposal may be lost, or nodes have room now."""
+"""Time after which the placement of a waiting stream is proposed again, in nanoseconds. The earlier proposal may be lost."""
 NO_ROOM = "the nodes there are have no room for it: add nodes, delete streams, or raise their limits of open files"
 
 
 def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
-    """Return why ``stream`` waits."""
+    """Return the reason why ``stream`` waits for placement, as text."""
     try:
         candidates_for(facts_of(image), waiting_for(stream, 0))
     except PlacementError as error:
@@ -426,29 +437,29 @@ def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
 
 
 class WaitingStreams:
-    """The metadata leader's look at them. ``now_ns`` is monotonic."""
+    """Streams that wait for nodes, as checked by the metadata leader. Times are monotonic."""
 
     def __init__(self) -> None:
         self._image: ClusterImage | None = None
         self._look_at_ns: int | None = None
-        """Time of the next check. None: nothing has changed since the last one."""
+        """Monotonic time of the next check. None: no check is needed until the image changes."""
         self._earliest_ns = 0
         self._proposed_ns: dict[str, int] = {}
-        """Uid -> time of the last proposal."""
+        """Stream uid -> monotonic time of the last proposal to place the stream."""
 
     def lead(self, image: ClusterImage, now_ns: int) -> None:
-        """Begin: this node is the metadata leader."""
+        """Start to place waiting streams, because this node became the metadata leader."""
         self._image = ClusterImage()
         self._proposed_ns.clear()
         self._earliest_ns = now_ns
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """End: this node lost the metadata leadership."""
+        """Stop placing waiting streams, because this node lost the metadata leadership."""
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Note that an entry was applied."""
+        """Record that an entry was applied. If nodes or waiting streams changed, the next check comes soon."""
         if self._image is None:
             return
         before, self._image = self._image, image
@@ -458,7 +469,7 @@ class WaitingStreams:
             self._look_at_ns = self._earliest_ns
 
     def due(self, now_ns: int) -> list[pb.PlaceStream]:
-        """Return what to propose now."""
+        """Return the placement requests that the metadata leader proposes now."""
         image = self._image
         if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
             return []
@@ -489,5 +500,5 @@ class WaitingStreams:
         return found
 
     def next_deadline_ns(self) -> int | None:
-        """Return the time of the next call of ``due``."""
+        """Return the monotonic time of the next call of ``due``, or None if only a changed image needs a call."""
         return self._look_at_ns if self._image is not None else None

@@ -36,11 +36,11 @@ _MOMENT_HASHES = 20_000
 class _Row:
     place: Policy
     uses_start: bool = False
-    """True if the policy continues where the last one stopped. All these policies share one index."""
+    """True if the policy continues at the start index of the previous placement. All such policies share one index."""
     weighs: bool = False
-    """Nodes of weight 0 do not count."""
+    """True if the policy ignores nodes of weight 0."""
     check: Callable[[Sequence[NodeFacts], Wanted], None] | None = None
-    """Raises PlacementError where the policy can't do with these nodes."""
+    """Function that raises PlacementError if the policy cannot place replicas on these nodes. None: no check."""
 
 
 def _check_racks(nodes: Sequence[NodeFacts], wanted: Wanted) -> None:
@@ -69,21 +69,24 @@ POLICIES: MappingProxyType[str, _Row] = MappingProxyType(
         "least-loaded": _Row(place=least_loaded, weighs=True),
     }
 )
-"""Policies other than ``manual``, which computes nothing."""
+"""Name -> policy, without ``manual``."""
 POLICY_NAMES = (*POLICIES, MANUAL)
 
 
 def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
-    """Return the assignment of replicas.
+    """Return the assignment of replicas to nodes.
 
-    Raise NotEnoughNodesError when there are too few nodes, NoRoomError when too few have room, ManualError for a map that is wrong,
-    PlacementError for an unknown policy, impossible numbers or racks.
+    Raises:
+        NotEnoughNodesError: There are fewer nodes than replicas.
+        NoRoomError: Too few nodes have room.
+        ManualError: The manual assignment is invalid.
+        PlacementError: The policy is unknown, or numbers or racks are invalid.
     """
     return finished(placing(nodes, wanted))
 
 
 def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
-    """Return the assignment, in steps."""
+    """Return the assignment of replicas to nodes, in steps. Raises as ``place``."""
     if wanted.policy == MANUAL:
         return Placed(replicas=manual(nodes, wanted), next_start=wanted.start)
     candidates = candidates_for(nodes, wanted)
@@ -95,13 +98,14 @@ def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
 
 
 def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
-    """Return whether ``placing`` takes more than a moment."""
+    """Return whether ``placing`` takes so long that it should run in steps."""
     return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
 
 
 def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts]:
-    """Return the nodes that a policy other than ``manual`` chooses from, in order. Raises as ``place`` does, except for lack
-    of room. Cheap.
+    """Return the nodes from which a policy other than ``manual`` chooses, in order.
+
+    Raises as ``place``, except for lack of room. The call is cheap.
     """
     row = POLICIES.get(wanted.policy or DEFAULT_POLICY)
     if row is None:
@@ -124,7 +128,7 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
 
 
 def _within_budgets(policy: Policy, row: _Row, nodes: list[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the assignment without overloading nodes. A node above its limit is excluded, then the placement is repeated."""
+    """Return an assignment within the budgets of the nodes. If a node exceeds its budget, place again without this node."""
     candidates, full = nodes, list[NodeFacts]()
     while True:
         try:

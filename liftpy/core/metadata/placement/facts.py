@@ -9,16 +9,16 @@ from liftpy.core.base.cooperative_apply import Steps
 from liftpy.errors import ConfigError
 
 Replicas = tuple[str, ...]
-"""Node ids of one partition, preferred leader first."""
+"""Node ids of the replicas of one partition. The preferred leader is first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """One node before placement."""
+    """Facts about one node that a placement needs."""
 
     node_id: str
     rack: str = ""
-    """'': it did not say."""
+    """Rack of the node. '': unknown."""
     weight: float = 1.0
     """Weight of the node for weighted policies. 0: it gets no replicas from them."""
     live: bool = True
@@ -26,11 +26,11 @@ class NodeFacts:
     replicas: int = 0
     """Number of replicas on the node."""
     leaders: int = 0
-    """Partitions that it leads."""
+    """Number of partitions that the node leads."""
     budget: int = 0
     """Maximum number of replicas of the node, including its current ones. 0: no limit."""
     leaving: bool = False
-    """True if an operator drains it. It gets no replicas."""
+    """True if an operator drains the node. The node gets no replicas."""
 
     @property
     def takes(self) -> bool:
@@ -38,7 +38,7 @@ class NodeFacts:
         return self.live and not self.leaving
 
     def room(self, unlimited: int) -> int:
-        """Return how many more replicas the node accepts, ``unlimited`` if there is no limit."""
+        """Return how many more replicas the node accepts, or ``unlimited`` if it has no budget."""
         return self.budget - self.replicas if self.budget else unlimited
 
 
@@ -60,29 +60,32 @@ class Wanted:
     partitions: int
     replication_factor: int
     start: int = 0
-    """Index of the first partition in the row of all partitions that were ever placed. It has no upper limit."""
+    """Start index: number of partitions that were placed before. It has no upper limit."""
     first: int = 0
-    """Number of the first one: above 0 where partitions are added."""
+    """Number of the first partition to place. It is above 0 if partitions are added to a stream."""
     assignment: tuple[Assigned, ...] = ()
-    """Assignment of the policy ``manual``."""
+    """Replicas of each partition for the policy ``manual``."""
     allow_offline: bool = False
-    """``manual`` may name nodes that are not live."""
+    """True if ``manual`` may name nodes that are not live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The placed replicas."""
+    """Result of a placement."""
 
     replicas: list[Replicas]
     """Replicas of each partition, in order."""
     next_start: int
-    """The start index of the next placement."""
+    """Start index of the next placement."""
     notes: tuple[str, ...] = ()
-    """Limits of the result, as text."""
+    """Limits of the placement, as texts for people."""
 
 
 Policy = Callable[[Sequence[NodeFacts], Wanted], Steps[list[Replicas]]]
-"""(live nodes in order, what is wanted) -> the replicas of each partition, in steps. There are at least as many nodes as replicas."""
+"""Function of a placement policy, in steps. Its arguments are the live nodes in order, and the wanted partitions.
+
+The result has the replicas of each partition. The caller passes at least as many nodes as replicas.
+"""
 
 
 def in_order(nodes: Sequence[str]) -> list[str]:
@@ -99,20 +102,23 @@ def ordered(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
 
 
 class PlacementError(ConfigError):
-    """The request for a placement is invalid. The text says why. Correct the request."""
+    """Raised for an invalid placement request. The text says why. Correct the request."""
 
     code = "PLACEMENT"
 
 
 class NoRoomError(PlacementError):
-    """The nodes have no room for more partitions. Add nodes, delete streams, or raise the limit of open files of the nodes."""
+    """Raised if nodes have no room for more partitions.
+
+    Add nodes, delete streams, or raise the open-files limit of the nodes.
+    """
 
     code = "NO_ROOM"
     retryable = True
 
 
 class NotEnoughNodesError(PlacementError):
-    """There are fewer nodes than replicas. Start more nodes, or use fewer replicas."""
+    """Raised if there are fewer nodes than replicas. Start more nodes, or use fewer replicas."""
 
     code = "NOT_ENOUGH_NODES"
     retryable = True
@@ -127,13 +133,13 @@ class Defect:
     """One error in a manual assignment."""
 
     entry: int
-    """Index in the list, from 0. -1: the list itself."""
+    """Index of the wrong entry in the list, from 0. -1: the list as a whole."""
     rule: str
-    """Rule that it breaks."""
+    """Rule that the entry breaks."""
 
 
 class ManualError(PlacementError):
-    """An assignment by hand is invalid. ``defects``: all errors. The text names each with its entry."""
+    """Raised for an invalid manual assignment. ``defects``: all errors. The text names each error with its entry."""
 
     def __init__(self, defects: Sequence[Defect]) -> None:
         entries: dict[str, list[int]] = {}

@@ -149,8 +149,9 @@ def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
 
 
 def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition by ``rack-strict``. ``Policy`` explains the arguments. Every node has a rack, and
-    there are at least as many racks as replicas.
+    """Return the replicas of each partition by ``rack-strict``. ``Policy`` explains the arguments.
+
+    Every node has a rack, and there are at least as many racks as replicas.
     """
     row = row_of(nodes)
     windows: dict[int, Replicas] = {}
@@ -166,7 +167,7 @@ def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def row_of(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
-    """Run stages 1 and 2: return all nodes, with neighbors on different racks as far as the sizes of the racks allow."""
+    """Return all nodes in one row. Neighbors are in different racks as far as the sizes of the racks allow (stages 1 and 2)."""
     racks: dict[str, list[NodeFacts]] = {}
     for node in nodes:
         racks.setdefault(node.rack, []).append(node)
@@ -226,7 +227,7 @@ def _first(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
-    """Return the best node of each rack, best first. If there are too few racks, the best of the others follow."""
+    """Return one node of each rack, best score first. If there are too few racks, the best other nodes follow."""
     racks: dict[str, str] = {}
     others: list[str] = []
     for node in best_first:
@@ -240,7 +241,7 @@ def _spread(best_first: Iterator[NodeFacts], factor: int) -> Replicas:
 
 
 class _Ranking:
-    """The nodes of any partition of a stream, best score first."""
+    """Ranks the nodes for each partition of a stream by score, best first."""
 
     def __init__(self, nodes: Sequence[NodeFacts], stream: str) -> None:
         self._nodes = nodes
@@ -272,8 +273,10 @@ class _Ranking:
 
 
 def _scores(hashes: npt.NDArray[np.uint64], weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the scores. The best hashes are near 2^64. The logarithm is computed from there, because it would lose all
-    digits otherwise.
+    """Return the scores of nodes from their hashes and weights.
+
+    The best hashes are near 2^64. The logarithm is computed from the distance to 2^64, because it would lose all digits
+    otherwise.
     """
     from_above = (np.bitwise_not(hashes).astype(np.float64) + 0.5) / _TWO_64
     below = np.minimum((hashes.astype(np.float64) + 0.5) / _TWO_64, 0.5)

@@ -76,36 +76,39 @@ from math import ceil, floor
 from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, ordered
 
 Key = tuple[str, int]
-"""Stream and partition."""
+"""Key of a partition: (stream name, partition number)."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One swap: a copy on ``into`` replaces the one on ``out``."""
+    """Replacement of one replica: the node ``into`` gets a copy, and the node ``out`` loses its replica."""
 
     stream: str
     partition: int
     out: str
     into: str
     leads: bool
-    """``out`` is the preferred leader: leadership goes first."""
+    """True if ``out`` is the preferred leader. Its leadership is transferred first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """All moves, in order."""
+    """All moves of a plan, in order."""
 
     moves: tuple[Move, ...]
     fewest: int
-    """Lower bound of the transfers for these shares."""
+    """Lower bound of the number of moves for the shares of this plan."""
     stuck: tuple[Key, ...]
-    """Partitions that a leaving node keeps, because no other node may take them."""
+    """Partitions that a drained node keeps, because no other node may take them."""
     held: Mapping[str, int]
-    """Replicas of each node afterwards, in order."""
+    """Node id -> number of its replicas after the plan, in order."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
-        """Return the new replicas of the changed partitions. ``held``: the same value as for the plan."""
+        """Partition -> its replicas after the plan, for changed partitions.
+
+        ``held``: the argument that was given to the plan.
+        """
         targets: dict[Key, Replicas] = {}
         for move in self.moves:
             key = (move.stream, move.partition)
@@ -132,14 +135,15 @@ def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, floa
 
 
 def bounds_of(share: float) -> tuple[int, int]:
-    """Return a share, rounded down and up."""
+    """Return a share rounded down and rounded up."""
     return floor(share + _ROUNDING), ceil(share - _ROUNDING)
 
 
 def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: Collection[str] = ()) -> MovePlan:
-    """Return the moves that balance the replicas of ``nodes`` (``held``: partition -> replicas, preferred leader first).
+    """Return the moves that balance the replicas of ``nodes``.
 
-    Nodes that are not live neither give nor take, but for those in ``leaving``, which give everything.
+    ``held``: partition -> replicas, preferred leader first. Nodes that are not live neither give nor take replicas, except
+    nodes in ``leaving``, which give all their replicas away.
     """
     gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
     return _Mover(ordered(nodes), held, gone).plan()
@@ -194,7 +198,10 @@ class _Mover:
             self._low[node_id], self._high[node_id] = bounds_of(share)
 
     def _give(self, node_id: str, keep: int, *, to_poor: bool = False) -> None:
-        """Move replicas away until ``keep`` remain. ``to_poor``: only to nodes below their share."""
+        """Move replicas from a node until it has ``keep``.
+
+        If ``to_poor`` is True, only nodes below their share may take them.
+        """
         if self._count[node_id] <= keep:
             return
         queue = [(self._count[n.node_id] / n.weight, number) for number, n in enumerate(self._takers)]
@@ -213,7 +220,7 @@ class _Mover:
                 self._stuck.append(key)
 
     def _taker(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
-        """Return the node with the least load for its weight that may take the replica, and update the queue."""
+        """Return the allowed node with the fewest replicas for its weight, or None. Update the queue."""
         passed: list[tuple[float, int]] = []
         found: str | None = None
         while queue and found is None:
@@ -247,9 +254,9 @@ RACK_STRICT = "rack-strict"
 
 
 class Takers:
-    """Nodes that may take replicas: live, weight above 0, not leaving.
+    """Nodes that may take replicas: they are live, have a weight above 0, and are not drained.
 
-    ``held``: replicas of each node, including those that move to it, without those that leave it.
+    ``held``: node id -> number of replicas, including those that move to the node, without those that leave it.
     """
 
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[str, int]) -> None:
@@ -259,7 +266,7 @@ class Takers:
         self._held = Counter(held)
         self._has_racks = any(node.rack for node in nodes)
         self._queue = [(self._load(node.node_id), number) for number, node in enumerate(self._order)]
-        """Heap of nodes. A changed load adds another entry for its node, and an outdated entry is dropped when it is met."""
+        """Heap of (load, node). A changed load adds another entry. An entry with an outdated load is dropped when it is read."""
         heapify(self._queue)
 
     @property
@@ -268,14 +275,14 @@ class Takers:
         return len(self._order)
 
     def rack(self, node_id: str) -> str:
-        """Return the rack of the node, '' if unknown."""
+        """Return the rack of the node, or '' if it is unknown."""
         node = self._nodes.get(node_id)
         return node.rack if node is not None else ""
 
     def take(self, kept: Collection[str], never: Collection[str] = (), *, strictly: bool = False) -> str | None:
-        """Return a node for one more replica in addition to those on ``kept``, and count it. ``never``: excluded nodes.
+        """Choose a node for one more replica of a partition, and count the replica. Return None if no node may take it.
 
-        None: no node may take it.
+        ``kept``: nodes with the other replicas. ``never``: excluded nodes.
         """
         racks = {self.rack(node_id) for node_id in kept} if self._has_racks else set[str]()
         passed: list[tuple[float, int]] = []
@@ -299,7 +306,7 @@ class Takers:
         return found or None
 
     def give_up(self, replicas: Replicas, leader: str, isr: Collection[str]) -> str:
-        """Return the replica to remove first when there are too many. ``replicas`` has at least two."""
+        """Return the replica to remove first from a partition with too many replicas. ``replicas`` has at least two."""
         racks = Counter(self.rack(node_id) for node_id in replicas)
 
         def rank(node_id: str) -> tuple[bool, bool, float, int]:
@@ -323,7 +330,7 @@ class Takers:
 
 
 def resized(replicas: Replicas, factor: int, takers: Takers, leader: str, isr: Collection[str], policy: str) -> Replicas | None:
-    """Return ``replicas`` with ``factor`` members, preferred leader first. None: no node may take one more."""
+    """Return the replicas changed to ``factor`` members, preferred leader first, or None if no node may take one more."""
     now = list(replicas)
     while len(now) < factor:
         more = takers.take(now, strictly=policy == RACK_STRICT)
@@ -347,13 +354,13 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipPlan:
-    """All transfers, by partition."""
+    """All leadership transfers of a plan, ordered by partition."""
 
     transfers: tuple[Transfer, ...]
     fewest: int
-    """Lower bound of the transfers for these shares."""
+    """Lower bound of the number of transfers for the shares of this plan."""
     led: Mapping[str, int]
-    """Partitions that each node leads afterwards, in order."""
+    """Node id -> number of partitions that the node leads after the plan."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
         """Return the replicas of the changed partitions, new leader first. ``held``: the same value as for the plan."""
@@ -418,9 +425,9 @@ class _Evening:
         return len(self._led[node_id]) < self._high.get(node_id, 0)
 
     def _pass_on(self, source: str, wanted: Callable[[str], bool]) -> bool:
-        """Move one leadership of ``source`` to the nearest ``wanted`` node, over other nodes if needed.
+        """Move one leadership from ``source`` to the nearest ``wanted`` node, over other nodes if needed.
 
-        Return whether there is one.
+        Return whether a wanted node can be reached.
         """
         came: dict[str, tuple[str, Key]] = {}
         queue = deque([source])
@@ -448,20 +455,20 @@ class _Evening:
 
 TOLERANCE = 0.02
 _TAKERS_TRIED = 16
-"""Number of candidates to try for each giving node. More would hardly find a better one."""
+"""Number of receiving nodes that are tried for each giving node. More tries rarely find a better move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizePlan:
-    """All moves, in order."""
+    """Moves that balance bytes, in order."""
 
     moves: tuple[Move, ...]
     moved_bytes: int
     fewest_bytes: int
     held_bytes: Mapping[str, int]
-    """Bytes that each node has afterwards, in order."""
+    """Node id -> bytes on the node after the plan, in order."""
     targets: Mapping[Key, Replicas]
-    """Replicas of the changed partitions afterwards."""
+    """Partition -> its replicas after the plan, for changed partitions."""
 
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
@@ -479,7 +486,7 @@ class _Weigher:
         self._bytes = Counter(dict.fromkeys(self._nodes, 0))
         self._count: Counter[str] = Counter()
         self._on: dict[str, list[tuple[int, bool, Key]]] = {node_id: [] for node_id in self._nodes}
-        """(bytes, whether it follows, partition), ascending."""
+        """Node id -> its replicas as (bytes, True for a follower, partition), in ascending order."""
         for key, replicas in held.items():
             for node_id in replicas:
                 self._count[node_id] += 1
@@ -519,7 +526,7 @@ class _Weigher:
         )
 
     def _fill(self) -> None:
-        """Give replicas of the fullest nodes to nodes that are far below their share."""
+        """Move replicas from the fullest nodes to nodes that are far below their share."""
         given_up: set[str] = set()
         while True:
             poor = next((n for above, n in self._poorest if n not in given_up), "")
@@ -539,7 +546,7 @@ class _Weigher:
         return self._bytes[node_id] - self._share[node_id]
 
     def _give(self, giver: str) -> str | None:
-        """Move one replica of ``giver`` to a node that is far below its share, and return that node."""
+        """Move one replica of ``giver`` to a node that is far below its share. Return this node, or None."""
         for above, taker in self._poorest[:_TAKERS_TRIED]:
             if above >= 0:
                 break
