@@ -80,7 +80,10 @@ from liftpy.core.wire.chunking import Assembly, Held, Piece
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Truncate the log to ``end_offset`` (exclusive). ``agreed``: the log is then a prefix of the leader's log."""
+    """Result of reconciling: truncate the log to ``end_offset`` (exclusive).
+
+    ``agreed``: then it is a prefix of the leader's log.
+    """
 
     end_offset: int
     agreed: bool
@@ -88,13 +91,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StartAfresh:
-    """No record of the log can be kept. Begin an empty log at the leader's log start ``start_offset`` [D26]."""
+    """Result of reconciling: discard all records and start an empty log at the leader's log start ``start_offset`` [D26]."""
 
     start_offset: int
 
 
 def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
-    """Return what one answer of the leader requires. ``log`` is not empty."""
+    """Return the next action for one answer of the leader. ``log`` must have records."""
     if answer.leader_epoch == NO_EPOCH:
         return StartAfresh(answer.log_start_offset)
     leader_end_offset = answer.last_offset + 1
@@ -115,14 +118,14 @@ def lacks_superseding(log: LogOffsets) -> bool:
 
 
 def reaches(horizon: Horizon, answer: EpochQueryAnswered) -> bool:
-    """Return whether the leader has the records below the horizon, by its answer for the LeaderEpoch of the horizon."""
+    """Return whether the leader has the records below the horizon, by its answer for the horizon's LeaderEpoch."""
     return answer.leader_epoch != NO_EPOCH and answer.last_offset + 1 >= horizon.end_offset
 
 
 _ASLEEP = frozenset({Following.IDLE, Following.QUIET})
-"""Phase: the last fetch was answered without records and waits for more."""
+"""Phases in which the last fetch got an empty answer and waits for records."""
 _AGREED = frozenset({Following.FETCHING, Following.FLUSHING, Following.FETCH_BACKOFF, Following.PACED}) | _ASLEEP
-"""Phase: the log is known to be a prefix of the leader's log."""
+"""Phases in which the log is known to be a prefix of the leader's log."""
 _REMEMBERED = 16
 _STALE_EPOCH = "stale epoch"
 _ALIVE = frozenset({RefusalReason.STALE_INCARNATION, RefusalReason.NOT_A_REPLICA, RefusalReason.UNKNOWN})
@@ -159,7 +162,7 @@ class FollowerRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Compare the log with the leader's. An empty log always matches.
+        """Start to follow: compare the log with the leader's log. An empty log needs no comparison.
 
         A candidate first stores its epoch, and subscribes only then. In an election of thousands of partitions, earlier
         requests would arrive before that and be lost.
@@ -176,7 +179,7 @@ class FollowerRole(ReplicaRole):
             self._begin(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Subscribe if the candidate leads now."""
+        """Apply changed metadata. If the followed candidate now leads, subscribe to the data subject as a standby follower."""
         leads = self.shared.state.status is PartitionStatus.ONLINE
         if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
@@ -189,7 +192,7 @@ class FollowerRole(ReplicaRole):
             self._ask(now_ns, out)
 
     def leave(self, out: Effects) -> None:
-        """Stop the questions about a waiting fetch of this role."""
+        """End the role. The node stops asking the leader about a waiting fetch."""
         super().leave(out)
         if self.phase is Following.QUIET:
             out.append(StopWaiting())
@@ -203,7 +206,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def copy_lag_records(self) -> int | None:
-        """Committed records that a learner lacks. None: it is no learner, or got no answer yet."""
+        """Number of committed records that a learner lacks. None: the replica is no learner, or has no answer yet."""
         if not self.shared.copy_epoch or self._leader_high_watermark < 0:
             return None
         return max(self._leader_high_watermark - self.log.newest_offset, 0)
@@ -224,7 +227,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.cancel(Deadline.REQUEST, out)
 
     def _failed(self, now_ns: int, out: Effects) -> None:
-        """Ask again later. No guess at the log takes the place of an answer [D9]."""
+        """Retry the request later. The follower never truncates without an answer of the leader [D9]."""
         self._request_ended(out)
         if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
             self._quiet_rounds = 0
@@ -234,7 +237,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.FETCH, now_ns + self.shared.backoff.next_ns(), out)
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
-        """Repeat the request at once, because the lost one would only time out."""
+        """Repeat the request at once, because the lost connection also lost the earlier one."""
         self._leave_quiet(now_ns, now_ns, out)
         if self._request_id or self.phase is Following.IDLE:
             self._failed(now_ns, out)
@@ -253,7 +256,7 @@ class FollowerRole(ReplicaRole):
         )
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """Truncate to the largest common prefix, and query again until the epochs agree [D12]."""
+        """Truncate to the largest common prefix by the answer. Ask again until the last epochs agree [D12]."""
         if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
             return
         if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
@@ -283,7 +286,7 @@ class FollowerRole(ReplicaRole):
             self._cut_done(now_ns, out)
 
     def _would_lose_committed(self, end_offset: int) -> bool:
-        """Return whether a truncation to ``end_offset`` (exclusive) would remove records that are known to be committed.
+        """Return whether a truncation to ``end_offset`` (exclusive) would remove committed records.
 
         Then the leader's log went back in time [S15]: it must give up the leadership, and nothing is truncated [D9].
         """
@@ -297,7 +300,7 @@ class FollowerRole(ReplicaRole):
         out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        """Continue after the truncation is durable."""
+        """Continue after a durable truncation: fetch, or ask the leader again."""
         if self.phase is Following.CUTTING:
             self._cut_done(now_ns, out)
 
@@ -309,7 +312,7 @@ class FollowerRole(ReplicaRole):
 
     # ---- fetch -----------------------------------------------------------------------------------------------------
     def _fetch(self, now_ns: int, out: Effects) -> None:
-        """Acknowledge the flushed records and request the following ones.
+        """Send a fetch that acknowledges the flushed records and requests later ones.
 
         A fetch from below the log end would repeat records.
         """
@@ -340,7 +343,7 @@ class FollowerRole(ReplicaRole):
         )
 
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Append the fetched records, or note that there are none."""
+        """Append the fetched records, or wait if the answer has none."""
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
@@ -381,7 +384,7 @@ class FollowerRole(ReplicaRole):
             self._sleep(now_ns, out)
 
     def _fetch_in_turn(self, now_ns: int, out: Effects) -> None:
-        """Fetch. A learner that is behind waits for its turn on this node."""
+        """Send a fetch. A learner with a backlog first waits for its turn on this node."""
         copy = self._copy
         if copy is None:
             self._fetch(now_ns, out)
@@ -414,13 +417,13 @@ class FollowerRole(ReplicaRole):
         self._fetch(now_ns, out)
 
     def _is_awaited(self, event: FetchAnswered) -> bool:
-        """Return whether this answers the pending fetch, or follows an empty answer to it [D16]."""
+        """Return whether the answer belongs to the fetch in flight, or follows an empty answer to it [D16]."""
         if self.phase in _ASLEEP:
             return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.phase is Following.FETCHING
 
     def _told(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Process another empty answer: records of this log may be committed now. The fetch keeps waiting."""
+        """Process a further empty answer, which may have a higher HW. The fetch keeps waiting."""
         if event.leader_epoch == self.leader_epoch:
             self._heard(now_ns)
             self._learn_high_watermark(event.high_watermark, out)
@@ -430,7 +433,7 @@ class FollowerRole(ReplicaRole):
             out.append(DropFetched(token=event.token, why=why))
 
     def _problem(self, event: FetchAnswered) -> str:
-        """Return why the answer must not be appended, '' if it may [D14, D15, D16]."""
+        """Return why the answer must not be appended, or '' if it may be [D14, D15, D16]."""
         if event.leader_epoch != self.leader_epoch:
             return _STALE_EPOCH
         next_offset, epoch = self.log.log_end_offset, self.log.epochs.latest_epoch
@@ -443,13 +446,13 @@ class FollowerRole(ReplicaRole):
         return ""
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Note that fetched records are flushed: the HW may rise, and the next fetch acknowledges them."""
+        """Handle the flush of fetched records: raise the HW if possible, and acknowledge the records with the next fetch."""
         if self.phase is Following.FLUSHING and self.log.is_flushed:
             self._learn_high_watermark(self._leader_high_watermark, out)
             self._fetch_in_turn(now_ns, out)
 
     def _learn_high_watermark(self, leader_high_watermark: int, out: Effects) -> None:
-        """Set the HW to the leader's, but never above the own flushed offset [D7]."""
+        """Set the HW to the leader's HW, but at most to the flushed offset of this replica [D7]."""
         self.shared.raise_high_watermark(min(leader_high_watermark, self.log.flushed_newest_offset), out)
 
     def _sleep(self, now_ns: int, out: Effects) -> None:
@@ -472,14 +475,13 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _may_wait_quietly(self) -> bool:
-        """True if a fetch has nothing to report and nothing to request: an ISR member whose records are all known to be
-        committed."""
+        """True if the follower needs no fetch of its own: it is in the ISR, and all its records are known to be committed."""
         state = self.shared.state
         all_committed = self.log.high_watermark == self.log.newest_offset
         return all_committed and state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr
 
     def _idle_wait_ns(self) -> int:
-        """Return the idle wait.
+        """Return the time until the next fetch of an idle follower, in nanoseconds.
 
         It grows for quiet partitions, because a node may follow thousands of them, but stays short enough that a lost fetch
         does not cost the place in the ISR.
@@ -503,7 +505,10 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, max(heard_ns + timeout_ns, now_ns + timeout_ns // 2), out)
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
-        """Ask the leader directly: at once, or at the end of the idle wait if no change is known."""
+        """Fetch directly, because the quiet wait has ended.
+
+        Fetch at once if the leader has a change, otherwise after the idle wait.
+        """
         if self.phase is not Following.QUIET:
             return
         if event.heard_ns is not None:
@@ -517,7 +522,7 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
-        """Fetch, because there are records. A wake-up that arrives before the empty answer is kept until the next fetch."""
+        """Fetch, because the leader has records. If the empty answer is still on its way, fetch after it."""
         self._woken = True
         self._leave_quiet(now_ns, now_ns, out)
         self._quiet_rounds = 0
@@ -526,14 +531,14 @@ class FollowerRole(ReplicaRole):
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """Back off after a failed request, and report the problem with the next fetch."""
+        """Wait before the next attempt after a failed request. Report damage with the next fetch."""
         if event.request_id == self._request_id and self._request_id:
             if event.bad_offset is not None:
                 self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
             self._failed(now_ns, out)
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Compare the logs again if they diverge, start an empty log if behind the log start, else back off.
+        """Handle a rejected fetch: compare the logs if they diverge, start an empty log if needed, or retry later.
 
         A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The right
         answer may still come, so the replica keeps waiting [D16].
@@ -556,14 +561,17 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Return whether the log must be discarded: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        """Return whether this log must be discarded.
+
+        It ends before the leader's log start, or lacks delete markers [D26, D30].
+        """
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
-        """Process NewLeadershipTerm or CommitPosition.
+        """Process a leader's notice: NewLeadershipTerm or CommitPosition.
 
         Anybody may send a notice, so it only triggers a fetch. The log and the HW stay unchanged until the answer.
         """
@@ -590,12 +598,12 @@ class FollowerRole(ReplicaRole):
         self._heard_ns, self._met = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
-        """Return the time of silence after which the leader is reported. A longer idle wait makes it longer."""
+        """Return the silence after which the leader is reported, in nanoseconds. A longer idle wait increases it."""
         config = self.shared.config
         return nanoseconds(config.max_leader_timeout_s) + self._idle_wait_ns() - nanoseconds(config.max_idle_wait_s)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Handle a timeout of a request, the end of a wait, or a due check of the leader."""
+        """Handle an expired timer: a request has timed out, a wait has ended, or the leader must be checked."""
         if kind is Deadline.REQUEST:
             self._failed(now_ns, out)
         elif kind is Deadline.LEADER:
@@ -607,7 +615,7 @@ class FollowerRole(ReplicaRole):
                 self._fetch(now_ns, out)
 
     def _check_leader(self, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Report a leader that was silent for too long, but not if this process itself was stopped."""
+        """Report the leader if it was silent for too long. A stop of this process does not count."""
         timeout_ns = self._leader_timeout_ns()
         if late_ns > timeout_ns // 4:
             self._heard_ns = now_ns
@@ -641,12 +649,15 @@ class FetchAssembly:
     def __init__(self) -> None:
         self._assembly = Assembly()
         self._place = (0, -1)
-        """(LeaderEpoch, offset) of the fetches for the held pieces."""
+        """(LeaderEpoch, offset) of the fetches that the stored pieces belong to."""
         self._request_id = 0
         """Id of the newest fetch."""
 
     def asks(self, effect: SendFetch) -> Held:
-        """Return the held part for a new fetch. Another epoch, another offset or a damage report starts again."""
+        """Return the stored part of the batch for a new fetch.
+
+        Drop it if the epoch or offset differs, or damage is reported.
+        """
         if self._place != (effect.leader_epoch, effect.offset) or effect.bad_offset is not None:
             self._assembly.forget()
             self._place = (effect.leader_epoch, effect.offset)
@@ -654,18 +665,18 @@ class FetchAssembly:
         return self._assembly.held
 
     def is_asked(self, request_id: int) -> bool:
-        """Return whether an answer to ``request_id`` may be taken."""
+        """Return whether the replica waits for an answer to ``request_id``."""
         return request_id == self._request_id
 
     def take(self, piece: Piece) -> memoryview | None:
-        """Return the complete batch if this was the last piece. Then nothing is held any more."""
+        """Store a piece. Return the complete batch if this was the last piece, or None."""
         return self._assembly.take(piece)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the incomplete batch."""
+        """Size of the stored pieces, in bytes."""
         return self._assembly.held.position
 
     def forget(self) -> None:
-        """Drop the held pieces."""
+        """Drop the stored pieces."""
         self._assembly.forget()

@@ -23,11 +23,11 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.replication.events import PublishesReceived
 
 RECORD_OVERHEAD_BYTES = 32
-"""Approximate memory of a record in addition to its bytes in the batch."""
+"""Approximate memory of a record besides its bytes in the batch, in bytes."""
 _NODE_PARTS = 2
-"""Divisor of a node's ingest buffer that gives the part for held publishes. The rest is for new ones."""
+"""Divisor of a node's ingest buffer that gives the limit for delayed publishes."""
 _FULL = 0.75
-"""Share of the limit above which the node accepts no more, so that held publishes still find room."""
+"""Share of the limit from which the node reads no more publishes, so that delayed publishes still fit."""
 _NS_PER_S = 1_000_000_000
 _PATIENCE_NS = _NS_PER_S // 2
 _STUCK_NS = 2 * _NS_PER_S
@@ -43,39 +43,39 @@ def size_in_memory(event: PublishesReceived) -> int:
 
 @dataclass(slots=True)
 class NodeIntake:
-    """Sums over all partitions that a node leads, in bytes."""
+    """Totals of all partitions that a node leads."""
 
     unreplicated_bytes: int = 0
-    """Appended and not committed."""
+    """Size of appended and uncommitted publishes, in bytes."""
     held_bytes: int = 0
-    """Size of held publishes, in bytes."""
+    """Size of delayed publishes, in bytes."""
     released_bytes: int = 0
-    """Size of publishes that were held and are not anymore, in bytes."""
+    """Total size of publishes that were delayed and have left the queue, in bytes."""
     full_count: int = 0
-    """Partitions that are about to hold no more."""
+    """Number of partitions whose queue of delayed publishes is almost full."""
 
 
 class InflightLimits:
-    """Limits of one partition during one leadership."""
+    """Append limits of one partition during one leadership."""
 
     def __init__(self, node: NodeIntake, config: ReplicationConfig) -> None:
         self._node = node
         self._config = config
         self._uncommitted: deque[tuple[int, int]] = deque()
-        """(last offset, inclusive; bytes) of each batch above HW that this leader has appended."""
+        """(last offset, inclusive; bytes) of each uncommitted batch of this leader."""
         self._held: deque[tuple[PublishesReceived, int]] = deque()
-        """Held publishes, each with the monotonic time since which it is held."""
+        """Delayed publishes, each with the monotonic time of its arrival."""
         self.uncommitted_bytes = 0
         self.held_bytes = 0
         self._full = False
 
     @property
     def holds(self) -> bool:
-        """True if publishes are delayed. Later ones must wait behind them."""
+        """True if publishes are delayed. Later publishes must wait behind them."""
         return bool(self._held)
 
     def may_append(self) -> bool:
-        """Return whether there is room for one more uncommitted batch."""
+        """Return whether one more batch may be appended within the limit of uncommitted bytes."""
         if not self.uncommitted_bytes:
             return True
         bounds = self._config
@@ -84,20 +84,20 @@ class InflightLimits:
         )
 
     def appended(self, last_offset: int, size_bytes: int) -> None:
-        """Note that a batch was appended."""
+        """Count an appended batch as uncommitted."""
         self._uncommitted.append((last_offset, size_bytes))
         self.uncommitted_bytes += size_bytes
         self._node.unreplicated_bytes += size_bytes
 
     def committed(self, high_watermark: int) -> None:
-        """Note that HW has risen to ``high_watermark`` (inclusive)."""
+        """Remove batches up to the new HW (inclusive) from the uncommitted ones."""
         while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
             _, size_bytes = self._uncommitted.popleft()
             self.uncommitted_bytes -= size_bytes
             self._node.unreplicated_bytes -= size_bytes
 
     def hold(self, event: PublishesReceived, now_ns: int) -> bool:
-        """Delay the publishes behind the earlier ones. Return False if there is no room."""
+        """Put the publishes at the end of the delayed ones. Return False if there is no room."""
         size_bytes, node = size_in_memory(event), self._node
         if self.held_bytes + size_bytes > self._config.ingest_queue_bytes or node.held_bytes + size_bytes > self._node_bound:
             return False
@@ -118,7 +118,7 @@ class InflightLimits:
         return event
 
     def withdraw_answerable(self) -> list[PublishesReceived]:
-        """Remove and return the delayed publishes that wait for an answer, in order."""
+        """Remove and return the delayed publishes whose publishers wait for an answer, in order."""
         held = list(self._held)
         events = [self.next() for _ in held]
         for event, since_ns in held:
@@ -127,14 +127,14 @@ class InflightLimits:
         return [event for event in events if not event.is_plain]
 
     def withdraw_held_before(self, since_ns: int) -> list[PublishesReceived]:
-        """Remove and return the publishes that have been delayed since ``since_ns`` or longer, in order."""
+        """Remove and return the publishes that were delayed since ``since_ns`` or earlier, in order."""
         old = []
         while self._held and self._held[0][1] <= since_ns:
             old.append(self.next())
         return old
 
     def close(self) -> Iterator[PublishesReceived]:
-        """End the leadership: remove and return all delayed publishes, in order."""
+        """End the leadership. Remove and return all delayed publishes, in order."""
         self.committed(1 << 63)
         while self._held:
             yield self.next()
@@ -151,7 +151,7 @@ class InflightLimits:
 
 
 class Gate:
-    """Decides whether a node processes more received publishes while a partition is almost full.
+    """Decides whether a node processes more publishes while a partition is almost full.
 
     The node stops reading, and nats-server then slows fast publishers down. But the server holds at most 64 MiB and
     then closes the connection, which loses everything. So after ``_PATIENCE_NS`` at least ``least_rate_bytes`` per
@@ -194,7 +194,7 @@ class Gate:
         return self._stuck or taken_bytes - self._taken_bytes < due_bytes
 
     def cut_off(self) -> None:
-        """Note that the server closed the connection while it was blocked."""
+        """Record that the server closed the connection while the node read nothing."""
         if self._since_ns:
             self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)
 
@@ -213,33 +213,33 @@ class Gate:
 
 _MIB = 1024 * 1024
 LIMIT_BYTES = 52 * _MIB
-"""Pending bytes at which publishers are held back: three quarters of nats-server's default ``max_pending`` of 64 MiB."""
+"""Bytes pending in nats-server from which the node must read, three quarters of its default ``max_pending`` of 64 MiB."""
 _LIMIT_PARTS = (13, 16)
 _GATE_PARTS = (12, 13)
 _LEAST_LIMIT_BYTES = 256 * 1024
 _MEASURED_NS = _NS_PER_S // 10
-"""Minimum time over which the rate of publishes is measured, because the time of the server's measurement is unknown."""
+"""Minimum time over which the rate of publishes is measured, in nanoseconds."""
 _MOST_INFLOW_BYTES = 512 * _MIB
 FRESH_NS = _NS_PER_S // 10
-"""Time after a request for which the server's answer can stop reading from the socket, in nanoseconds."""
+"""Age of a server answer up to which the node may rely on it and stop reading, in nanoseconds."""
 _BLIND_NS = _NS_PER_S // 4
-"""Time after the last answered request from which the server's state is unknown, in nanoseconds."""
+"""Age of the last server answer from which the pending bytes count as unknown, in nanoseconds."""
 BLIND_RATE_BYTES = 64 * _MIB
 _MOST_BLIND_RATE_BYTES = 1024 * _MIB
 _LEAST_RATE_BYTES = 16 * _MIB
-"""Minimum rate. With the patience, 64 MiB pass in 6 s. A nats-server's ``write_deadline`` is 10 s."""
+"""Minimum read rate, in bytes per second. 64 MiB then pass before nats-server's ``write_deadline`` of 10 s."""
 _WINDOW_NS = 4 * _NS_PER_S
 _SHED_PATIENCE_NS = _NS_PER_S
 
 
 class Overflow:
-    """Load shedding for one connection. It survives reconnects, because it learns the limits of the server."""
+    """Decides how many publishes one connection must read and drop while its buffer is full. It learns the server's limit."""
 
     def __init__(self) -> None:
         self.limit_bytes = LIMIT_BYTES
         self.blind_rate_bytes = BLIND_RATE_BYTES
         self.backlog_bytes = 0
-        """Pending bytes in the server's last answer."""
+        """Bytes pending in the server, by its last answer."""
         self._heard_ns = 0  # when it was asked; 0: it has not said anything of this connection
         self._heard_bytes = 0  # read by then
         self._mark: tuple[int, int] | None = None  # (when, read and held) at the begin of what is measured
@@ -251,7 +251,7 @@ class Overflow:
         self._blind_bytes = 0
 
     def heard(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
-        """Note that the server buffered ``backlog_bytes`` for the connection, when ``read_bytes`` had been read."""
+        """Record the server's answer: ``backlog_bytes`` were pending when the node had read ``read_bytes``."""
         if asked_ns <= self._heard_ns:
             return
         self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, asked_ns
@@ -265,8 +265,11 @@ class Overflow:
             self._mark = asked_ns, read_bytes + backlog_bytes
 
     def due_bytes(self, is_full: bool, read_bytes: int, done_bytes: int, now_ns: int) -> int:
-        """Return how many bytes to read now so that the server does not close the connection, while the buffer is at least half
-        full. ``read_bytes``: total read. ``done_bytes``: total processed or dropped."""
+        """Return how many bytes to read now, so that the server does not close the connection.
+
+        Call it while the buffer is at least half full. ``read_bytes``: total of read bytes. ``done_bytes``: total of processed
+        and dropped bytes.
+        """
         if not self._since_ns or now_ns - self._since_ns >= _WINDOW_NS:
             self._since_ns, self._since_bytes = now_ns, read_bytes
         self._full_ns = (self._full_ns or now_ns) if is_full else 0
@@ -278,15 +281,15 @@ class Overflow:
         return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
 
     def roomy(self) -> None:
-        """Note that the buffer is less than half full, so everything is read."""
+        """Record that the buffer is less than half full, so that the node reads everything."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
     def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:
-        """Return whether the server is known to buffer the rest for now. It changes nothing, so any thread may call it."""
+        """Return whether the server can buffer the rest for now, so that the node may stop reading. Any thread may call it."""
         return now_ns - self._heard_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
 
     def held_bytes(self, read_bytes: int, now_ns: int) -> int:
-        """Return the approximate number of bytes that the server buffers."""
+        """Return the approximate size of the bytes pending in the server."""
         if not self._heard_ns:
             return 0
         come_bytes = self._inflow_bytes * (now_ns - self._heard_ns) // _NS_PER_S if self._mark is not None else 0
@@ -301,13 +304,13 @@ class Overflow:
         return due_bytes
 
     def cut_off(self) -> None:
-        """Note that the connection was lost. If the buffer was full, reading was too slow."""
+        """Record that the connection was lost. If the buffer was full, the next read rate is higher."""
         if self._full_ns:
             self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
         self._heard_ns = self._inflow_bytes = self.backlog_bytes = 0
         self._mark = None
 
     def cut_at(self, backlog_bytes: int) -> None:
-        """Note that a server closed a connection at ``backlog_bytes``: this is about its limit."""
+        """Record that a server closed a connection with ``backlog_bytes`` pending, which is about its limit."""
         learned_bytes = backlog_bytes * _LIMIT_PARTS[0] // _LIMIT_PARTS[1]
         self.limit_bytes = max(_LEAST_LIMIT_BYTES, min(self.limit_bytes, learned_bytes))

@@ -32,24 +32,24 @@ from liftpy.config import NS_PER_S, CommitPolicy, ReplicationConfig
 
 
 class IsrChange:
-    """State of the attempts made on the current Epoch."""
+    """The leader's attempts to change the ISR on the current Epoch."""
 
     __slots__ = ("in_flight", "possible", "retry_at_ns", "sets", "unsettled")
 
     def __init__(self) -> None:
         self.possible: frozenset[str] = frozenset()
-        """Members of every attempt on this Epoch whose outcome is not known."""
+        """Nodes that may be ISR members by an attempt with unknown outcome."""
         self.sets: frozenset[frozenset[str]] = frozenset()
-        """Other replica sets that there may be by an attempt on this Epoch."""
+        """Replica sets that may be in effect by an attempt with unknown outcome."""
         self.in_flight = False
-        """An answer, or after acceptance the image, is waited for."""
+        """True while the leader waits for an answer, or for an accepted change in the image."""
         self.unsettled = False
-        """An attempt on this Epoch ended without an answer."""
+        """True if an attempt on this Epoch got no answer."""
         self.retry_at_ns = 0
-        """Monotonic: no new attempt before."""
+        """Monotonic time before which no new attempt is made, in nanoseconds."""
 
     def maximal(self, isr: frozenset[str]) -> frozenset[str]:
-        """Return all nodes that are ISR members or may have become members."""
+        """Return all nodes that are ISR members, or may be by an attempt with unknown outcome."""
         return isr | self.possible if self.possible else isr
 
     def replica_sets(self, replicas: Collection[str]) -> Iterator[Collection[str]]:
@@ -58,7 +58,7 @@ class IsrChange:
         yield from self.sets
 
     def proposed(self, isr: frozenset[str], replicas: frozenset[str] | None = None) -> None:
-        """Note a new attempt. ``replicas``: the replica set after the change, None: unchanged."""
+        """Record a new attempt. ``replicas``: replica set after the change, or None if it stays."""
         self.possible |= isr
         if replicas is not None:
             self.sets |= {replicas}
@@ -72,26 +72,26 @@ class IsrChange:
             self.possible, self.sets = frozenset(), frozenset()
 
     def unanswered(self, retry_at_ns: int) -> None:
-        """Note that the result is unknown: the new members still count."""
+        """Record that the result of the attempt is unknown. Its members still count."""
         self.in_flight = False
         self.unsettled = True
         self.retry_at_ns = retry_at_ns
 
     def settled(self) -> None:
-        """Note that the image shows a higher Epoch. So every attempt on the old Epoch has ended, and the image has the result."""
+        """Record a higher Epoch in the image. All attempts on the old Epoch have ended."""
         self.possible, self.sets = frozenset(), frozenset()
         self.in_flight = self.unsettled = False
 
 
 ABSENCES = 2
-"""Number of absences in a row before a node counts as away. A connection that was reset is back by then."""
+"""Number of consecutive probes without responders after which a node counts as absent."""
 STAY_AT_LEAST = 2
 _PATIENCE = 6
-"""Times the lag time."""
+"""Factor by which a follower that makes progress may exceed the lag time."""
 
 
 def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
-    """Return whether a member of the ISR should leave it."""
+    """Return whether a member should leave the ISR because of its lag."""
     if now_ns - progress.caught_up_ns > max_lag_ns:
         return True
     if max_lag_records == 0 or progress.position is None:
@@ -100,7 +100,7 @@ def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max
 
 
 def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
-    """Return whether it fetches, and has more each time."""
+    """Return whether the follower still fetches, and its position rises."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
@@ -113,12 +113,12 @@ def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
 
 
 def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
-    """Return the ``heirs`` that count as complete but lack committed records. It also checks nodes outside the ISR."""
+    """Return the nodes of ``heirs`` that count as complete but lack committed records."""
     return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
 def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: int, epoch_start_offset: int) -> bool:
-    """Return whether a replica outside the ISR has all records that may be committed.
+    """Return whether a replica outside the ISR may join, because it has all records that may be committed.
 
     ``live_incarnation`` 0: fenced or unknown.
     """
@@ -128,7 +128,10 @@ def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: 
 
 
 def _staying(slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int) -> set[str]:
-    """Return the lagging members that stay in the ISR: caught up since ``since_ns``, or ``missing`` for min_isr."""
+    """Return the lagging members that stay in the ISR.
+
+    They were caught up at ``since_ns`` or later, or min_isr needs ``missing`` of them.
+    """
     best_first = sorted(slow, key=lambda replica: (-followers[replica].caught_up_ns, replica))
     return {replica for i, replica in enumerate(best_first) if i < missing or followers[replica].caught_up_ns >= since_ns}
 
@@ -150,7 +153,7 @@ def wanted_isr(
     min_isr: int = 1,
     slow_disks: frozenset[str] = frozenset(),
 ) -> frozenset[str]:
-    """Return the ISR as it should be now. The leader is always in it [C3]. ``by_quorum``: at least a majority of the replicas."""
+    """Return the ISR as it should be now. The leader is always a member [C3]. ``by_quorum``: keep at least a majority."""
     least_count = replica_count // 2 + 1 if by_quorum else 1
     wanted, slow = {leader}, []
     for replica, progress in followers.items():
@@ -194,7 +197,7 @@ def wanted_isr(
 def isr_high_watermark(
     positions: Mapping[str, int | None], maximal_isr: Collection[str], isr_count: int, min_isr: int, high_watermark: int
 ) -> int:
-    """Return the new HW (inclusive). ``positions``: newest flushed offset (inclusive) by replica, None or absent when unknown."""
+    """Return the new HW (inclusive). ``positions``: replica -> newest flushed offset (inclusive), None or absent if unknown."""
     if isr_count < min_isr:
         return high_watermark
     lowest: int | None = None
@@ -215,7 +218,7 @@ def quorum_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """Return the new HW (inclusive) by quorum.
+    """Return the new HW (inclusive) for the commit policy ``quorum``.
 
     ``epoch_start_offset``: log end of the leader when it began. ``may_lead``: nodes that may be elected next, also by a
     change in flight, empty: not known.
@@ -244,7 +247,7 @@ def new_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """Return the new HW from all positions, including the leader's own. It never falls."""
+    """Return the new HW from the positions of all replicas, including the leader. The HW never falls."""
     if policy is CommitPolicy.QUORUM:
         heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
         return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)
@@ -268,9 +271,9 @@ def new_high_watermark(
 
 _RECENT = 5
 _KNOWN_FROM = 3
-"""Number of flushes of a replica before it is compared with others."""
+"""Number of flushes of a replica that are needed before its disk is compared with others."""
 _LONGEST = 16
-"""Maximum backoff, as a multiple of ``slow_flush_isr_backoff_s``."""
+"""Maximum backoff of a slow replica, as a multiple of ``slow_flush_isr_backoff_s``."""
 
 
 @dataclass(slots=True)
@@ -279,15 +282,15 @@ class _Record:
 
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     slow_ns: int = 0
-    """Spent in slow flushes, less the time since."""
+    """Time spent in slow flushes, minus the time since then, in nanoseconds."""
     last_at_ns: int = 0
     slow_until_ns: int = 0
     judged: int = 0
-    """Number of times in a row that it was found slow."""
+    """Number of consecutive times that the replica was found slow."""
 
 
 class SlowFlushes:
-    """Flush durations of all replicas of a partition, and the slow ones among them."""
+    """Flush durations of all replicas of a partition. It finds the slow replicas."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
@@ -297,7 +300,7 @@ class SlowFlushes:
         self._records: dict[str, _Record] = {}
 
     def flushed(self, replica: str, took_ns: int, now_ns: int, *, in_isr: bool = True) -> None:
-        """Note the duration of a flush of ``replica``."""
+        """Record the duration of a flush of ``replica``."""
         record = self._records.get(replica)
         if record is None:
             record = self._records[replica] = _Record()
@@ -311,7 +314,7 @@ class SlowFlushes:
             self._judge(record, now_ns)
 
     def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
-        """Record that a flush of ``replica`` is not done after this time. It counts as slow before it ends."""
+        """Record that a flush of ``replica`` is not done after ``age_ns``. A long flush counts as slow before it ends."""
         record = self._records.get(replica)
         if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
             self._judge(record, now_ns)
@@ -324,7 +327,7 @@ class SlowFlushes:
         record.slow_until_ns = now_ns + self._out_ns * min(1 << (record.judged - 1), _LONGEST)
 
     def _is_slow(self, replica: str, took_ns: int, now_ns: int) -> bool:
-        """Return whether it is slow compared with the fastest other replica. False if no other is known."""
+        """Return whether a flush is slow compared with the fastest other replica. False if no other replica is known."""
         limit_ns = self._limit_ns(replica, now_ns)
         return limit_ns is not None and took_ns >= limit_ns
 
@@ -336,30 +339,30 @@ class SlowFlushes:
         return max(self._least_ns, round(self._factor * min(known)))
 
     def usual_ns(self, replica: str) -> int | None:
-        """Return the median of the replica's last flush times. None: there were too few."""
+        """Return the median duration of the replica's last flushes, or None if there were too few."""
         record = self._records.get(replica)
         return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
 
     def last_ns(self, replica: str) -> int:
-        """Return the duration of its last flush in ns, 0 for none."""
+        """Return the duration of the replica's last flush in nanoseconds, or 0 if there was none."""
         record = self._records.get(replica)
         return record.recent[-1] if record is not None else 0
 
     def is_slow(self, replica: str, now_ns: int) -> bool:
-        """Return whether it counts as slow now."""
+        """Return whether the replica counts as slow now."""
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
     def slow_until_ns(self) -> Sequence[int]:
-        """Return until when each replica that was ever slow counts as slow."""
+        """Return for each replica that was slow the time until which it counts as slow."""
         return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
 
     def slow(self, now_ns: int) -> frozenset[str]:
-        """Return all slow replicas."""
+        """Return the replicas that count as slow now."""
         return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
 
     def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
-        """Return the replicas that are known to be fast."""
+        """Return the replicas that are not slow and have had enough flushes."""
         found = []
         for replica in replicas:
             usual_ns, limit_ns = self.usual_ns(replica), self._limit_ns(replica, now_ns)
@@ -377,7 +380,7 @@ class SlowFlushes:
 
 
 def to_keep_out(leader: str, isr: frozenset[str], slow: frozenset[str]) -> frozenset[str]:
-    """Return the slow replicas that should leave the ISR so that commits are faster. Empty if the leader itself is slow."""
+    """Return the slow replicas that should leave the ISR for faster commits. None of them leaves if the leader is slow."""
     return slow - isr if leader in slow else slow
 
 
@@ -390,9 +393,10 @@ def successor(
     now_ns: int,
     max_lag_ns: int,
 ) -> str:
-    """Return the node that should lead instead of a slow leader, '' for none: the ``fast`` ISR member with the most records.
+    """Return the node that should lead instead of a leader with a slow disk, or '' if there is none.
 
-    At least ``needed`` fast members must exist, otherwise the HW would not move faster.
+    The node is the ``fast`` ISR member with the most records. At least ``needed`` fast members must exist, otherwise the HW
+    would not rise faster.
     """
     able = [
         replica
@@ -414,58 +418,56 @@ def successor(
 
 
 REACH_NS = 10 * NS_PER_S
-"""Request ids follow the follower's clock: one may be as far ahead of the last one as time has gone by, and this much."""
+"""Maximum distance of a request id from the last one, in addition to the time that has passed, in nanoseconds."""
 DOUBT_NS = 5 * NS_PER_S
-"""Time without other requests of a follower after which a doubted request is accepted, in nanoseconds."""
+"""Time without valid requests after which the leader accepts a rejected request id of the follower, in nanoseconds."""
 
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """The leader's knowledge of one follower in this LeaderEpoch."""
+    """Position and state of one follower in this LeaderEpoch, as the leader knows them."""
 
     caught_up_ns: int
-    """Time at which the follower was last at the leader's log end. At first: when the leader began."""
+    """Monotonic time when the follower was last at the leader's log end. Initially: the start of the leadership."""
     copy_epoch: int = 0
-    """Number of the copy, from the metadata: the copy that a learner makes now, or the copy by which a replica joined."""
+    """Number of the copy by which the replica joined or which the learner makes now. 0: none."""
     incarnation: int = 0
-    """Incarnation that this position belongs to. 0: none yet."""
+    """Incarnation of the process that this position belongs to. 0: unknown."""
     live: bool = False
-    """True if the session of its node is live."""
+    """True if the follower's node has a live session."""
     position: int | None = None
-    """Inclusive: newest offset that it has flushed, by its last fetch. None: unknown in this epoch."""
+    """Newest offset that the follower has flushed, inclusive. None: unknown in this LeaderEpoch."""
     was_caught_up: bool = False
-    """True if it has been at the log end in this epoch, with this incarnation, and since it last left the ISR."""
+    """True if the follower reached the log end in this LeaderEpoch with this process, after it last left the ISR."""
     in_isr: bool = False
-    """True if the image shows it in the ISR."""
+    """True if the follower is in the ISR in the image."""
     last_fetch_ns: int = 0
     last_asked_ns: int = 0
-    """Time of its last request of any kind, in any epoch. At first: the start of the leader, so that it does not count as
-    silent.
-    """
+    """Monotonic time of the follower's last request of any kind. Initially: the start of the leadership."""
     absences: int = 0
-    """Number of times in a row without responders for it, since its last fetch."""
+    """Number of consecutive probes without responders since the follower's last fetch."""
     probed: bool = False
-    """The bus was asked since its last fetch."""
+    """True if NATS was asked about the follower since its last fetch."""
     progressed_ns: int = 0
-    """Time at which its position last rose. At first: never."""
+    """Monotonic time when the follower's position last rose. Initially: a time that long ago counts as never."""
     mark_end_offset: int = -1
-    """Exclusive: the leader's log end at ``mark_ns``, which it has not reached yet. -1: none."""
+    """Log end of the leader at ``mark_ns``, exclusive, that the follower has not reached yet. -1: none."""
     mark_ns: int = 0
     log_end_offset_at_last_fetch: int = 0
-    """Exclusive: the leader's log end when it last fetched."""
+    """Log end of the leader when the follower last fetched, exclusive."""
     last_request_id: int = 0
-    """Newest valid request id. A request below it was overtaken."""
+    """Id of the follower's newest valid request. A lower id means an outdated request."""
     last_request_ns: int = 0
-    """Arrival time of its last request. A later confirmation of its wait sets only ``last_fetch_ns``."""
+    """Arrival time of the follower's last request. A confirmed wait does not change it, but changes ``last_fetch_ns``."""
     doubted_ns: int | None = None
-    """Arrival time of the first rejected request after the last valid one. None: there is none."""
+    """Arrival time of the first request whose id was rejected since the last valid one. None: there is none."""
     told_high_watermark: int = -2
-    """HW of the last answer or notice that was sent to it. -2: none was."""
+    """High watermark in the last answer or notice to the follower. -2: nothing was sent."""
     owed_ns: int = 0
-    """Time since which its fetch waits for the first answer, or does not know the current HW. 0: neither."""
+    """Monotonic time since which the follower waits for an answer or for the current HW. 0: it does not wait."""
 
     def live_is(self, incarnation: int, now_ns: int) -> None:
-        """Note the incarnation of the follower's process that the cluster counts as live. 0: none."""
+        """Set the incarnation of the follower's live process. 0: the follower is not live."""
         if incarnation and not (self.live and incarnation == self.incarnation):
             self.last_asked_ns = now_ns
         self.live = incarnation > 0
@@ -473,14 +475,14 @@ class FollowerProgress:
             self.incarnation_is(incarnation)
 
     def incarnation_is(self, incarnation: int) -> None:
-        """Forget everything if the follower's process is another one."""
+        """Reset the progress if the follower has another process now."""
         if incarnation != self.incarnation:
             self.incarnation = incarnation
             self.last_request_id, self.doubted_ns = 0, None
             self._forget()
 
     def membership_is(self, in_isr: bool) -> None:
-        """Set whether the image shows it in the ISR.
+        """Set whether the follower is in the ISR in the image.
 
         After it leaves, it must fetch before it may return, because its disk may have failed.
         """
@@ -489,7 +491,7 @@ class FollowerProgress:
         self.in_isr = in_isr
 
     def copy_is(self, copy_epoch: int) -> None:
-        """Set the copy that it makes, 0 for a replica. A new copy forgets the old one."""
+        """Set the number of the follower's copy, 0 for a replica. A new copy resets the progress."""
         if copy_epoch and copy_epoch != self.copy_epoch:
             self.copy_epoch = copy_epoch
             self._forget()
@@ -501,16 +503,15 @@ class FollowerProgress:
         self.told_high_watermark, self.owed_ns = -2, 0
 
     def told(self, high_watermark: int) -> None:
-        """Note that an answer or a notice with this HW was sent to it."""
+        """Record that an answer or a notice with this HW was sent to the follower."""
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
     def is_owed(self, now_ns: int) -> None:
-        """Note that it is due for a notice, unless it was already."""
+        """Record that the follower must get the current HW, unless this is already recorded."""
         self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
-        """Return whether ``request_id`` can belong to the follower's next request: newer than the last one, and not too
-        far ahead.
+        """Return whether ``request_id`` is plausible for the follower's next request: higher than the last one, but not too high.
 
         A doubt does not last forever, because the first accepted id may have come from another sender.
         """
@@ -522,7 +523,7 @@ class FollowerProgress:
         return now_ns - self.doubted_ns > DOUBT_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
-        """Note a valid fetch. It acknowledges everything up to ``offset`` (inclusive).
+        """Record a valid fetch, which acknowledges everything up to ``offset`` (inclusive).
 
         A follower is caught up if it is at the log end now. It also counts as caught up for an earlier time at which the log
         ended at its offset. So its lag behind a busy leader is known in seconds [L8].
@@ -544,7 +545,7 @@ class FollowerProgress:
         self.log_end_offset_at_last_fetch = leader_end_offset
 
     def still_waits(self, now_ns: int) -> None:
-        """Count its waiting fetch at the log end as if it had arrived again, with the same id."""
+        """Count the follower's waiting fetch at the log end as if it arrived again, with its old id."""
         self.caught_up_ns, self.was_caught_up = now_ns, True
         self.last_fetch_ns = self.last_asked_ns = now_ns
         self.absences, self.probed = 0, False

@@ -67,7 +67,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
-    """Return the replica that may leave now, which may be the leader itself. '': none. ``isr``: the ISR after the change."""
+    """Return the replica that may be removed now, or '' if none may. It may be the leader. ``isr``: ISR after the change."""
     leaving = state.leaving
     if not leaving or state.joining in isr:  # one change of the replica set at a time
         return ""
@@ -90,18 +90,18 @@ def majority_holds(
 
 
 def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
-    """Return the node that should get the leadership, '' if none is ready. ``caught_up``: live ISR members that do not lag."""
+    """Return the node that should get the leadership, or '' if none is ready. ``caught_up``: live ISR members without lag."""
     ready = frozenset(caught_up)
     return next((node for node in state.target if node in ready and node in state.isr), "")
 
 
 SAID_BY_EVERY_LEADER = frozenset({RejectReason.READ_ONLY, RejectReason.PAUSED})
 _AGAIN_NS = 250_000_000
-"""Time to wait after the metadata group did not do what was requested."""
+"""Pause before a repeated request to the metadata group, in nanoseconds."""
 
 
 class Pausing:
-    """The pause of one partition during one leadership."""
+    """Pause of one partition during one leadership."""
 
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared
@@ -110,7 +110,7 @@ class Pausing:
 
     @property
     def refusal(self) -> RejectReason | None:
-        """Reason for rejecting publishes, None if they are accepted or delayed."""
+        """Reason for rejecting publishes. None: publishes are accepted or delayed."""
         held = self._shared.held
         if held.config.read_only:
             return RejectReason.READ_ONLY
@@ -118,15 +118,15 @@ class Pausing:
 
     @property
     def sleeps(self) -> bool:
-        """True if the first publish resumes the partition and waits until then."""
+        """True if the first publish resumes the partition. The publish waits until then."""
         return self._shared.state.pause.until_publish
 
     def is_over(self, intake: InflightLimits) -> bool:
-        """Return whether to report the end of the pause: a publish waits, or the partition was resumed."""
+        """Return whether to report the end of the pause: a publish waits, or an operator resumed the partition."""
         return (self.sleeps and intake.holds) or self._shared.state.pause is Pause.ENDING
 
     def review(self, phase: Phase, intake: InflightLimits, now_ns: int, out: Effects) -> None:
-        """Report the end of the pause from time to time, because a report may be lost."""
+        """Report the end of the pause. The report is repeated, because one may be lost."""
         state = self._shared.state
         known = state.pause, state.pauses
         if phase is Leading.READY and self.is_over(intake) and (known != self._asked or now_ns >= self._again_ns):
@@ -142,28 +142,31 @@ Records that arrive in this time carry the HW. So a busy partition sends no noti
 one.
 """
 _ISR_RETRY_NS = 250_000_000
-"""Time to wait after the metadata group rejected a request or did not answer."""
+"""Pause after a rejected or unanswered ISR request, in nanoseconds."""
 _PROBE_AGAIN_NS = 100_000_000
 _ASIDE_AGAIN_NS = 10_000_000_000
-"""Between two attempts to hand the leadership over."""
+"""Pause between two attempts to transfer the leadership away from a slow disk, in nanoseconds."""
 _HAND_OVER_AGAIN_NS = 3_000_000_000
-"""Time before a leadership transfer is tried again while the replica moves away, in nanoseconds.
+"""Pause between two attempts to transfer the leadership of a replica that moves away, in nanoseconds.
 
 It is longer than the time that publishers wait in a transfer.
 """
 _RELEASE_BYTES = 1024 * 1024
-"""Size of held publishes that are appended in one step, in bytes. Other events run in between."""
+"""Maximum size of delayed publishes that are appended in one step, in bytes. Other events run in between."""
 
 
 class LeaderRole(ReplicaRole):
-    """The leader. ``desk``: handler of the candidate, whose followers have acknowledged in this epoch. None: create one."""
+    """Role of the leader of a partition.
+
+    ``desk``: fetch handler of the candidate, with the followers that have acknowledged in this epoch. None: create a new one.
+    """
 
     name = RoleName.LEADER
 
     def __init__(self, shared: ReplicaContext, now_ns: int, desk: FetchHandler | None = None) -> None:
         super().__init__(shared, Leading.REPLAY)
         self.epoch_start_offset = shared.log.log_end_offset
-        """Offset of the first record of this LeaderEpoch. It is fixed before anything is appended."""
+        """Offset of the first record of this LeaderEpoch, inclusive. It is set before anything is appended."""
         self.desk = desk or FetchHandler(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
@@ -181,7 +184,10 @@ class LeaderRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Serve fetches, replay the log, notify the replicas. Accept publishes after the replay."""
+        """Start the leadership: serve fetches, replay the log, and notify the replicas.
+
+        Publishes are accepted after the replay.
+        """
         super().enter(now_ns, out)
         self.desk.partition_changed(now_ns)
         if self.was_candidate:
@@ -196,7 +202,7 @@ class LeaderRole(ReplicaRole):
         self._advance(now_ns, out)
 
     def _open_when_free(self, now_ns: int, out: Effects) -> None:
-        """Accept publishes after the derived state is complete and the previous leader's lease has expired."""
+        """Accept publishes once the derived state is complete and no earlier leader has a lease."""
         if self.phase is not Leading.INIT:
             return
         if self.desk.is_free_to_speak(now_ns):
@@ -213,14 +219,14 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
     def leave(self, out: Effects) -> None:
-        """Stop, and forget waiting publishers. Their records may or may not survive."""
+        """End the leadership. Publishers that wait get no answer, because their records may or may not survive."""
         super().leave(out)
         out.extend(DropPublishes(token=event.token, reason=RejectReason.NOT_LEADER) for event in self.intake.close())
         out.append(CloseSubject())
         out.append(DropPendingAcks())
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Open the partition if the derived state covers the log."""
+        """Record the progress of the replay. Open the partition if the derived state covers the log."""
         if finished and self.phase is Leading.REPLAY:
             self.to_phase(Leading.INIT, out)
             self._open_when_free(now_ns, out)
@@ -234,7 +240,7 @@ class LeaderRole(ReplicaRole):
             self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply another ISR, replica set or set of live nodes under the same leadership."""
+        """Apply a changed ISR, replica set or set of live nodes during the leadership."""
         self.desk.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
@@ -251,13 +257,13 @@ class LeaderRole(ReplicaRole):
         self._look_soon(now_ns, out)
 
     def data_path_lost(self, now_ns: int, out: Effects) -> None:
-        """Note the lost connection. The leader may have to give up soon."""
+        """Record the lost connection. If it stays down, the leader requests a successor."""
         self._look_soon(now_ns, out)
 
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
     def _is_short(self) -> bool:
-        """True if the ISR has too few members to commit records."""
+        """True if the ISR has fewer members than ``min_isr``, so that nothing is committed."""
         return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
@@ -266,7 +272,7 @@ class LeaderRole(ReplicaRole):
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append, delay or reject publishes (``intake``).
+        """Append, delay or reject publishes.
 
         Publishes that must not be rejected are appended even if the ISR is too small [D20, D22].
         """
@@ -283,12 +289,12 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Return a rejection if the publisher may get one, otherwise a drop. Read-only and paused partitions always reject."""
+        """Return a rejection if the publisher may get one, otherwise a drop."""
         may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
-        """Repeat the acks from ``last_offset`` on as soon as they are due, by the usual rules [D22]."""
+        """Send the acks for stored records from ``last_offset`` again, as soon as the usual rules allow [D22]."""
         self._acked_leader_through = min(self._acked_leader_through, last_offset - 1)
         self._acked_all_through = min(self._acked_all_through, last_offset - 1)
         self._acknowledge(now_ns, out)
@@ -304,7 +310,7 @@ class LeaderRole(ReplicaRole):
         self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
-        """Append delayed publishes while there is room, after the answer to the fetch that made room."""
+        """Append delayed publishes while there is room."""
         size_bytes = 0
         awake = not (self._is_short or self.pausing.sleeps)
         while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
@@ -320,7 +326,7 @@ class LeaderRole(ReplicaRole):
             out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
-        """Return whether publishers may get a rejection [A2].
+        """Return whether publishers may get a negative ack [A2].
 
         It needs a lease, and no possible next leader may still accept records of an earlier leader, which may have stored the
         same message.
@@ -329,20 +335,18 @@ class LeaderRole(ReplicaRole):
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """Return a rejection for a reason of this leader only, if allowed. With standby followers, the next leader may store
-        the publish.
-        """
+        """Return whether publishers may get a negative ack for a reason of this node only."""
         return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Own records are on disk: move HW, acknowledge."""
+        """Handle a flush of the own log: raise the HW and send acks."""
         if self.shared.flush_ns:
             self.flushes.flushed(self.shared.node_id, self.shared.flush_ns, now_ns)
         self._advance(now_ns, out)
         self._release(out)
 
     def _advance(self, now_ns: int, out: Effects) -> None:
-        """Raise the HW by the commit rule, then send the acks."""
+        """Raise the HW by the commit rule. Then send the acks that this allows."""
         if not self.desk.is_free_to_speak(now_ns):
             return
         held, log, positions = self.shared.held, self.log, self.desk.positions()
@@ -370,7 +374,7 @@ class LeaderRole(ReplicaRole):
         self._acknowledge(now_ns, out)
 
     def _probe(self, now_ns: int, out: Effects) -> None:
-        """Probe and wake the silent followers that delay the HW."""
+        """Probe and notify the silent followers that delay the HW."""
         log, state = self.log, self.shared.state
         if log.high_watermark >= log.flushed_newest_offset or not self._probe_after_ns:
             return
@@ -389,7 +393,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Note that a follower is not connected to NATS and has not fetched since the probe."""
+        """Record that a follower is not connected to NATS. Ignore it if the follower has fetched since the probe."""
         progress = self.desk.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
@@ -414,7 +418,7 @@ class LeaderRole(ReplicaRole):
 
     # ---- followers -------------------------------------------------------------------------------------------------
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Count it, move HW, then answer, so that the answer carries the new HW."""
+        """Count the fetch and raise the HW. Then answer it, so that the answer has the new HW."""
         before = self.desk.newest_offset_of(event.replica)
         if (reason := self.desk.fetch_received(event, now_ns)) is not None:
             self.refuse(event.token, reason, out)
@@ -436,7 +440,7 @@ class LeaderRole(ReplicaRole):
         return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Confirm that the fetch still waits, and count it.
+        """Confirm that the follower's fetch still waits, and count it as a new fetch.
 
         It does not change the HW. An unconfirmed follower fetches again.
         """
@@ -444,7 +448,7 @@ class LeaderRole(ReplicaRole):
             out.append(ConfirmQuiet(token=event.token))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Return to a follower where an epoch ends on this log."""
+        """Answer the follower with the end of an epoch in this log."""
         self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
@@ -452,8 +456,11 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
 
     def _send_notices(self, now_ns: int, out: Effects) -> None:
-        """Send NewLeadershipTerm to followers that did not fetch in this epoch, and the HW to those at the log end: in the
-        answer to a waiting fetch, otherwise as CommitPosition."""
+        """Send notices to followers.
+
+        Followers that have not fetched in this epoch get NewLeadershipTerm. Followers at the log end get the HW, in the answer
+        to a waiting fetch or as CommitPosition.
+        """
         log, told = self.log, self.desk.tell_those_owed(now_ns - _NOTICE_DELAY_NS, out)
         if any(self.desk.followers[replica].position is None for replica in told):
             self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
@@ -473,7 +480,7 @@ class LeaderRole(ReplicaRole):
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:
-        """Request the ISR of the lag policy, one change at a time."""
+        """Request the ISR that the lag policy requires, one change at a time."""
         change, held, config = self.isr_change, self.shared.held, self.shared.config
         if change.in_flight or now_ns < change.retry_at_ns or not self.shared.lease.is_current(now_ns):
             return
@@ -523,7 +530,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
-        """Return the replica that may leave the replica set, '' for none.
+        """Return the replica that may leave the replica set, or '' if none may.
 
         It needs the right to act as leader, so that an old leader is not overlooked.
         """
@@ -537,13 +544,13 @@ class LeaderRole(ReplicaRole):
         return leaving if majority_holds(state, leaving, positions, self.log.high_watermark, start_offset) else ""
 
     def _replicas_after(self, wanted: frozenset[str], evicted: str) -> frozenset[str] | None:
-        """Return the replica set after the change. None: unchanged."""
+        """Return the replica set after the change, or None if it stays."""
         state = self.shared.state
         joins = state.joining in wanted
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
 
     def _hand_over(self, now_ns: int, out: Effects) -> None:
-        """Request a transfer to a replica that stays, because this one is removed.
+        """Request a leadership transfer to a replica that stays, because this replica is removed.
 
         It is repeated, because a request may be lost.
         """
@@ -557,8 +564,9 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason="the replica moves away"))
 
     def isr_change_answered(self, event: IsrChangeAnswered, now_ns: int, out: Effects) -> None:
-        """Handle the answer of the metadata group. While the image does not show an accepted change, old and new members
-        count. A rejection is handled by IsrChange.
+        """Handle the answer of the metadata group to an ISR change.
+
+        Until the image shows an accepted change, old and new members count.
         """
         change = self.isr_change
         if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
@@ -573,7 +581,7 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Handle a due check of lag, lease or notices, or a missing answer of the metadata group."""
+        """Handle an expired timer: a due check of lag, lease or notices, or a missing answer of the metadata group."""
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
         elif kind is Deadline.LEASE:
@@ -605,7 +613,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
 
     def _next_look_ns(self, now_ns: int) -> int:
-        """Return the next time at which a follower can lag too much or be silent too long.
+        """Return the next time when a follower can lag too much or be silent too long. 0: check always.
 
         It avoids checks of thousands of idle partitions. 0: check always.
         """
@@ -623,7 +631,7 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set_earlier(Deadline.LAG, now_ns + self._lag_interval_ns, out)
 
     def _look_at_own_flush(self, late_ns: int, interval_ns: int, now_ns: int) -> None:
-        """Check the running own flush, which may never end. It is ignored if this process itself was stopped."""
+        """Check how long the running flush of this node takes. A stop of the process does not count."""
         log = self.log
         if log.is_flushed or log.flushed_end_offset != self._waiting_end_offset or late_ns > interval_ns:
             self._waiting_end_offset, self._waiting_ns = -1 if log.is_flushed else log.flushed_end_offset, now_ns
@@ -631,7 +639,7 @@ class LeaderRole(ReplicaRole):
             self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
 
     def _step_aside(self, now_ns: int, out: Effects) -> None:
-        """Request a transfer if own flushes are far slower than those of enough other replicas."""
+        """Request a leadership transfer if flushes of this node are far slower than those of enough other replicas."""
         state, shared = self.shared.state, self.shared
         if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
@@ -651,11 +659,11 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
-        """Return whether it may act as the leader and others can reach it."""
+        """Return whether this leader has a lease and other nodes can reach it."""
         return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
 
     def _why_unreachable(self, now_ns: int) -> str:
-        """Return why another node should lead, '' for no reason.
+        """Return why another node should lead, or '' if there is no reason.
 
         One silent follower may be faulty itself, two or more are not.
         """
@@ -668,13 +676,13 @@ class LeaderRole(ReplicaRole):
         return ""
 
     def _silent_ns(self, now_ns: int) -> int:
-        """Return how long none of two or more live followers has sent a request. 0: one did, or there is only one."""
+        """Return the time since any live follower sent a request, in nanoseconds. 0: fewer than two followers are live."""
         counted = self.shared.live.keys() & self.shared.state.replicas  # a learner may take its time
         asked_ns = [p.last_asked_ns for replica, p in self.desk.followers.items() if replica in counted]
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:
-        """Return whether the leader may be unreachable while another node can still be elected.
+        """Return whether this leader may be unreachable while another node can be elected.
 
         Alone in the ISR it continues.
         """
@@ -683,7 +691,7 @@ class LeaderRole(ReplicaRole):
         return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
 
     def _silence_ns(self) -> int:
-        """Return the time without requests after which the leader counts as unreachable."""
+        """Return the silence of all followers after which the leader counts as unreachable, in nanoseconds."""
         config = self.shared.config
         quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
         return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)

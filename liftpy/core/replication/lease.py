@@ -24,7 +24,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 
 
 class Lease:
-    """Times in ns, monotonic."""
+    """Lease of this node for sending acks as a leader. All times are monotonic nanoseconds."""
 
     __slots__ = ("_length_ns", "_until_ns")
 
@@ -46,7 +46,7 @@ class Lease:
         return self._until_ns is not None and now_ns < self._until_ns
 
     def until_ns(self, now_ns: int) -> int:
-        """Return when the lease ends, ``now_ns`` if it has ended."""
+        """Return the end of the lease, or ``now_ns`` if it has already ended."""
         return self._until_ns if self._until_ns is not None and self._until_ns > now_ns else now_ns
 
 
@@ -59,14 +59,17 @@ class Succession:
         self._node_id = node_id
         self._lease_ns = lease_ns
         self._ended = 0
-        """Number of the last leadership that is known to have ended."""
+        """Number of the newest leadership that is known to have ended."""
         self._last = (0, "", 0)
-        """(number of the leadership, leader, its incarnation) that was seen last."""
+        """Newest known leadership: (number, leader, incarnation of the leader)."""
         self._suspects: dict[str, tuple[int, int]] = {}
-        """Node -> (incarnation, until when it may speak)."""
+        """Earlier leader -> (its incarnation, time until which it may send acks)."""
 
     def partition_changed(self, state: PartitionState, live: Mapping[str, int], now_ns: int, longest_lease_ns: int = 0) -> None:
-        """Note the partition's new ``state``. ``live``: node -> incarnation. ``longest_lease_ns``: as in HeldPartition."""
+        """Record the new ``state`` of the partition.
+
+        ``live``: node -> incarnation. ``longest_lease_ns``: as in HeldPartition.
+        """
         online = state.status is PartitionStatus.ONLINE
         ended = state.leaderships - online
         if ended > self._ended:
@@ -85,15 +88,15 @@ class Succession:
         self._suspects = {node: held for node, held in self._suspects.items() if live.get(node, 0) == held[0] != 0}
 
     def asked_by(self, replica: str) -> None:
-        """Note that ``replica`` sent a request in the newest epoch."""
+        """Record that ``replica`` sent a request in the newest LeaderEpoch, so it does not act as an earlier leader."""
         self._suspects.pop(replica, None)
 
     def is_over(self, now_ns: int) -> bool:
-        """Return whether a new leader may speak."""
+        """Return whether a new leader may send acks, because no earlier leader can."""
         return all(until_ns <= now_ns for _, until_ns in self._suspects.values())
 
     def until_ns(self) -> int:
-        """Return the latest time at which the succession ends. 0: it has ended."""
+        """Return the latest time until which an earlier leader may send acks. 0: none may."""
         return max((until_ns for _, until_ns in self._suspects.values()), default=0)
 
 
@@ -104,22 +107,22 @@ class Succession:
 
 
 REPLICATION, INGEST = "replication", "ingest"
-"""The connections that leaders need, by name."""
+"""Names of the connections that a leader needs."""
 INGEST_GRACE_NS = 10 * NS_PER_S
 GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
-"""Times for which each dependency may be down before it counts, in nanoseconds."""
+"""Connection -> time that it may be down before the data path counts as down, in nanoseconds."""
 
 
 class DataPath:
-    """Connection state of one node. Each call returns whether the data path is up if that has changed, else None."""
+    """State of the connections that a leader needs. Each call returns the new state if it has changed, else None."""
 
     def __init__(self) -> None:
         self._down_ns: dict[str, int] = {}
-        """Connections that are down -> when that counts."""
+        """Lost connection -> monotonic time from which the data path counts as down."""
         self._is_up = True
 
     def link_changed(self, link: str, is_up: bool, now_ns: int) -> bool | None:
-        """Note that a connection was lost or is back."""
+        """Record that a connection was lost or restored."""
         if is_up:
             self._down_ns.pop(link, None)
         else:
@@ -127,7 +130,7 @@ class DataPath:
         return self.due(now_ns)
 
     def due(self, now_ns: int) -> bool | None:
-        """Update the state to the time ``now_ns``. Return a change of the verdict, None for no change."""
+        """Update the state for the time ``now_ns``. Return the new state, or None if it did not change."""
         is_up = all(now_ns < at_ns for at_ns in self._down_ns.values())
         if is_up == self._is_up:
             return None
@@ -135,5 +138,5 @@ class DataPath:
         return is_up
 
     def next_ns(self, now_ns: int) -> int | None:
-        """Return when to call ``due`` next, None: not before a connection changes."""
+        """Return the time of the next call of ``due``, or None if only a changed connection needs a call."""
         return min((at_ns for at_ns in self._down_ns.values() if at_ns > now_ns), default=None)

@@ -17,28 +17,28 @@ from liftpy.core.replication.events import BatchSpan
 
 @dataclass(slots=True)
 class LogOffsets:
-    """Bounds and epochs of one log."""
+    """Offsets and epochs of the log of one replica."""
 
     log_start_offset: int = 0
-    """Inclusive: offset of the oldest record. Equal to ``log_end_offset`` when the log is empty [D26]."""
+    """Offset of the oldest record, inclusive. It equals ``log_end_offset`` if the log is empty [D26]."""
     log_end_offset: int = 0
-    """Exclusive: the offset that the next record gets."""
+    """Offset that the next record gets, exclusive end of the log."""
     flushed_end_offset: int = 0
-    """Exclusive: everything below is on disk, never above ``log_end_offset``."""
+    """End of the flushed part, exclusive. It is at most ``log_end_offset``."""
     high_watermark: int = -1
-    """Inclusive, -1 when none: the newest record that is known here to be committed, never above the log [D7]."""
+    """Newest committed offset that this replica knows, inclusive. -1: none. It is never above the log [D7]."""
     epochs: EpochCache = field(default_factory=EpochCache)
     horizon: Horizon = NEVER
-    """Below it records may be missing that a later one below it superseded: a log that is cut below it is worth nothing."""
+    """Compaction horizon. Records below it may be missing if a later record below it superseded them."""
 
     @property
     def newest_offset(self) -> int:
-        """Inclusive: the last record, ``log_start_offset - 1`` when the log is empty."""
+        """Offset of the last record, inclusive. ``log_start_offset - 1``: the log is empty."""
         return self.log_end_offset - 1
 
     @property
     def flushed_newest_offset(self) -> int:
-        """Newest record on disk (inclusive). The replica acknowledges it."""
+        """Newest flushed offset, inclusive. The replica acknowledges it."""
         return self.flushed_end_offset - 1
 
     @property
@@ -60,7 +60,7 @@ class LogOffsets:
         self.epochs = EpochCache(epochs, epoch_before_start)
 
     def compacted(self, horizon: Horizon) -> None:
-        """Note that compaction has reached ``horizon``, here or on the leader that was fetched from."""
+        """Record that compaction of this log, or of the fetched log, has reached ``horizon``."""
         self.horizon = horizon
 
     def append(self, record_count: int, leader_epoch: int) -> int:
@@ -78,7 +78,7 @@ class LogOffsets:
             self.log_end_offset = span.last_offset + 1
 
     def flushed(self, end_offset: int) -> None:
-        """Note a completed flush. It may report late, but never backwards and never past the log end."""
+        """Record a completed flush. It never lowers the flushed end, and never passes the log end."""
         self.flushed_end_offset = max(self.flushed_end_offset, min(end_offset, self.log_end_offset))
 
     def was_cut(self, end_offset: int) -> None:
@@ -88,7 +88,7 @@ class LogOffsets:
             self.cut(end_offset)
 
     def cut(self, end_offset: int) -> None:
-        """Truncate to ``end_offset``. The HW falls too, which only an unclean election can cause [D7, D9, C11]."""
+        """Truncate to ``end_offset``. The HW falls with the log, but only after an unclean election [D7, D9, C11]."""
         self.log_end_offset = end_offset
         self.flushed_end_offset = min(self.flushed_end_offset, end_offset)
         self.high_watermark = min(self.high_watermark, end_offset - 1)
@@ -97,7 +97,7 @@ class LogOffsets:
             self.horizon = NEVER
 
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
-        """Begin an empty log at ``start_offset``.
+        """Start an empty log at ``start_offset``.
 
         All earlier records are committed and deleted on the leader, too [D26]. ``deletes_end``: of the leader's horizon.
         """
@@ -113,7 +113,7 @@ class LogOffsets:
         self.epochs.drop_prefix(log_start_offset, self.log_end_offset)
 
     def raise_high_watermark(self, offset: int) -> bool:
-        """Raise HW to ``offset`` if that is higher. Return whether it rose. It never falls here [D8]."""
+        """Raise the HW to ``offset`` if ``offset`` is higher. Return whether the HW rose."""
         if offset <= self.high_watermark:
             return False
         check(offset <= self.newest_offset, "D7", "HW", offset, "above newest", self.newest_offset)
@@ -133,17 +133,18 @@ class Lineage(Enum):
     """Result of the check of a reader's last record."""
 
     SAME = "same"
-    """The position is on this log, or retention has removed the record that would show it."""
+    """The record is in this log, or retention has removed the record that would prove it."""
     BEHIND = "behind"
-    """This replica can't know yet: ask another one, or later."""
+    """This replica does not know yet. The reader asks again later or asks another replica."""
     CUT = "cut"
-    """The position is not on this log: records that were read are gone."""
+    """The record is not in this log: records that the reader has read were truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochVerdict:
-    """Verdict about a reader's last record. ``end_offset``: with CUT, the offset (exclusive) up to which both logs may
-    agree. Otherwise 0.
+    """Result of the check of a reader's last record.
+
+    ``end_offset``: with CUT, the offset (exclusive) up to which both logs may agree. Otherwise 0.
     """
 
     lineage: Lineage

@@ -28,14 +28,14 @@ class Leading(StrEnum):
     """Phases of a candidate and of a leader."""
 
     LOG_REPLICATION = "LEADER_LOG_REPLICATION"
-    """A candidate's: its epoch and its log become durable."""
+    """The candidate flushes its LeaderEpoch and its log."""
     REPLAY = "LEADER_REPLAY"
-    """Derived state is made to cover the log."""
+    """The replica replays the log until the derived state covers it."""
     INIT = "LEADER_INIT"
-    """A candidate waits for the metadata to name it. A leader waits until no former leader may still answer."""
+    """A candidate waits for the metadata. A leader waits until no earlier leader may send acks."""
     READY = "LEADER_READY"
     NO_LEASE = "LEADER_NO_LEASE"
-    """The leader accepts publishes, but sends no acks [D22]."""
+    """The leader has no lease. It accepts publishes, but sends no acks [D22]."""
 
 
 class Following(StrEnum):
@@ -50,11 +50,11 @@ class Following(StrEnum):
     QUIET = "FOLLOWER_QUIET"
     FETCH_BACKOFF = "FOLLOWER_FETCH_BACKOFF"
     PACED = "FOLLOWER_PACED"
-    """A learner: it waits until its node may copy more."""
+    """A learner waits until its node may copy more."""
 
 
 class Waiting(StrEnum):
-    """Phase of a replica that neither leads nor follows: status of the partition and of this replica."""
+    """Phase of a replica that neither leads nor follows. The name says why."""
 
     NO_METADATA = "NO_METADATA"
     OFFLINE = "OFFLINE"
@@ -81,11 +81,11 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
     _F.QUIET: frozenset({_F.IDLE}),
     _F.FETCH_BACKOFF: frozenset({_F.FETCHING}),
 }
-"""Phase -> the phases that may come next. A new role, and with it a new follower, begins in RECONCILING."""
+"""Phase of a follower -> phases that may come next. A new follower begins in RECONCILING."""
 
 
 def check_phase(way: deque[Following], after: Following) -> None:
-    """Raise InvariantError unless ``after`` may follow the last phase of ``way``."""
+    """Raise InvariantError if ``after`` must not follow the last phase of ``way``."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)
         raise InvariantError(f"a follower may not go from {way[-1].name} to {after.name}; its way: {story}")

@@ -22,18 +22,18 @@ from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 
 MAX_PER_QUESTION = 512
-"""Maximum number of fetches in a question. It has about 40 KB with usual names, and takes a few ms of the leader's loop."""
+"""Maximum number of fetches in one question. Such a question has about 40 KB."""
 MISSES = 2
-"""Turns in a row without all answers after which a leader's node is silent."""
+"""Number of consecutive turns without all answers after which a leader's node counts as silent."""
 ASK_AGAIN_NS = 60 * NS_PER_S
-"""Time without questions after a node did not answer."""
+"""Time for which a silent node gets no questions, in nanoseconds."""
 QUIET_WAIT = 0.6
-"""Share of the lag time within which a quiet partition is confirmed, alone or with others."""
+"""Share of the lag time within which each quiet partition must be confirmed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuietFetch:
-    """Empty fetch of one partition that waits for more records."""
+    """Fetch of one idle partition that got an empty answer and waits for records."""
 
     key: PartitionKey
     leader_epoch: int
@@ -42,7 +42,7 @@ class QuietFetch:
 
 @dataclass(frozen=True, slots=True)
 class WaitQuestion:
-    """Question to the node ``leader``: do these fetches still wait? ``number`` is unique in this process."""
+    """Question to the node ``leader`` whether these fetches still wait. ``number`` is unique in this process."""
 
     number: int
     leader: str
@@ -51,7 +51,7 @@ class WaitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Fetches that wait no more. The leader's node answered last at ``heard_ns`` (monotonic)."""
+    """Fetches that must be sent individually again. ``heard_ns``: monotonic time of the last answer of the leader's node."""
 
     fetches: tuple[QuietFetch, ...]
     heard_ns: int
@@ -59,34 +59,34 @@ class Ended:
 
 @dataclass(slots=True)
 class _Link:
-    """Fetches that wait at one leader node."""
+    """Waiting fetches whose leaders are on one node."""
 
     heard_ns: int
-    """Sending time of the last questions that were all answered. At first: when there was something to ask."""
+    """Sending time of the last questions that were all answered. Initially: the time of the first fetch."""
     fetches: dict[PartitionKey, QuietFetch] = field(default_factory=dict)
     pages: dict[int, tuple[tuple[QuietFetch, ...], ...]] = field(default_factory=dict)
-    """``fetches`` in parts of one question each, by turn. A missing entry must be computed again."""
+    """Turn -> ``fetches`` in pages of one question each. A missing turn must be computed again."""
     open: dict[int, WaitQuestion] = field(default_factory=dict)
-    """Requests of the last turn without an answer."""
+    """Questions of the last turn that have no answer yet."""
     asked_ns: int = 0
     misses: int = 0
 
 
 class QuietFetches:
-    """Combined fetches of one node. Times are monotonic nanoseconds. Calls may be late, but not early."""
+    """Waiting fetches of all idle partitions of one node. Times are monotonic nanoseconds. Calls may be late, but not early."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self.interval_ns = round(
             min(config.max_idle_wait_s, config.max_lag_time_s / 4, config.max_leader_timeout_s / 2) * NS_PER_S
         )
-        """Between two turns."""
+        """Time between two turns, in nanoseconds."""
         self._shares = max(1, int(config.max_lag_time_s * QUIET_WAIT * NS_PER_S) // self.interval_ns)
-        """Number of turns over which fetches are spread."""
+        """Number of turns over which the fetches are spread."""
         self._turn = 0
         self._links: dict[str, _Link] = {}
         self._leader_of: dict[PartitionKey, str] = {}
         self._not_before_ns: dict[str, int] = {}
-        """Silent nodes of leaders -> time until which they get no question, at most one entry per node of the cluster."""
+        """Silent leader node -> monotonic time until which it gets no questions."""
         self._next_number = 1
         self._turned_ns = 0
 
@@ -94,7 +94,7 @@ class QuietFetches:
         return len(self._leader_of)
 
     def add(self, fetch: QuietFetch, leader: str, now_ns: int) -> bool:
-        """Include this fetch in the questions to ``leader``.
+        """Add a fetch to the questions to ``leader``. Return whether it was added.
 
         False: that node is not asked, so the partition must fetch by itself.
         """
@@ -120,7 +120,7 @@ class QuietFetches:
             del self._links[leader]
 
     def _share(self, fetch: QuietFetch) -> int:
-        """Return the turn of a fetch. It stays the same while the fetch waits."""
+        """Return the number of the turn in which a fetch is confirmed. It stays the same while the fetch waits."""
         return fetch.request_id % self._shares
 
     def due(self, now_ns: int) -> tuple[list[WaitQuestion], list[Ended]]:
@@ -146,7 +146,7 @@ class QuietFetches:
         return questions, ended
 
     def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
-        """Return the fetches of this turn in pages, after the unanswered ones.
+        """Return the fetches of this turn in pages. Unanswered ones come first.
 
         Without fetches: one empty page that checks the node.
         """
@@ -156,7 +156,7 @@ class QuietFetches:
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
     def answered(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
-        """Handle an answer: the fetches at the indexes ``over`` no longer wait, the others do. None: nothing changes."""
+        """Handle an answer: fetches at the indexes ``over`` do not wait anymore. Return them, or None if nothing changed."""
         link = self._links.get(question.leader)
         if link is None or link.open.pop(question.number, None) is None:
             return None
@@ -166,7 +166,7 @@ class QuietFetches:
         return self._end(link, ended) if ended else None
 
     def failed(self, question: WaitQuestion) -> Ended | None:
-        """Handle a question without an answer: its partitions fetch by themselves."""
+        """Handle a question without an answer. Return its fetches, which the partitions must send by themselves."""
         link = self._links.get(question.leader)
         if link is None or question.number not in link.open:
             return None
@@ -180,7 +180,7 @@ class QuietFetches:
 
 
 def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
-    """Return the ``asked`` fetches that still wait. The same object if all do."""
+    """Return the ``asked`` fetches that still wait, as the same object if all do."""
     still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
     return asked if len(still) == len(asked) else still
 

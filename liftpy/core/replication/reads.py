@@ -35,13 +35,13 @@ from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 
 MAX_WAIT_MS = 30_000
 MAX_WAITING = 4096
-"""Readers in a long poll at one partition."""
+"""Maximum number of waiting readers (long poll) of one partition."""
 MAX_WAITING_BYTES = 32 << 20
 """Maximum memory of waiting readers of a node, with their reply subjects and Python objects, in bytes."""
 MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
 """Maximum size of a ReadRequest with a stream, a uid and a filter. One of liftpy's clients has 150 bytes and its filter."""
 WAITING_COST_BYTES = 1500
-"""Measured memory of a waiting reader in addition to the bytes of its request and reply subject."""
+"""Memory of a waiting reader besides its request and its reply subject, in bytes. The value was measured."""
 TOO_LARGE = f"{REFUSED}read request, too large"
 NOT_WAITED = "readers answered without their wait"
 NOT_SERVED = "reads dropped, too many answers unsent"
@@ -52,9 +52,13 @@ _E = pb.ReadResponse
 
 Chunks = Sequence[bytes | memoryview]
 Asker = TypeVar("Asker")
-"""Address of a reader: a reply subject, or its stand-in in a simulation."""
+"""Address of a reader: a reply subject, or its substitute in a simulation."""
 GiveState = Callable[[int, int, int], tuple[int, int, int, bytes] | None]
-"""Function (end offset, position, maximum bytes) -> (end offset, total bytes, position, data) of the piece. None: later."""
+"""Function that returns a piece of the deduplication state.
+
+Arguments: end offset, position, maximum bytes. Result: end offset, total bytes, position and data of the piece. None: retry
+later.
+"""
 _Told = TypeVar("_Told", contravariant=True)
 
 
@@ -64,30 +68,30 @@ def filter_of(request: pb.ReadRequest) -> Filter:
 
 
 def is_selective(request: pb.ReadRequest) -> bool:
-    """Return whether the request selects some of the records."""
+    """Return whether the request has a filter, so that it selects only some of the records."""
     return bool(request.backwards or request.filterSubjects or request.filterKeys)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnFiles:
-    """Files that a node offers to readers on its host: ``host`` and the ``folder`` of the partition."""
+    """Files of a partition that a node offers to readers on its host: name of the host, and path of the directory."""
 
     host: str
     folder: str
 
 
 class ReadSource(Protocol):
-    """The view of a replica that reads need."""
+    """Interface to a replica, for reads."""
 
     log: Log
 
     @property
     def compacted(self) -> bool:
-        """True if offsets may be without a record."""
+        """True if records may be missing between two offsets, because of compaction."""
 
     @property
     def high_watermark(self) -> int:
-        """Inclusive: up to where committed reads may see."""
+        """Last offset that committed reads may see, inclusive."""
 
     @property
     def leader_epoch(self) -> int:
@@ -95,7 +99,7 @@ class ReadSource(Protocol):
 
     @property
     def leader(self) -> str:
-        """Leader of the partition in the metadata, '' for none."""
+        """Node id of the leader in the metadata. '': there is none."""
 
     @property
     def leads(self) -> bool:
@@ -106,7 +110,7 @@ class ReadSource(Protocol):
         """True if its log works and agrees with the leader's log, and its HW belongs to the current epoch [R7]."""
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether its HW may be returned as the latest one [D8]."""
+        """Return whether the HW of this replica is the latest one of the partition [D8]."""
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         """Return whether a reader's last record is in this log [R6]."""
@@ -126,7 +130,7 @@ class ReplicaSource:
 
     @property
     def compacted(self) -> bool:
-        """True if offsets may be without a record."""
+        """True if records may be missing between two offsets, because of compaction."""
         return self.log.may_have_gaps
 
     @property
@@ -146,7 +150,7 @@ class ReplicaSource:
 
     @property
     def leads(self) -> bool:
-        """True if this node is the leader in the metadata, whatever the replica does."""
+        """True if the metadata names this node as leader. The replica may not act as leader yet."""
         return self.leader == self._replica.node_id
 
     @property
@@ -159,7 +163,7 @@ class ReplicaSource:
         return agrees and not self._failed()
 
     def may_answer_latest(self, now_ns: int) -> bool:
-        """Return whether this node leads with a lease. Otherwise the reader asks the leader."""
+        """Return whether this node leads with a lease. If not, the reader must ask the leader."""
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
@@ -168,27 +172,27 @@ class ReplicaSource:
 
 
 class ReadShell(Protocol[_Told]):
-    """The shell of reads: sending answers, and timers."""
+    """Interface to the shell, for reads: it sends answers and runs timers."""
 
     @property
     def max_payload(self) -> int:
-        """Maximum size of a message at this time, in bytes."""
+        """Maximum size of a message that NATS accepts now, in bytes."""
 
     @property
     def has_room(self) -> bool:
-        """True if one more answer can probably be sent now."""
+        """True if the connection probably accepts one more answer now."""
 
     def now_ns(self) -> int:
         """Monotonic time, in nanoseconds."""
 
     def answer(self, asker: _Told, chunks: Chunks) -> None:
-        """Send one message that consists of ``chunks``."""
+        """Send one message that consists of ``chunks`` to ``asker``."""
 
     def request_failed(self, asker: _Told, error: Exception) -> None:
-        """Report or raise an unexpected error of the request of ``asker``."""
+        """Handle an unexpected error while a request of ``asker`` was processed."""
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` once at ``at_ns`` or soon after. The result cancels it."""
+        """Call ``callback`` once at ``at_ns`` or soon after. Return a function that cancels the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +200,20 @@ class _WaitingReader(Generic[Asker]):
     asker: Asker
     request: pb.ReadRequest
     offset: int
-    """First requested offset. The read is answered when the end passes it."""
+    """First requested offset. The read gets its answer when the readable end passes this offset."""
     cancel: Callable[[], None]
     cost_bytes: int
 
 
 @dataclass(slots=True)
 class ReadBudget:
-    """Memory of all waiting readers of one node, in bytes."""
+    """Memory budget for all waiting readers of one node, in bytes."""
 
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0
 
     def take(self, cost_bytes: int) -> bool:
-        """Return whether there was room."""
+        """Reserve ``cost_bytes``. Return whether there was room."""
         if self.used_bytes + cost_bytes > self.max_bytes:
             return False
         self.used_bytes += cost_bytes
@@ -217,7 +221,7 @@ class ReadBudget:
 
 
 class Reads(Generic[Asker]):
-    """Reads of one partition at one replica. ``counters``: of the node, by reason."""
+    """Answers the read requests for one partition at one replica. ``counters``: counters of the node, by reason."""
 
     def __init__(
         self,
@@ -246,11 +250,11 @@ class Reads(Generic[Asker]):
         self._waiting: dict[int, _WaitingReader[Asker]] = {}
         self._next_id = 1
         self.give_state: GiveState | None = None
-        """Returns the deduplication state. None: backups get no state."""
+        """Function that returns pieces of the deduplication state. None: backups get no state."""
 
     @property
     def waiting_count(self) -> int:
-        """Readers in a long poll."""
+        """Number of waiting readers (long poll)."""
         return len(self._waiting)
 
     @property
@@ -280,7 +284,7 @@ class Reads(Generic[Asker]):
         self._answer(asker, request, may_wait=True)
 
     def reject(self, asker: Asker, text: str) -> None:
-        """Answer a request of which nothing can be used."""
+        """Reject a request that cannot be decoded, with ``text`` as the reason."""
         self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, text))
 
     def advanced(self) -> None:
@@ -292,14 +296,14 @@ class Reads(Generic[Asker]):
                     self._finish(number)
 
     def close(self) -> None:
-        """Answer all waiting requests: the replica is closed."""
+        """Answer all waiting requests, because the replica is closed."""
         for number in list(self._waiting):
             waiting = self._leave(number)
             self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, "this node is removing its replica")
 
     # ---- who waits -----------------------------------------------------------------------------------------------------
     def _may_wait(self, asker: Asker, request: pb.ReadRequest, offset: int) -> bool:
-        """Return whether ``asker`` may wait now. A request beyond the limit is answered at once."""
+        """Return whether the request may wait for records. If a limit is reached, answer it at once."""
         cost_bytes = WAITING_COST_BYTES + request.ByteSize() + (len(asker) if isinstance(asker, str) else 0)
         if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):
             self._counters[NOT_WAITED] += 1
@@ -442,7 +446,7 @@ class Reads(Generic[Asker]):
             head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
-        """Return the LeaderEpoch of the record before ``offset``, which is not below the log start. 0: not known."""
+        """Return the LeaderEpoch of the record before ``offset``, or 0 if it is unknown."""
         log = self._source.log
         return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 
@@ -523,7 +527,7 @@ class Reads(Generic[Asker]):
 
 
 def _records_in(read: Portion, offset: int, *, is_whole: bool) -> int:
-    """Return how many records the answer has.
+    """Return the number of records in an answer.
 
     ``is_whole``: all from ``offset`` on. A batch in pieces counts with its first piece.
     """

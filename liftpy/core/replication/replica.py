@@ -47,9 +47,10 @@ from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, Repli
 
 
 class WaitingRole(ReplicaRole):
-    """Role without a leader: an election runs, or this node is no replica, or the metadata does not show this process yet.
+    """Role of a replica that has no leader to follow.
 
-    In an election it reports its position once, so that the best candidate can be chosen.
+    An election runs, this node is no replica, or the metadata does not show this process yet. In an election, the replica
+    reports its position once, so that the best candidate can be chosen.
     """
 
     name = RoleName.WAITING
@@ -58,7 +59,7 @@ class WaitingRole(ReplicaRole):
         super().__init__(shared, Waiting[shared.state.status.name] if shared.state.epoch else Waiting.NO_METADATA)
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Report the position if there is an election."""
+        """Start the role. If an election runs, report the position of this log."""
         super().enter(now_ns, out)
         state = self.shared.state
         if (
@@ -70,7 +71,7 @@ class WaitingRole(ReplicaRole):
 
 
 class FailedRole(ReplicaRole):
-    """Role after the log has failed. It appends, acks and serves nothing [S4, S8].
+    """Role after the log has failed. The replica appends, acks and serves nothing [S4, S8].
 
     It asks at once to give up the leadership or to leave the ISR, and repeats this until the metadata shows it.
     """
@@ -84,21 +85,21 @@ class FailedRole(ReplicaRole):
 
     @property
     def shown_phase(self) -> str:
-        """Reason of the failure, for people."""
+        """Reason of the failure, as text for people."""
         return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Leave the ISR or give up the leadership."""
+        """Start the role: request to leave the ISR or to give up the leadership."""
         super().enter(now_ns, out)
         self._make_way(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply the new metadata: it may be the leader now."""
+        """Apply changed metadata. Repeat the request as leader or as ISR member, if needed."""
         if epoch_rose:
             self._make_way(now_ns, out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Repeat the request."""
+        """Repeat the request to leave the ISR or to give up the leadership."""
         self._make_way(now_ns, out)
 
     def _make_way(self, now_ns: int, out: Effects) -> None:
@@ -113,7 +114,7 @@ class FailedRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.ISR_CHANGE, again_ns, out)
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Refuse for lack of space while the lease lasts, then be silent."""
+        """Reject publishes for lack of space while the lease lasts. After that, drop them without an answer."""
         state = self.shared.state
         still_leads = (state.leader, state.leader_epoch) == (self.shared.node_id, self.leader_epoch)
         if self._speaks_until_lease_ends and still_leads and self.shared.lease.is_current(now_ns):
@@ -123,27 +124,27 @@ class FailedRole(ReplicaRole):
 
 
 class StoppedRole(ReplicaRole):
-    """The node stops. The replica ignores everything that still arrives."""
+    """Role of a replica whose node stops. It ignores all events."""
 
     name = RoleName.STOPPED
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerSnapshot:
-    """The leader's view of one follower."""
+    """State of one follower as the leader knows it."""
 
     replica: str
     position: int | None
-    """Inclusive: newest offset that it has flushed in this LeaderEpoch. None: unknown."""
+    """Newest offset that the follower has flushed in this LeaderEpoch, inclusive. None: unknown."""
     lag_records: int | None
-    """Number of records of the leader's flushed log that it lacks. None: unknown."""
+    """Number of flushed records of the leader that the follower lacks. None: unknown."""
     in_isr: bool
     caught_up_age_s: float
-    """Seconds since it was last at the log end."""
+    """Time since the follower was last at the log end, in seconds."""
     flush_ms: float = 0.0
-    """Duration of its last flush, as reported, in ms. 0: unknown."""
+    """Duration of the follower's last flush, as it reported, in milliseconds. 0: unknown."""
     has_slow_disk: bool = False
-    """True if its flushes are far slower than the others'. It stays out of the ISR while the ISR is large enough without it."""
+    """True if the follower's flushes are far slower than those of the others. It stays out of a large enough ISR."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,25 +166,27 @@ class ReplicaSnapshot:
     flushed_end_offset: int
     """End of the flushed records, exclusive."""
     high_watermark: int
-    """Inclusive, -1: none."""
+    """High watermark, inclusive. -1: none."""
     lease_is_current: bool
     followers: tuple[FollowerSnapshot, ...]
-    """Empty unless it leads."""
+    """Followers, if this replica leads. Otherwise (): there are none."""
     target: tuple[str, ...] = ()
-    """Requested replicas. Empty: the current ones."""
+    """Requested replicas of the partition. (): the current ones."""
     joining: str = ""
-    """The learner. '': there is none."""
+    """Node id of the learner. '': there is none."""
     copy_lag_records: int | None = None
-    """Records that a learner lacks of the leader's committed ones. None: not a learner, or not known yet."""
+    """Number of committed records that a learner lacks. None: the replica is no learner, or the number is unknown."""
     has_slow_disk: bool = False
-    """True if it leads, and its own flushes are far slower than its followers'."""
+    """True if this replica leads, and its flushes are far slower than its followers'."""
     paused: str = ""
-    """End of the pause that this replica knows, as text. '': not paused."""
+    """Condition that ends the pause, as text. '': the partition is not paused."""
 
 
 class Replica:
-    """A replica as a pure state machine. ``seed``: for the jitter of its waits, different for each replica. ``intake``: sums
-    of the node, shared by all its replicas.
+    """A replica of a partition as a pure state machine.
+
+    ``seed``: seed for the jitter of waits, different for each replica. ``intake``: totals of the node, shared by all its
+    replicas.
     """
 
     def __init__(
@@ -219,7 +222,7 @@ class Replica:
 
     @property
     def phase(self) -> str:
-        """Phase in the role, as in RoleChanged. That of a follower is more detailed."""
+        """Phase of the replica in its role, as in RoleChanged. For a follower, the value has more details."""
         return self._role.shown_phase
 
     @property
@@ -239,7 +242,7 @@ class Replica:
 
     @property
     def log(self) -> LogOffsets:
-        """Offsets of its log. Read only."""
+        """Offsets of the replica's log. Do not change them."""
         return self._shared.log
 
     @property
@@ -249,7 +252,7 @@ class Replica:
 
     @property
     def epoch_start_offset(self) -> int:
-        """First offset of the epoch in which it leads, inclusive. 0: it does not lead."""
+        """First offset of the LeaderEpoch in which this replica leads, inclusive. 0: it does not lead."""
         return self._role.epoch_start_offset if isinstance(self._role, LeaderRole) else 0
 
     @property
@@ -258,11 +261,11 @@ class Replica:
         return self._role.leader_epoch
 
     def live_incarnation(self, node_id: str) -> int:
-        """Return the incarnation of a node that is registered and not fenced, at the last PartitionChanged. 0: there is none."""
+        """Return the incarnation of a registered node that is not fenced, by the last PartitionChanged. 0: there is none."""
         return self._shared.live.get(node_id, 0)
 
     def may_refuse_publishers(self, now_ns: int) -> bool:
-        """Return whether a negative ack may leave for a message that was not given to the core [A2, D22]."""
+        """Return whether a publisher may get a negative ack for a message that the core has not received [A2, D22]."""
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
@@ -280,21 +283,24 @@ class Replica:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of publishes that a leader delays."""
+        """Size of publishes that the leader delays, in bytes."""
         return self._role.intake.held_bytes if isinstance(self._role, LeaderRole) else 0
 
     @property
     def uncommitted_bytes(self) -> int:
-        """Stored size of the uncommitted records of this leader's epoch."""
+        """Size of the uncommitted records of this leader's epoch, as stored, in bytes."""
         return self._role.intake.uncommitted_bytes if isinstance(self._role, LeaderRole) else 0
 
     def serves(self, leader_epoch: int, now_ns: int) -> bool:
-        """Return whether it leads in ``leader_epoch``, with a lease, and followers can fetch from it."""
+        """Return whether the replica leads in ``leader_epoch`` with a lease, and followers can fetch from it."""
         role = self._role
         return isinstance(role, LeaderRole) and role.leader_epoch == leader_epoch and role.serves(now_ns)
 
     def may_serve_committed(self) -> bool:
-        """Return whether reads up to HW may be answered [R7]: it leads, or is no learner and its log agrees with its leader's."""
+        """Return whether this replica may answer reads up to its HW [R7].
+
+        It leads, or its log agrees with its leader's log and it is no learner.
+        """
         role = self._role
         if isinstance(role, FollowerRole):
             return role.agrees and not self._shared.copy_epoch
@@ -309,7 +315,7 @@ class Replica:
 
     @property
     def stands_by(self) -> bool:
-        """True if it is a standby follower: in the ISR with others, so it may lead next and buffers published messages.
+        """True if the replica is a standby follower, which buffers publishes because it may lead next.
 
         Not while the partition is paused.
         """
@@ -330,7 +336,7 @@ class Replica:
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
-        """Return the values for the status."""
+        """Return the state of the replica for the status."""
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(
@@ -357,8 +363,10 @@ class Replica:
         )
 
     def worst_lag(self, now_ns: int) -> tuple[int, int, int]:
-        """Return the worst lag of the followers: (missing records, ns since none were missing, replicas with a slow disk
-        including its own). Unknown values count as 0."""
+        """Return the worst lag of the followers as (missing records, lag in nanoseconds, number of slow disks).
+
+        The number includes a slow disk of this node. Unknown values count as 0.
+        """
         records, since_ns, slow_until_ns = self.lag()
         return records, max(0, now_ns - since_ns) if records else 0, sum(until_ns > now_ns for until_ns in slow_until_ns)
 
@@ -526,7 +534,7 @@ class Replica:
                 self._become(role, now_ns, out)
 
     def _role_for(self, state: PartitionState, now_ns: int) -> ReplicaRole | None:
-        """Return the role that the metadata requires, None if it is the current one."""
+        """Return the role that the metadata requires, or None if the replica already has it."""
         shared, role = self._shared, self._role
         leader = {PartitionStatus.ONLINE: state.leader, PartitionStatus.CANDIDATE_FOUND: state.candidate}.get(state.status, "")
         if not leader or shared.node_id not in state.holders:

@@ -67,7 +67,7 @@ class Deadlines:
             out.append(SetDeadline(kind=kind, at_ns=at_ns))
 
     def set_earlier(self, kind: Deadline, at_ns: int, out: list[Effect]) -> None:
-        """Set a deadline of ``kind``, unless an earlier one is set."""
+        """Set a deadline of ``kind``, unless an earlier or equal one is already set."""
         if at_ns < self._at_ns.get(kind, at_ns + 1):
             self.set(kind, at_ns, out)
 
@@ -82,11 +82,14 @@ class Deadlines:
             self.cancel(kind, out)
 
     def is_set(self, kind: Deadline) -> bool:
-        """Return whether ``kind`` is waited for."""
+        """Return whether a deadline of ``kind`` is set."""
         return kind in self._at_ns
 
     def reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
-        """Return the delay of a reached deadline in ns and remove it. None if it is not due: it is set again if needed."""
+        """Remove a reached deadline. Return its delay in nanoseconds, or None if it is not due.
+
+        If the timer was too early, set it again.
+        """
         at_ns = self._at_ns.get(kind)
         if at_ns is None:
             return None
@@ -126,12 +129,12 @@ class Backoff:
         return self.jittered_ns(base)
 
     def jittered_ns(self, base_ns: int) -> int:
-        """Return ``base_ns`` times a random factor in [0.5, 1)."""
+        """Return ``base_ns`` multiplied by a random factor in [0.5, 1)."""
         self._state, number = splitmix64(self._state)
         return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
 
     def succeeded(self) -> None:
-        """Note a success. The next failure counts as the first one."""
+        """Reset the backoff after a success. The next failure counts as the first one."""
         self._failures = 0
 
 
@@ -145,13 +148,13 @@ NOTHING_HELD = HeldPartition(
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a setting in seconds as ns."""
+    """Convert seconds to nanoseconds."""
     return round(seconds * NS_PER_S)
 
 
 @dataclass(slots=True)
 class ReplicaContext:
-    """State that outlives a role: identity, log, lease and metadata of the replica."""
+    """State that a replica keeps when its role changes: identity, log, lease and metadata."""
 
     node_id: str
     incarnation: int
@@ -162,17 +165,17 @@ class ReplicaContext:
     log: LogOffsets = field(default_factory=LogOffsets)
     deadlines: Deadlines = field(default_factory=Deadlines)
     live: dict[str, int] = field(default_factory=dict)
-    """Node id -> incarnation of the registered nodes that are not fenced, at the last PartitionChanged."""
+    """Node id -> incarnation of each registered node that is not fenced, by the last PartitionChanged."""
     intake: NodeIntake = field(default_factory=NodeIntake)
-    """Sums over all partitions of the node."""
+    """Totals over all partitions of the node."""
     copy_pace: CatchupThrottle = field(default_factory=CatchupThrottle)
-    """Throttle of all learners of the node."""
+    """Throttle that all learners of the node share."""
     flush_ns: int = 0
-    """Duration of the last flush of the log, in ns. 0: not known."""
+    """Duration of the last flush of the log, in nanoseconds. 0: unknown."""
     data_path_down_ns: int | None = None
-    """Monotonic time since which the data path is down. None: it is up."""
+    """Monotonic time when the data path was lost. None: the data path works."""
     held: HeldPartition = NOTHING_HELD
-    """The partition at the last PartitionChanged. Epoch 0: none yet."""
+    """Partition by the last PartitionChanged. Epoch 0: there was no such event."""
     next_request_id: int = 1
     """Id of the next request.
 
@@ -180,7 +183,7 @@ class ReplicaContext:
     grows with the clock, so that the leader can detect a request that this process has not sent.
     """
     request_id_base: int = 0
-    """Amount by which request ids are above the clock. It is equal for all replica objects of a process, and cannot be guessed."""
+    """Offset between request ids and the clock. All replica objects of a process share it, and others cannot guess it."""
 
     @property
     def state(self) -> PartitionState:
@@ -189,17 +192,17 @@ class ReplicaContext:
 
     @property
     def copy_epoch(self) -> int:
-        """Number of the copy that this node makes as the learner, 0 if none."""
+        """Number of the copy that this node makes as a learner. 0: it is no learner."""
         return self.state.copy_of(self.node_id)
 
     def raise_high_watermark(self, offset: int, out: Effects) -> None:
-        """Raise the HW to ``offset`` (inclusive) if it is higher, and update the log."""
+        """Raise the HW to ``offset`` (inclusive) if it is higher, and emit RaiseHighWatermark."""
         if self.log.raise_high_watermark(offset):
             out.append(RaiseHighWatermark(high_watermark=offset))
 
 
 class ReplicaRole:
-    """A replica that does not act, and the base class of the acting ones. ``phase`` is shown in status and logs."""
+    """Base class of all roles. By itself, it is a replica that does not act. ``phase``: shown in status and logs."""
 
     name: RoleName
 
@@ -208,7 +211,7 @@ class ReplicaRole:
         self.log = shared.log
         self.phase: Phase = phase
         self.leader_epoch = shared.state.leader_epoch
-        """LeaderEpoch in which this role acts. Another epoch needs another role object."""
+        """LeaderEpoch in which this role acts. Another LeaderEpoch needs another role object."""
 
     @property
     def shown_phase(self) -> str:
@@ -216,25 +219,25 @@ class ReplicaRole:
         return self.phase.value
 
     def to_phase(self, phase: Phase, out: Effects) -> None:
-        """Change to ``phase`` and show it in the status."""
+        """Change the phase, and emit RoleChanged for the status."""
         if phase != self.phase:
             self.phase = phase
             out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Begin the role."""
+        """Start the role. A role with actions overrides this method."""
         out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """End the role. It must not act afterwards."""
+        """End the role. The object must not act afterwards."""
         self.shared.deadlines.cancel_all(out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Handle a change of the metadata that does not change this role."""
+        """Handle a metadata change that keeps this role."""
 
     def metadata_heard(self, now_ns: int, out: Effects) -> None:
-        """Note that the lease was extended."""
+        """Handle an extended lease."""
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle a deadline of this role. ``late_ns``: its delay."""
@@ -247,10 +250,10 @@ class ReplicaRole:
         """Handle a completed truncation."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
-        """Note that the proposed LeaderEpoch is on disk."""
+        """Handle the durable LeaderEpoch of a candidate."""
 
     def replay_progressed(self, end_offset: int, finished: bool, now_ns: int, out: Effects) -> None:
-        """Note that the derived state covers the log up to ``end_offset``."""
+        """Handle progress of the derived state, which covers the log up to ``end_offset`` (exclusive)."""
 
     # ---- requests of others ----------------------------------------------------------------------------------------
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
@@ -305,7 +308,7 @@ class ReplicaRole:
         """Handle a lost connection: no requests and no answers are possible."""
 
     def woken_up(self, now_ns: int, out: Effects) -> None:
-        """Handle a wake-up of the leader: there are records."""
+        """Handle a notification of the leader that there are records to fetch."""
 
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
         """Handle a notice with the leader's HW."""
@@ -314,7 +317,7 @@ class ReplicaRole:
         """Handle a replica that is not connected to NATS."""
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle the question whether the last fetch still waits. No answer means no."""
+        """Handle a follower's question whether its last fetch still waits. Without a confirmation, the answer is no."""
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
         """Handle the end of a quiet wait."""
@@ -324,14 +327,17 @@ class ReplicaRole:
 
 
 def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
-    """Return the node that should get the leadership of ``node_id``: the live ISR member with the latest request, '' for none.
-    ``live``: incarnation of each live node. ``asked_ns``: monotonic time of each follower's last request."""
+    """Return the live ISR member that should get the leadership of ``node_id``, or '' if there is none.
+
+    It is the member with the latest request. ``live``: node -> its incarnation. ``asked_ns``: follower -> monotonic time of its
+    last request.
+    """
     able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
     return max(able, key=lambda replica: asked_ns[replica], default="")
 
 
 def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
-    """Return True if a reconnect shows that no node received the missed messages.
+    """Return whether no node can have received the messages that this node missed.
 
     That is so if there is only one NATS server, and it restarted (``before`` and ``after``: its ids).
     """

@@ -45,10 +45,10 @@ from liftpy.errors import LiftError
 MAX_ERROR_BYTES = 500
 MAX_SKIPS = 256
 FIRST_WAIT_S = 1.0
-"""Wait in a follower's host before a unit that failed twice is tried again, in seconds. It doubles each time."""
+"""Wait before a follower's host retries a unit that failed twice, in seconds. It doubles with each failure."""
 LONGEST_WAIT_S = 60.0
 DECIDED_WAIT_S = 10.0
-"""Time to look for a decision that was appended, before it is made again, in seconds."""
+"""Wait for an appended decision before it is appended again, in seconds."""
 
 
 class OnError(Enum):
@@ -60,7 +60,7 @@ class OnError(Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """Unit that can fail: ``on_record`` at ``offset``, or a named timer that fires before it."""
+    """Part of a service's work that can fail: ``on_record`` at ``offset``, or a named timer that fires before it."""
 
     offset: int
     timer: str = ""
@@ -70,9 +70,7 @@ class Unit:
 
 
 class BadRecordError(ServiceFailedError):
-    """The service's code raised an error on ``unit``, while ``record`` was applied. Blame: the service. The machine must
-    not continue.
-    """
+    """Raised if the service's code raised an error for ``unit`` at ``record``. The machine must not continue."""
 
     def __init__(self, unit: Unit, record: Record, text: str) -> None:
         super().__init__(f"{text}: the record at offset {unit.offset} can't be applied")
@@ -81,7 +79,7 @@ class BadRecordError(ServiceFailedError):
 
 
 class DecisionMissedError(LiftError):
-    """The state contains a unit that the log says to skip. Restore a state from before ``unit``."""
+    """Raised if the state contains a unit that the log decides to skip. Restore a state from before ``unit``."""
 
     code = "DECISION_MISSED"
 
@@ -92,7 +90,7 @@ class DecisionMissedError(LiftError):
 
 @dataclass(frozen=True, slots=True)
 class SkipDecision:
-    """Decision of one service to skip ``unit``. ``leader_epoch``: LeaderEpoch of the deciding service, 0 for an operator."""
+    """Decision of a service to skip ``unit``. ``leader_epoch``: LeaderEpoch of this service, or 0 for an operator."""
 
     service: str
     unit: Unit
@@ -104,12 +102,12 @@ class SkipDecision:
 
 
 def is_decision(record: Record) -> bool:
-    """Return whether the record is for the framework: no service's ``on_record`` sees it."""
+    """Return whether the record is a decision of the framework. ``on_record`` of a service does not get such a record."""
     return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
 def decided(record: Record, service: str) -> Unit | None:
-    """Return the unit that ``record`` tells ``service`` to skip, None if it is no valid decision."""
+    """Return the unit that ``service`` must skip because of ``record``, or None if the record is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_SKIP:
             continue
@@ -152,7 +150,7 @@ class Skips:
 
 
 class Next(Enum):
-    """Next step for a failed unit without a decision, after all committed records were searched."""
+    """Next step for a failed unit, after all committed records were searched for a decision."""
 
     TRY = "try"
     DECIDE = "decide"
@@ -162,7 +160,7 @@ class Next(Enum):
 
 @dataclass(slots=True)
 class Failing:
-    """One unit that keeps failing.
+    """State of one unit that keeps failing.
 
     ``scanned``: next offset to search for a decision. ``again_s``: monotonic time of the next attempt.
     """
@@ -172,28 +170,27 @@ class Failing:
     scanned: int = 0
     again_s: float = 0.0
     decided_s: float | None = None
-    """Monotonic time at which a decision was appended here. None: none was."""
+    """Monotonic time when this node appended a decision, in seconds. None: it appended none."""
     scan_end: int | None = None
-    """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
-    wait for the next scan. None: no scan is under way."""
+    """End of the running search for a decision, exclusive: the HW at its start. None: no search is running."""
     undone: bool = False
-    """True if the state was not rebuilt since the failure."""
+    """True if the state still contains parts of the failed unit, because it was not rebuilt."""
     stored: bool = False
-    """True if there is a snapshot right below it, so that no try replays more than one record."""
+    """True if there is a snapshot directly before the unit, so that a retry replays only one record."""
 
     @property
     def unit(self) -> Unit:
-        """Unit that fails."""
+        """Unit that keeps failing."""
         return self.error.unit
 
     def failed(self, error: BadRecordError, now_s: float) -> None:
-        """Note another failure."""
+        """Record another failure of the unit, and set the time of the next attempt."""
         self.error = error
         self.tries += 1
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """Return the next step. ``leads``: True if this service runs in the host of the partition's leader."""
+        """Return the next step. ``leads``: True if the service runs on the node of the partition's leader."""
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:
@@ -206,7 +203,7 @@ class Failing:
 
 
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
-    """Return the headers of a dead letter: those of the record without liftpy's own and without conditions, and its source.
+    """Return the headers of a dead letter: the record's own headers, and headers that name its source and its error.
 
     ``source``: stream/uid/partition. With the record's message id, two dead letters could count as one.
     """

@@ -59,14 +59,14 @@ class Effect:
 
 
 class Pending:
-    """Effects without a result, in order. ``source``: prefix of every id (service, stream uid, partition)."""
+    """Effects without a result, in order. ``source``: prefix of each effect id (service, stream uid, partition)."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._effects: dict[int, Effect] = {}
         self._size_bytes = 0
         self.count = 0
-        """Effects so far: the number of the next one."""
+        """Number of effects that were ever added. It is the number of the next effect."""
 
     def __len__(self) -> int:
         return len(self._effects)
@@ -75,7 +75,7 @@ class Pending:
         return iter(list(self._effects.values()))
 
     def get(self, number: int) -> Effect | None:
-        """Return an effect by number. None: it has a result, or it never existed."""
+        """Return an effect by number, or None if it has a result or never existed."""
         return self._effects.get(number)
 
     def has_room(self, count: int, size_bytes: int) -> bool:
@@ -92,14 +92,17 @@ class Pending:
         self._size_bytes += effect.size_bytes
 
     def end(self, number: int) -> None:
-        """Remove an effect, because it has a result."""
+        """Remove an effect after its result."""
         effect = self._effects.pop(number, None)
         if effect is not None:
             self._size_bytes -= effect.size_bytes
 
     def encode(self) -> bytes:
-        """Return the bytes for a snapshot: u64 count, then for each effect u64 number, u64 outputs, u8 offer, u16 name size,
-        u32 payload size, i32 key size or -1, name, payload, key. b"" if there never was an effect."""
+        """Return the effects as bytes for a snapshot, or b"" if there never was an effect.
+
+        Format: u64 count, then for each effect u64 number, u64 outputs, u8 offer, u16 name size, u32 payload size, i32 key size
+        or -1, name, payload, key.
+        """
         if not self.count:
             return b""
         parts = [_COUNT.pack(self.count)]
@@ -115,7 +118,7 @@ class Pending:
         return b"".join(parts)
 
     def load(self, data: bytes) -> None:
-        """Read the bytes that ``encode`` wrote. Raise CorruptionError otherwise."""
+        """Load the bytes of ``encode``. Raise CorruptionError if they are invalid."""
         try:
             if data:
                 (self.count,) = _COUNT.unpack_from(data)
@@ -156,8 +159,9 @@ def result_headers(service: str, number: int) -> Pairs:
 
 
 def effect_of(record: Record, service: str) -> int | None:
-    """Return the number of the effect of ``service`` that ``record`` ends. -1: it is another service's, or cannot be read.
-    None: it ends none.
+    """Return the number of the effect of ``service`` whose result is ``record``.
+
+    -1: the record belongs to another service, or cannot be decoded. None: the record is no result of an effect.
     """
     for name, value in record.headers:
         if name == SERVICE_EFFECT:
@@ -173,5 +177,5 @@ def tick_headers(service: str) -> Pairs:
 
 
 def is_tick(record: Record) -> bool:
-    """Return whether no ``on_record`` sees it."""
+    """Return whether the record only advances log time. ``on_record`` does not get such a record."""
     return any(name == SERVICE_TICK for name, _ in record.headers)

@@ -29,14 +29,14 @@ from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
 from liftpy.errors import ConfigError, LiftError, StorageError
 
 MAX_FIRES_PER_RECORD = 100_000
-"""Maximum number of timers that fire before one record because of timers that fired there."""
+"""Maximum number of timers that fire before one record. A timer that fires may set further timers."""
 MAX_OUTPUTS_PER_CALLBACK = 1000
 _NO_STOP = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class _RequestedEffect:
-    """An effect or an offer, before its callback has returned."""
+    """Effect or offer that a running callback has requested."""
 
     name: str
     payload: bytes
@@ -46,7 +46,7 @@ class _RequestedEffect:
 
 @dataclass(slots=True)
 class _Source:
-    """The record that is being applied.
+    """The record that is being applied, with the outputs of its callbacks.
 
     ``index``: number of its outputs, with those of earlier timers. ``emitted``: outputs of the running callback, which count
     after it returns.
@@ -61,7 +61,7 @@ class _Source:
 
 @dataclass(slots=True)
 class Applied:
-    """Result of ``apply``. ``snapshots``: to be stored in order. ``count``: applied records."""
+    """Result of ``apply``. ``snapshots``: snapshots to store in order. ``count``: number of applied records."""
 
     count: int = 0
     snapshots: list[Snapshot] = field(default_factory=list)
@@ -69,7 +69,10 @@ class Applied:
 
 @accept_old_keywords
 class ServiceMachine:
-    """Make it with a new Service, ``start`` it once, then ``apply`` records. ``outbox`` None: the service may not emit."""
+    """Drives a service over the records of its partition.
+
+    Create it with a new Service, call ``start`` once, then ``apply``. ``outbox`` None: the service must not emit.
+    """
 
     def __init__(
         self,
@@ -91,36 +94,36 @@ class ServiceMachine:
         self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
         """Effects without a result."""
         self.position = 0
-        """Offset of the next record: all below it are in the state."""
+        """Offset of the next record. The state contains all earlier records."""
         self.last_epoch = 0
-        """LeaderEpoch of the last record applied, 0: none."""
+        """LeaderEpoch of the last applied record. 0: none."""
         self.now_ns = 0
-        """Log time: the highest timestamp so far. It never falls."""
+        """Log time in nanoseconds: the highest timestamp so far. It never falls."""
         self._stamp_ns = 0
         """Timestamp of the last applied record, in nanoseconds."""
         self.role = Role.FOLLOWER
         self.leader_epoch = 0
-        """LeaderEpoch in which the role was given."""
+        """LeaderEpoch for which the current role was set."""
         check_class(type(service))
         self.on_error = OnError(service.on_error)
         self._service = service
         self._snapshot_every = snapshot_interval_records
         self._snapshot_position = 0
-        """The last multiple of ``snapshot_interval_records`` that was passed."""
+        """Last multiple of ``snapshot_interval_records`` that the machine has passed."""
         self._timers = LogTimers()
         self._source: _Source | None = None
-        """Set while the state may change. None: emit and timers are rejected."""
+        """Record that is being applied. None: outputs and timers are rejected, because no callback is running."""
         self._skips = Skips()
         self.version = service.version
-        """Version of the code."""
+        """Version of the service's code."""
         self.active_version = FIRST
-        """Version by which records are applied."""
+        """Version by which the machine applies records now."""
         self.failed = False
-        """True if a callback raised: the state may be half of one."""
+        """True if a callback has raised an error, so that the state may be incomplete."""
         self.at_home: Callable[[], bool] = _yes
-        """Return True in the thread that applies records. A caller with more threads replaces this function."""
+        """Function that returns whether the caller is the thread that applies records."""
         self.on_work: Callable[[], None] | None = None
-        """Called when records were applied and effects or timers wait. The caller sets it."""
+        """Callback after records were applied and effects or timers wait. None: no callback."""
         service.surroundings = self
 
     # ---- life ------------------------------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ class ServiceMachine:
         return self._service.starts_in_thread
 
     def start(self, snapshot: Snapshot | None) -> None:
-        """Begin with a snapshot's state or with none, as FOLLOWER."""
+        """Start with the state of a snapshot, or with an empty state. The role is FOLLOWER."""
         if snapshot is not None:
             if snapshot.section(Section.PARAMETERS) != self._parameters_digest:
                 raise ConfigError(
@@ -153,7 +156,7 @@ class ServiceMachine:
             self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
-        """Set the role. Return whether the role or its LeaderEpoch changed. The service is then informed."""
+        """Set the role and inform the service. Return whether the role or its LeaderEpoch changed."""
         if (role, leader_epoch) == (self.role, self.leader_epoch):
             return False
         self.role, self.leader_epoch = role, leader_epoch
@@ -171,7 +174,7 @@ class ServiceMachine:
 
     @property
     def waits_for_outputs(self) -> bool:
-        """True if a LEADER's outputs have to be written before more are produced. (A follower drops its oldest instead.)"""
+        """True if a LEADER must wait until outputs are written. A follower drops its oldest outputs instead."""
         return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
 
     # ---- records ---------------------------------------------------------------------------------------------------------
@@ -220,11 +223,11 @@ class ServiceMachine:
         return done.snapshots
 
     def skip(self, unit: Unit) -> None:
-        """Skip ``unit``, which is not applied yet, because of a decision in a later record."""
+        """Skip ``unit``, which is not applied yet. A later record contains the decision."""
         self._skips.add(unit)
 
     def _apply(self, record: Record) -> None:
-        """Apply a record. Most have no headers, no due timer and no skip, so they need only one call."""
+        """Apply a record. A record without headers, due timer and skip needs only one call."""
         now_ns = max(self.now_ns, record.timestamp_ns)
         passed_over, number = self._look_into(record) if record.headers else (False, None)
         if self._timers.due_ns <= now_ns:
@@ -249,7 +252,10 @@ class ServiceMachine:
                 self.outbox.trim()
 
     def _look_into(self, record: Record) -> tuple[bool, int | None]:
-        """Inspect a record with headers. Return whether no callback gets it, and the number of the effect that it completes."""
+        """Inspect a record with headers.
+
+        Return whether no callback gets the record, and the number of the effect whose result it is.
+        """
         number = effect_of(record, self.identity.service)
         if number is not None:
             return self.effects.get(number) is None, number  # it has its result, or is another service's
@@ -266,7 +272,7 @@ class ServiceMachine:
         self._service.on_effect_result(effect, record.value or b"")
 
     def _may_begin(self, record: Record) -> bool:
-        """Return whether the first record says that the log begins with a version that the code supports.
+        """Return whether the first record allows the start. Raise VersionError if the code does not support its version.
 
         Raises VersionError.
         """
@@ -296,7 +302,7 @@ class ServiceMachine:
         return True
 
     def _is_repeated(self, record: Record) -> bool:
-        """Return whether it is a repeated command. It gets the same answer and has no other effect."""
+        """Return whether the record is a repeated command. The machine repeats its answer and does not apply it again."""
         name = message_id_of(record) if self._answers else ""
         known = self._answers.get(name) if name else None
         if known is None:
@@ -333,7 +339,7 @@ class ServiceMachine:
                 self._call(name, record, self._service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
-        """Run one callback, ``on_record`` or that of ``timer``. Its outputs count after it returns."""
+        """Run one callback: ``on_record``, or ``on_timer`` for ``timer``. Its outputs count after it returns."""
         source = self._source
         assert source is not None
         try:
@@ -382,12 +388,11 @@ class ServiceMachine:
 
     @property
     def boundary(self) -> int:
-        """Position of the next snapshot."""
+        """Position of the next regular snapshot."""
         return (self._snapshot_position // self._snapshot_every + 1) * self._snapshot_every
 
     def snapshot(self, position: int | None = None) -> Snapshot:
-        """Return a snapshot of the current state as of ``position``. None: the machine's position. Between the two there are
-        no records.
+        """Return a snapshot of the current state. ``position`` None: at the machine's position.
 
         Its bytes may be made later, in any thread (``Snapshot.whole``).
         """
@@ -448,7 +453,7 @@ class ServiceMachine:
 
     # ---- what the service calls ------------------------------------------------------------------------------------------
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
-        """Add an output of the current record."""
+        """Add an output of the current record to the outbox."""
         source = self._changing("emit")
         if to and self.routes is not None and to not in self.routes:
             raise ServiceFailedError(
@@ -484,7 +489,7 @@ class ServiceMachine:
         source.emitted.append(output)
 
     def reply(self, record: Record, value: bytes) -> None:
-        """Answer the sender of the current record."""
+        """Send ``value`` as reply to the sender of the current record."""
         source = self._changing("reply")
         if record.offset != source.offset or source.reply is not None:
             raise ServiceFailedError("reply() was called too late or twice. Call it once, inside on_record, before it returns.")
@@ -493,7 +498,7 @@ class ServiceMachine:
         source.reply = value
 
     def effect(self, name: str, payload: bytes) -> None:
-        """Request an action outside of the service."""
+        """Schedule an effect: an action outside of the service."""
         if type(self._service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
@@ -501,7 +506,7 @@ class ServiceMachine:
         self._ask("effect", _RequestedEffect(name, payload, None, is_offer=False))
 
     def offer(self, value: bytes, key: bytes | None) -> None:
-        """Add a record to the input."""
+        """Schedule a record for the service's own input."""
         self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
 
     def _ask(self, what: str, asked: _RequestedEffect) -> None:
@@ -593,7 +598,7 @@ def _told(to: str) -> Pairs:
 
 
 class _blamed:
-    """Turns whatever the service raises into ServiceFailedError, saying where."""
+    """Turns an error of the service's code into ServiceFailedError that names the place."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -616,16 +621,16 @@ class _blamed:
 MAX_TIMERS = 1_000_000
 MAX_TIMER_NAME_BYTES = 1024
 NEVER = 1 << 63
-"""Above every time that a timer may have."""
+"""Log time above that of every possible timer."""
 
 
 class LogTimers:
-    """The timers of one service. ``set`` moves a timer that is set already."""
+    """Timers of one service, by log time. ``set`` moves a timer that is already set."""
 
     def __init__(self) -> None:
         self._at_ns: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        """(time, name). An entry that ``_at_ns`` does not confirm belongs to a moved or cancelled timer."""
+        """Heap of (log time, name). An entry is outdated if ``_at_ns`` has another time for the name."""
 
     def __len__(self) -> int:
         return len(self._at_ns)
@@ -644,7 +649,7 @@ class LogTimers:
             self._heap = sorted((at, name) for name, at in self._at_ns.items())
 
     def cancel(self, name: str) -> None:
-        """Cancel the timer. Do nothing if it is not set."""
+        """Cancel the timer. Nothing happens if it is not set."""
         self._at_ns.pop(name, None)
 
     @property
@@ -653,7 +658,7 @@ class LogTimers:
         return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ns: int) -> tuple[int, str] | None:
-        """Return the first timer at or before ``now_ns``, taken out, or None."""
+        """Remove and return the first timer at or before ``now_ns``, or None if there is none."""
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, name = heapq.heappop(self._heap)
             if self._at_ns.get(name) == at_ns:

@@ -36,22 +36,22 @@ from liftpy.errors import ConfigError, LiftError
 MAX_OUTPUT_BYTES = 256 * 1024
 DIGEST_SIZE_BYTES = 16
 MAX_SAMPLES = 256
-"""Maximum number of digests of outputs that were written and are not produced here yet. Beyond it, they are thinned out."""
+"""Maximum number of digests for written outputs that this node has not produced yet. Beyond it, every second one is dropped."""
 _OVERHEAD_BYTES = 128
 EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
-"""Header of output 0 in earlier versions, because an envelope could not say that it expects offset 0."""
+"""Header of output 0 in earlier versions, whose envelopes could not expect offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
 
 
 class OutputConflictError(LiftError):
-    """The output partition contains records of another writer. Give the service an output stream of its own."""
+    """Raised if the output partition has records of another writer. Give the service an output stream of its own."""
 
     code = "OUTPUT_CONFLICT"
 
 
 class OutputMismatchError(DivergedError):
-    """The outputs do not match the snapshot that the instance started from. An earlier snapshot may match."""
+    """Raised if the outputs do not match the snapshot of this instance. An earlier snapshot may match."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Output:
 
 
 class Outbox:
-    """The outputs of one service that are not known to be written yet.
+    """Outputs of one service that are not known to be written.
 
     It holds the outputs from ``first_kept`` (inclusive) to ``output_count`` (exclusive).
 
@@ -96,53 +96,53 @@ class Outbox:
 
     def __init__(self, source: str, *, service: str = "", max_records: int = 65_536, max_bytes: int = 32 * 1024 * 1024) -> None:
         self.source = source
-        """Stream uid and partition, as in the id of every output."""
+        """Stream uid and partition, as part of the id of each output."""
         self.service = service
-        """Name of the service. '': it has none. An output stream belongs to one service."""
+        """Name of the service. '': unknown."""
         self._max_records = max_records
         self._max_bytes = max_bytes
         self._kept: deque[Output] = deque()
         self._kept_bytes = 0
         self.output_count = 0
-        """Number of outputs that the state has produced so far, and the number of the next one."""
+        """Number of outputs that the state has produced. It is the number of the next output."""
         self.digest = b""
         """Digest of all outputs below ``output_count``. b"" if there are none."""
         self.emitted_end = 0
-        """Outputs below it are committed in the output stream. It may be above ``output_count`` if this node lags."""
+        """Number below which all outputs are committed in the output stream. It may be above ``output_count`` on a node that lags."""
         self.known = False
-        """True if ``emitted_end`` comes from the output stream, and the state was not disproven there."""
+        """True if ``emitted_end`` was read from the output stream, and no written output contradicted the state."""
         self.compared_end = 0
-        """All outputs below this number are equal to the written ones."""
+        """Number below which all outputs were compared with the written ones and are equal."""
         self._began_at = 0
-        """``output_count`` when the state last began: outputs below it were produced before, perhaps by another process."""
+        """Value of ``output_count`` when the state was last started. Earlier outputs come from another run."""
         self._began_digest = b""
         self._proven = True
-        """True if the digest that the state began with was compared, or there was nothing to compare."""
+        """True if the first digest of the state was compared with a written output, or no comparison is needed."""
         self.diverged = ""
         """Output of this node that differs from the written one. '': none differs."""
         self._samples: dict[int, bytes] = {}
-        """Number -> digest of outputs that were written and are not produced here yet, ascending."""
+        """Number -> digest of written outputs that this node has not produced yet, ascending."""
         self._last_read: tuple[int, bytes] = (-1, b"")
-        """Number and digest of the newest written output that is known."""
+        """Number and digest of the newest written output that this node has read. (-1, b''): none."""
 
     @property
     def first_kept(self) -> int:
-        """Number of the oldest kept output, ``output_count`` without any."""
+        """Number of the oldest output in the outbox, or ``output_count`` if it is empty."""
         return self._kept[0].number if self._kept else self.output_count
 
     @property
     def waiting_count(self) -> int:
-        """Number of kept outputs."""
+        """Number of outputs in the outbox."""
         return len(self._kept)
 
     @property
     def full(self) -> bool:
-        """True if a LEADER must not produce more before some are written."""
+        """True if the outbox is full, so that a LEADER must wait until outputs are written."""
         return len(self._kept) >= self._max_records or self._kept_bytes >= self._max_bytes
 
     @property
     def must_rewind(self) -> bool:
-        """True if unwritten outputs are not in memory any more. An earlier snapshot must produce them again."""
+        """True if unwritten outputs are not in memory anymore. The service must replay from an earlier snapshot."""
         return self.known and self.emitted_end < self.first_kept
 
     # ---- the state -------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Outbox:
         self.known = False
 
     def add(self, output: Output) -> None:
-        """Keep the next output, unless it is already written."""
+        """Add the next output, unless it is already written."""
         number = output.number
         output.digest = self.digest = extended(self.digest, self.id_of(output), output.key, output.value, output.headers)
         self.output_count = number + 1
@@ -194,7 +194,7 @@ class Outbox:
 
     # ---- the output stream -----------------------------------------------------------------------------------------------
     def take(self, first_number: int, count: int) -> list[Output]:
-        """Return up to ``count`` kept outputs from ``first_number`` on. None if the state has diverged."""
+        """Return up to ``count`` outputs from ``first_number`` on, or none if the state has diverged."""
         if self.diverged:
             return []
         skipped = first_number - self.first_kept
@@ -204,20 +204,20 @@ class Outbox:
         return [self._kept[index] for index in range(skipped, end)]
 
     def written(self, end: int) -> None:
-        """Note that outputs below ``end`` (exclusive) are committed in the output stream."""
+        """Record that outputs below ``end`` (exclusive) are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
         while self._kept and self._kept[0].number < self.emitted_end:
             self._drop_first()
 
     def wrote(self, output: Output) -> None:
-        """Note that the own append of ``output`` was acknowledged at its offset."""
+        """Record that the output partition has acknowledged ``output`` at its offset."""
         self._last_read = (output.number, output.digest)
         if self.known:
             self.compared_end = max(self.compared_end, output.number + 1)
         self.written(output.number + 1)
 
     def lost(self, end: int) -> None:
-        """Note that the output stream ends at ``end`` after an unclean election.
+        """Record that the output stream ends at ``end`` (exclusive) after an unclean election.
 
         Later outputs are written again (``must_rewind`` if they are not kept).
         """
@@ -233,7 +233,7 @@ class Outbox:
         self.written(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
-        """Return the offset of the written output that proves the initial outputs. None: none can be read.
+        """Return the offset of the written output that proves the start of the state, or None if none can be read.
 
         Where retention has dropped it, the first output after it proves as much, once the state has produced it.
         """
@@ -241,9 +241,7 @@ class Outbox:
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """Check ``record``, which is at ``proof_at``. Raises OutputMismatchError if the state began with other outputs than
-        the written ones.
-        """
+        """Compare the record at ``proof_at`` with the state. Raise OutputMismatchError if they differ."""
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise OutputMismatchError(
@@ -255,7 +253,7 @@ class Outbox:
             self.compared_end = max(self.compared_end, self._began_at)
 
     def learned(self, record: Record) -> None:
-        """Check a committed record of the output stream, the next one after ``emitted_end``, and count it as written.
+        """Check the next committed record of the output stream, and count it as written.
 
         Outputs between the two were written and have been purged. They cannot be written again, because an append at their
         offsets is rejected.
@@ -290,14 +288,17 @@ class Outbox:
         self.written(number + 1)
 
     def _sample(self, number: int, digest: bytes) -> None:
-        """Keep the newest digest. If there are too many, keep every second one of the others."""
+        """Store the digest of a written output. If there are too many, drop every second older one."""
         self._samples[number] = digest
         if len(self._samples) > MAX_SAMPLES:
             for other in list(self._samples)[:-1:2]:
                 del self._samples[other]
 
     def _digest_in(self, record: Record, number: int) -> bytes:
-        """Return the digest in the record, b"" from an older version. Raise OutputConflictError for a foreign record."""
+        """Return the digest in the record, or b"" for an older version.
+
+        Raise OutputConflictError for a record of another writer.
+        """
         headers = dict(record.headers)
         said = _id_in(record)
         whose = headers.get(OUTPUT_SERVICE, b"").decode(errors="replace")
@@ -324,7 +325,7 @@ class Outbox:
         return digest
 
     def id_of(self, output: Output) -> str:
-        """Return the output's deterministic id: stream uid/partition/offset/index."""
+        """Return the deterministic id of the output: stream uid/partition/offset/index."""
         return f"{self.source}/{output.offset}/{output.index}"
 
     def headers_of(self, output: Output) -> list[tuple[str, bytes]]:
@@ -340,7 +341,7 @@ class Outbox:
 
 
 def extended(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
-    """Return the digest of the outputs before and of one more: BLAKE2b, 16 bytes, over unambiguous bytes."""
+    """Return the digest after one more output: BLAKE2b of the earlier digest and the output, 16 bytes."""
     named = output_id.encode()
     told = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))
     sizes = _SIZES.pack(len(named), 0 if key is None else len(key) + 1, len(told), len(value))
@@ -390,12 +391,15 @@ class Route:
 
 @dataclass(slots=True)
 class Place:
-    """One target partition of a route. ``end_offset``: exclusive. ``last_number``: newest output there, -1 for none."""
+    """One target partition of a route.
+
+    ``end_offset``: its log end, exclusive. ``last_number``: number of its newest output, or -1.
+    """
 
     end_offset: int = 0
     last_number: int = -1
     waiting: list[Record] = field(default_factory=list)
-    """Outputs to be appended next, as encoded in the output stream."""
+    """Outputs that must be appended next, as stored in the output stream."""
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
@@ -412,12 +416,12 @@ def partitions_of(partition: int, instances: int, partitions: int, route: Route)
 
 
 def place_of(key: bytes | None, places: Sequence[int]) -> int:
-    """Return the index in ``places`` for an output with ``key``."""
+    """Return the index in ``places`` of the partition for an output with ``key``."""
     return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
 def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -> None:
-    """Give each of the outputs ``records`` that is the route's, and not there yet, to its place."""
+    """Put each output of the route that is not written yet into the queue of its partition."""
     order = sorted(places)
     wanted = route.name.encode()
     for record in records:
@@ -429,7 +433,7 @@ def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -
 
 
 def headers_of(record: Record) -> Pairs:
-    """Return the headers of an output's copy: all except the route and the digest."""
+    """Return the headers of a routed output: all headers except the route and the digest."""
     return tuple((name, value) for name, value in record.headers if name not in _NOT_COPIED)
 
 

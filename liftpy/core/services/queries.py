@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from liftpy.errors import LiftError
 
 AT_LEAST_HEADER = "Lift-At-Least"
-"""Header of a query: the state must have every record below this offset. Default: every record committed before the query."""
+"""Header of a query with an offset. The answer must contain all records below it. Default: all committed records."""
 POSITION_HEADER = "Lift-Position"
-"""Header of an answer: the state had every record below this offset, and none from it on."""
+"""Header of an answer with an offset. The answer contains all records below it and no later ones."""
 PARTITIONS_HEADER = "Lift-Partitions"
 """Header of an answer: number of partitions of the service's stream. Each partition has its own instance and state."""
 NODE_HEADER = "Lift-Node"
@@ -26,14 +26,14 @@ ERROR_HEADER = "Lift-Error"
 
 
 class QueryFailedError(LiftError):
-    """The query failed: ``on_query`` raised an error, or the service takes no queries.
+    """Raised if a query failed: ``on_query`` raised an error, or the service takes no queries.
 
     The cause is the query or the service. The state did not change.
     """
 
     code = "QUERY_FAILED"
     partitions = 0
-    """Number of partitions of the service's stream. 0: the answer did not say."""
+    """Number of partitions of the service's stream. 0: unknown."""
 
 
 MAX_QUERIES = 1024
@@ -43,7 +43,7 @@ PATIENCE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One waiting query. ``position``: the state must have all records below it. None: not known yet."""
+    """One waiting query. ``position``: the state must contain all records below it. None: unknown yet."""
 
     body: bytes
     reply: str
@@ -52,7 +52,7 @@ class Query:
 
 
 class QueryDesk:
-    """The queries of one service process."""
+    """Waiting queries of one service process."""
 
     def __init__(
         self, max_queries: int = MAX_QUERIES, max_bytes: int = MAX_WAITING_BYTES, patience_s: float = PATIENCE_S
@@ -76,24 +76,24 @@ class QueryDesk:
         return True
 
     def without_position(self) -> list[Query]:
-        """Return the queries that need the position of the leader. An answer to a later request is valid for them."""
+        """Return the queries for which the leader must be asked for its position."""
         return [query for query in self._waiting if query.position is None]
 
     def placed(self, queries: list[Query], position: int) -> None:
-        """Note the leader's answer for ``queries``: every record below ``position`` is committed."""
+        """Record the leader's answer: every record below ``position`` is committed."""
         for query in queries:
             query.position = position
 
     def ready(self, position: int) -> list[Query]:
-        """Remove and return the queries that a state up to ``position`` can answer."""
+        """Remove and return the queries that a state with all records below ``position`` can answer."""
         return self._gone([query for query in self._waiting if query.position is not None and query.position <= position])
 
     def expired(self, now_s: float) -> list[Query]:
-        """Remove and return the queries that waited too long."""
+        """Remove and return the queries that have waited too long."""
         return self._gone([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 
     def drop(self, queries: list[Query]) -> list[Query]:
-        """Remove and return those of ``queries`` that still waited."""
+        """Remove and return those ``queries`` that still wait."""
         return self._gone([query for query in queries if query in self._waiting])
 
     def _gone(self, queries: list[Query]) -> list[Query]:
@@ -104,7 +104,7 @@ class QueryDesk:
 
 
 def position_in(header: str | None) -> int | None:
-    """Return the offset in ``AT_LEAST_HEADER``, None without it. Raise QueryFailedError if it is invalid."""
+    """Return the offset in ``AT_LEAST_HEADER``, or None without the header. Raise QueryFailedError if it is invalid."""
     if header is None:
         return None
     if not (header.isascii() and header.isdigit() and len(header) <= 19):

@@ -31,15 +31,15 @@ from liftpy.errors import CorruptionError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 256
-"""Maximum length of a message id, in bytes. A longer one is ignored."""
+"""Maximum length of a message id, in bytes. The service ignores longer ones."""
 MAX_ANSWERS = 10_000
 MAX_ANSWERS_BYTES = 4 * 1024 * 1024
-"""Maximum size of the table, in bytes. It is part of every snapshot."""
+"""Maximum size of the answer table, in bytes. Each snapshot contains the table."""
 MAX_REPLIES = 4096
 MAX_REPLIES_BYTES = 8 * 1024 * 1024
 PASSED_OVER = "PASSED_OVER"
 _MAX_AGE_NS = 60 * 1_000_000_000
-"""Age in log time, in nanoseconds, after which no client waits for a reply."""
+"""Age in log time from which no client waits for a reply anymore, in nanoseconds."""
 _OVERHEAD_BYTES = 64
 _ENTRY = struct.Struct("<QHI")
 
@@ -67,7 +67,7 @@ class Reply:
 
 
 class ReplyDesk:
-    """Replies that were not sent yet, or that another node may have sent. The newest ones, within limits."""
+    """The newest replies that this node may have to send. Their number and size are limited."""
 
     def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:
         self._max_replies = max_replies
@@ -75,9 +75,9 @@ class ReplyDesk:
         self._kept: deque[Reply] = deque()
         self._kept_bytes = 0
         self._sent = (0, -1)
-        """LeaderEpoch and offset of the last record whose reply this node sent. A truncated log continues in a higher epoch."""
+        """(LeaderEpoch, offset) of the last record whose reply this node sent. (0, -1): none."""
         self.on_kept: Callable[[], None] | None = None
-        """Called with each reply that is kept, in the thread that adds it: the event loop's."""
+        """Callback for each stored reply, called in the thread that adds it. None: no callback."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -88,7 +88,7 @@ class ReplyDesk:
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Keep a reply if it has a receiver. Beyond the limits, the oldest ones are dropped."""
+        """Store a reply that has a receiver. Beyond the limits, the oldest replies are dropped."""
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)
@@ -102,13 +102,13 @@ class ReplyDesk:
             self._drop_first()
 
     def next(self, emitted_end: int | None) -> Reply | None:
-        """Return the oldest that may leave, where outputs below ``emitted_end`` are written (None: there are none)."""
+        """Return the oldest reply that may be sent, or None. All outputs of its record must be below ``emitted_end``."""
         if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
             return None
         return self._kept[0]
 
     def sent(self, reply: Reply) -> None:
-        """Note that the reply was sent."""
+        """Record that this node sent the reply."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
         if self._kept and self._kept[0] is reply:
             self._drop_first()
@@ -119,7 +119,7 @@ class ReplyDesk:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer to the command with one message id, by the record at ``offset``."""
+    """Answer to a command, with the command's message id and the offset of its record."""
 
     offset: int
     message_id: str
@@ -132,7 +132,7 @@ class Answer:
 
 
 class AnswerTable:
-    """Message id -> answer, the newest within bounds. Part of a service's state: a function of the log alone."""
+    """Message id -> answer to the command. The newest answers are kept. The table is part of the service's state."""
 
     def __init__(
         self, answers: Iterable[Answer] = (), max_answers: int = MAX_ANSWERS, max_bytes: int = MAX_ANSWERS_BYTES
@@ -148,7 +148,7 @@ class AnswerTable:
         return len(self._by_id)
 
     def get(self, message_id: str) -> Answer | None:
-        """Return the answer to a command that was answered before."""
+        """Return the stored answer to a command, or None if the command is new."""
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
@@ -159,7 +159,10 @@ class AnswerTable:
             self._size_bytes -= self._by_id.pop(next(iter(self._by_id))).size_bytes
 
     def encode(self) -> bytes:
-        """Return the bytes for a snapshot, oldest first: u64 offset, u16 id size, u32 value size, id, value for each."""
+        """Return the table as bytes for a snapshot.
+
+        Format: u64 offset, u16 id size, u32 value size, id, value for each answer.
+        """
         parts: list[bytes] = []
         for answer in self._by_id.values():
             name = answer.message_id.encode()
@@ -191,7 +194,7 @@ def decode_answers(data: bytes) -> AnswerTable:
 
 
 def message_id_of(record: Record) -> str:
-    """Return the message id of a command, "" without one."""
+    """Return the message id of a command, or '' if it has none."""
     for name, value in record.headers:
         if name == MESSAGE_ID and len(value) <= MAX_ID_BYTES:
             try:
