@@ -272,8 +272,8 @@ class StreamConfig:
         compaction: If True, keep only the newest record of each key. Default False.
         delete_retention_s: Time until compaction deletes a tombstone, in seconds. Default 86,400 (one day).
         codec: Compression of stored and replicated batches. Default NONE.
-        failover_standby: If True, followers also buffer published messages. A failover then loses none that were
-            published without an ack. Default False.
+        failover_standby: If True, followers also buffer published messages. The new leader then stores those that the
+            old leader did not store. Default False.
         dedup_window_s: Time in which a message id is stored once, in seconds (0 to 86,400). Default 120. 0: message ids
             are ignored.
         read_only: If True, reject all publishes. Default False.
@@ -320,8 +320,8 @@ class StreamConfig:
     codec: Codec = Codec.NONE
     """Compression of stored and replicated batches."""
     failover_standby: bool = False
-    """True if followers also buffer published messages, so that a failover loses none. With small records at full speed it
-    costs about a fifth of the throughput and 40 % more CPU.
+    """True if followers also buffer published messages. The new leader then stores those that the old leader did not store.
+    With small records at full speed it costs about a fifth of the throughput and 40 % more CPU.
     """
     dedup_window_s: float = 120.0
     """Time in which a message id is stored once, in seconds of log time. 0: message ids are ignored."""

@@ -209,7 +209,7 @@ def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
 
 
 def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """Return ``shown`` for people, without default values. ack, min.isr, flush and commit are always included."""
+    """Return ``shown`` for people, without default values. ack, min_isr, flush and commit are always included."""
     every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}

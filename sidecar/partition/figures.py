@@ -118,7 +118,10 @@ SHOWN = (
     "led", "partitions_under_replicated", "partitions_under_min_isr", "led_short", "partitions_at_min_isr", "partitions_paused",
     "partitions_moving",
 )  # fmt: skip
-"""Names of values that follow from the image, for partitions that this node leads, besides ROLES."""
+"""Names of values that follow from the image, for partitions that this node leads, besides ROLES.
+
+``led_short``: partitions that are under-replicated and under min_isr.
+"""
 ROLES = tuple(role.value for role in RoleName)
 _LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, Following.QUIET  # an enum takes its time to find them
 AT_ONCE = 32

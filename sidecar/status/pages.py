@@ -54,7 +54,7 @@ NODE_COLUMNS = _columns(
 )  # fmt: skip
 STREAM_COLUMNS = _columns(
     ("stream", "stream", "text", "stream"), ("problem", "problem"), ("partitions", "partitions", "int"), ("replicas", "replicas", "int"),
-    ("offline", "offline", "int"), ("electing", "electing", "int"), ("under_min_isr", "under min.isr", "int"),
+    ("offline", "offline", "int"), ("electing", "electing", "int"), ("under_min_isr", "under min_isr", "int"),
     ("under_replicated", "under-replicated", "int"), ("subject", "subject"),
 )  # fmt: skip
 PARTITION_COLUMNS = _columns(
@@ -313,7 +313,7 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
         f'<div class="count" data-bad="{severity}"><dt>{title}</dt><dd>{_value(f"cluster.partitions.{name}", "int", shown)}</dd></div>'
         for name, title, severity in (
             ("led", "partitions led", ""), ("offline", "offline", "stops"), ("electing", "electing", "stops"),
-            ("under_min_isr", "under min.isr", "stops"), ("under_replicated", "under-replicated", "todo"), ("damaged", "damaged", "todo"),
+            ("under_min_isr", "under min_isr", "stops"), ("under_replicated", "under-replicated", "todo"), ("damaged", "damaged", "todo"),
         )
     )  # fmt: skip
     return (

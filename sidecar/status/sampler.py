@@ -139,7 +139,7 @@ class _Showing:
         self.counts = [0.0] * len(BY_STREAM)
         self.lag_ns = 0
         self.isr = [0, 0, 0]
-        """Partitions led here: with all replicas in sync, with fewer, with fewer than min.isr."""
+        """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
 
     def joined(self, said: Said) -> None:
         """Add the values of another process."""

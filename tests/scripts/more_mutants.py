@@ -565,7 +565,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("silence is taken for absence", "L8", silence_is_absence),
     Mutant("a slow disk is never told from others", "L3", slow_disks_are_not_told_from_others),
     Mutant("a slow leader stays", "L3", slow_leader_stays),
-    Mutant("slow members leave below min.isr", "D20", slow_members_leave_below_min_isr),
+    Mutant("slow members leave below min_isr", "D20", slow_members_leave_below_min_isr),
     Mutant("slow by one flush", "L8", slow_by_one_flush),
     Mutant("what was read is not looked at", "R6; KIP-320", lineage_not_looked_at),
     Mutant("a replica that lags says cut", "R6", lagging_says_cut),

@@ -1,7 +1,7 @@
 """All nodes lose power at the same moment, in the middle of writing.
 
 Every page cache is gone, every log may end in a torn batch. Whoever leads afterwards has everything that was acknowledged,
-for it was on min.isr disks; the rest is settled by the epochs.
+for it was on min_isr disks; the rest is settled by the epochs.
 
 Shows D1, D2, D23, D24, L1, L9, S1, S3.
 """

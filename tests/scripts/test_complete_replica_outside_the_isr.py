@@ -1,6 +1,6 @@
 """A replica that left the ISR while HW stood still holds all that was committed (KIP-966's eligible leader replicas).
 
-With fewer than ``min.isr`` members nothing is committed. So who leaves the ISR last, and leaves less than that behind, lacks nothing:
+With fewer than ``min_isr`` members nothing is committed. So who leaves the ISR last, and leaves less than that behind, lacks nothing:
 when the member that stayed fails for good, the other one leads, and nobody has to command a loss. One whose disk has lost what
 it acknowledged is not complete any more, and says so itself: it registers so, or asks the leader for what it had.
 

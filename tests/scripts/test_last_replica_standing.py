@@ -13,7 +13,7 @@ from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import Stage
 
-KILLS = ("election from all replicas", "lossy restart stays in the ISR", "min.isr not looked at")
+KILLS = ("election from all replicas", "lossy restart stays in the ISR", "min_isr not looked at")
 
 
 def _only_the_leader_is_left(s: Stage) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tests.scripts.stage import Stage
 
-KILLS = ("no lease", "min.isr not looked at")
+KILLS = ("no lease", "min_isr not looked at")
 
 
 def test_metadata_outage_with_a_dead_follower_commits_nothing() -> None:

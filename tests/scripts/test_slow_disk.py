@@ -1,7 +1,7 @@
 """One disk of three is far slower than the others': whose it is makes way, and every publish is as fast as before.
 
 A follower leaves the ISR, a leader hands over to a fast member, which then has it leave; it comes back when its disk is well again.
-Nobody makes way on a day on which all are slow, where ``min.isr`` or a second member would be missing, or for a hiccup.
+Nobody makes way on a day on which all are slow, where ``min_isr`` or a second member would be missing, or for a hiccup.
 
 Shows D20, L8, and the policy's side of C3 and C6.
 """
@@ -16,7 +16,7 @@ from liftpy.config import AckPolicy
 from tests.scripts.stage import Stage
 
 KILLS = (
-    "a slow disk is never told from others", "slow by one flush", "a slow leader stays", "slow members leave below min.isr",
+    "a slow disk is never told from others", "slow by one flush", "a slow leader stays", "slow members leave below min_isr",
 )  # fmt: skip
 SLOW_MS, VERY_SLOW_MS = 1500, 6000
 QUICK_S = 0.1

@@ -559,8 +559,8 @@ class Checkers:
         if set(old.isr) != set(new.isr):
             self.isr_changes += 1
             counters["ISR grew" if joined else "ISR shrank"] += 1
-            counters["ISR = min.isr"] += len(new.isr) == min(self.cluster.min_isr, len(new.replicas))
-            counters["ISR < min.isr"] += len(new.isr) < min(self.cluster.min_isr, len(new.replicas))
+            counters["ISR = min_isr"] += len(new.isr) == min(self.cluster.min_isr, len(new.replicas))
+            counters["ISR < min_isr"] += len(new.isr) < min(self.cluster.min_isr, len(new.replicas))
         if old.status is not new.status:
             counters[f"partition {new.status.name}"] += 1
         self._complete_members(key, "D19" if joined else "D3")

@@ -166,7 +166,7 @@ class PartitionState:
     """Number of leaders so far, the current one included. A replica sees by it that it has missed one."""
     complete: tuple[str, ...] = ()
     """Replicas outside ``isr`` that have every committed record: when they left, the ISR became smaller than
-    ``min.isr``, and HW has not moved since [D20]. If no ISR member remains, one of them may become the leader
+    ``min_isr``, and HW has not moved since [D20]. If no ISR member remains, one of them may become the leader
     [KIP-966].
     """
     target: tuple[str, ...] = ()

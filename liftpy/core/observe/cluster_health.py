@@ -83,7 +83,7 @@ def _cluster(said: list[NodeSummary]) -> Iterable[Reason]:
             True, f"{_count(newest.electing, 'partition')} without a leader: an election is under way", "failover-slow"
         )
     if short := sum(glance.under_min_isr for glance in said):
-        yield Reason(True, f"{_count(short, 'partition')} under min.isr: nothing is acknowledged there", "under-min-isr")
+        yield Reason(True, f"{_count(short, 'partition')} under min_isr: nothing is acknowledged there", "under-min-isr")
     if under := sum(glance.under_replicated for glance in said):
         yield Reason(False, f"{_count(under, 'partition')} with replicas out of sync", "under-replicated")
 
@@ -118,7 +118,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-PROBLEMS = ("damaged", "offline", "electing", "under min.isr", "under-replicated", "moving", "paused", "")
+PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
 """Problems, the most urgent first. The last one means that nothing is wrong."""
 FINE = len(PROBLEMS) - 1
 MOST_ROWS = 500

@@ -15,7 +15,7 @@ const PLOTS = {
   isr: {
     kind: "int",
     stacked: true,
-    lines: [["isr_under_min", "under min.isr", "--bad"], ["isr_below", "below", "--warn"], ["isr_full", "full", "--line-a"]],
+    lines: [["isr_under_min", "under min_isr", "--bad"], ["isr_below", "below", "--warn"], ["isr_full", "full", "--line-a"]],
   },
   loop: { kind: "span", lines: [["loop_p99", "p99", "--line-a"]] },
 };

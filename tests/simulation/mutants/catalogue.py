@@ -490,7 +490,7 @@ MUTANTS = (
     Mutant("HW set without looking", "KIP-207", raise_without_looking),
     Mutant("fetches of other epochs count", "KIP-320; Liftbridge", fetches_of_other_epochs_count),
     Mutant("a diverging fetch counts", "KAFKA-13141", diverging_fetch_counts),
-    Mutant("min.isr not looked at", "KIP-966", min_isr_not_looked_at),
+    Mutant("min_isr not looked at", "KIP-966", min_isr_not_looked_at),
     Mutant("a quorum commits older epochs", "Raft, figure 8", quorum_commits_older_epochs, "quorum"),
     Mutant("ack before flush on the leader", "NATS #7564", ack_before_flush_on_leader),
     Mutant("ack before flush on a follower", "NATS #7564", ack_before_flush_on_follower),

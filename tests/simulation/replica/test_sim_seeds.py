@@ -58,7 +58,7 @@ FOLDERS = (1, 2, 3, 8)
 WANTED = (
     "lasting fault, acknowledged", "gives up: its data path is down",
     "truncation", "fresh start", "refused: STALE_EPOCH", "refused: STALE_INCARNATION", "refused: BEFORE_LOG_START",
-    "refused: UNKNOWN", "no responders", "ISR = min.isr", "ISR < min.isr", "ISR grew", "ISR shrank", "changeIsr STALE",
+    "refused: UNKNOWN", "no responders", "ISR = min_isr", "ISR < min_isr", "ISR grew", "ISR shrank", "changeIsr STALE",
     "partition OFFLINE", "partition ELECTION", "partition CANDIDATE_FOUND", "passOver OK", "reportLeader FENCED",
     "negative ack: BELOW_MIN_ISR", "negative ack: NO_SPACE", "negative ack: OVERLOADED", "publishes held",
     "publish dropped: BELOW_MIN_ISR", "publish dropped: OVERLOADED", "publish timed out", "dropped answer: stale request",

@@ -120,7 +120,7 @@ def test_percentile_equals_prometheus(counts: tuple[int, ...], part: float, want
         ({"n2": {"offline": 2, "index": 39}}, OK, ""),
         ({"n2": {"offline": 2, "electing": 1, "index": 41, "is_controller": False}}, OK, ""),
         ({"n2": {"electing": 1, "index": 41}}, UNAVAILABLE, "1 partition without a leader"),
-        ({"n3": {"under_min_isr": 1}, "n2": {"under_min_isr": 2}}, UNAVAILABLE, "3 partitions under min.isr"),
+        ({"n3": {"under_min_isr": 1}, "n2": {"under_min_isr": 2}}, UNAVAILABLE, "3 partitions under min_isr"),
         ({"n1": {"metadata_leader": ""}}, UNAVAILABLE, "nobody leads"),
         ({"n3": {"under_replicated": 1}}, DEGRADED, "1 partition with replicas out of sync"),
         ({"n3": None}, DEGRADED, "silent: n3"),

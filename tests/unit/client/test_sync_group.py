@@ -101,4 +101,5 @@ def test_sync_cursor_methods_pass_the_partition(told: Told) -> None:
         ("fetch", (3,), {}),
         ("commit", (17, 4), {}),
         ("consume", (5,), {"start": "new", "until": "end"}),
-    ], "leaving says nothing: what was committed stands"
+        ("close", (), {}),
+    ]

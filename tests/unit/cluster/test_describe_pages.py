@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client.admin import Admin
-from liftpy.client.client import Client
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import codec
 from liftpy.core.metadata import describe as pages_module
@@ -35,6 +34,7 @@ from liftpy.errors import NotFoundError, ProtocolError
 from sidecar.status.report import Reporter
 from sidecar.status.status_api import PAGE_PARTITIONS, _page_of
 from tests.born import born_fsm, registration
+from tests.unit.client.admins import admin_over
 
 STREAMS, PARTITIONS, WIDE = 150, 40, 10_000
 MESSAGE_BYTES = 1024 * 1024
@@ -97,7 +97,7 @@ class Transport:
 
 async def test_cluster_larger_than_a_message_is_described_completely(fsm: ClusterFsm) -> None:
     transport: Any = Transport(fsm)
-    found = await Admin(transport, Subjects()).describe()
+    found = await MetadataRequests(transport, Subjects()).describe()
     assert (found.image.nodes, found.image.streams, found.image.counters) == (
         fsm.image.nodes, fsm.image.streams, fsm.image.counters,
     )  # fmt: skip
@@ -108,8 +108,8 @@ async def test_cluster_larger_than_a_message_is_described_completely(fsm: Cluste
 async def test_stream_larger_than_a_message_is_created_and_described_completely() -> None:
     fsm = cluster(3, node_name="a-node-with-a-name-that-is-rather-long-{}")
     transport: Any = Transport(fsm)
-    admin = Admin(transport, Subjects())
-    made = await admin.create_stream("wide", "wide", partitions=WIDE)
+    admin = MetadataRequests(transport, Subjects())
+    made = await admin_over(transport, Subjects()).create_stream("wide", "wide", partitions=WIDE, ready_s=0)
     held = fsm.image.streams["wide"]
     assert made == held
     assert len(codec.image_to_bytes(fsm.image)) > MESSAGE_BYTES
@@ -133,18 +133,18 @@ async def test_describe_of_a_stream_deleted_or_recreated_between_pages_raises_no
 
         transport: Any = Transport(fsm)
         transport.before = change
-        assert (await Admin(transport, Subjects()).describe()).image.streams == fsm.image.streams
+        assert (await MetadataRequests(transport, Subjects()).describe()).image.streams == fsm.image.streams
         transport = Transport(fsm)
         transport.before = change
         ask(pb.ControlRequest(deleteStream=pb.DeleteStream(name="stream-1x")))
         ask(pb.ControlRequest(createStream=pb.CreateStream(name="stream-1x", subject="wide", partitions=WIDE)))
         with pytest.raises(NotFoundError):
-            await Admin(transport, Subjects()).stream("stream-1x")
+            await MetadataRequests(transport, Subjects()).stream("stream-1x")
 
 
 async def test_describe_of_one_stream_needs_one_small_answer(fsm: ClusterFsm) -> None:
     transport: Any = Transport(fsm)
-    admin = Admin(transport, Subjects())
+    admin = MetadataRequests(transport, Subjects())
     assert await admin.stream("stream-7") == fsm.image.streams["stream-7"]
     assert transport.sizes[0] < 16 * 1024
     with pytest.raises(NotFoundError, match="there is no stream 'nobody'; there are: stream-0"):
@@ -224,9 +224,8 @@ async def test_node_status_with_many_partitions_is_paged_completely() -> None:
         sizes.append(len(answer))
         return answer
 
-    client: Any = SimpleNamespace(_transport=SimpleNamespace(request=request), _subjects=Subjects())
-    client._status_page = lambda *given: Client._status_page(client, *given)
-    status = await asyncio.wait_for(Admin.node_status(client, "n1"), 20)
+    transport: Any = SimpleNamespace(request=request)
+    status = await asyncio.wait_for(admin_over(transport, Subjects()).node_status("n1"), 20)
     told = [(p["stream"], p["partition"]) for p in status["partitions"]]
     assert told == sorted((w.key.stream, w.key.partition) for w in reporter._partitions)
     assert not status["more"]

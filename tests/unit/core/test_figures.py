@@ -14,7 +14,7 @@ Figures = dict[str, dict[str, tuple[float, float]]]
 """Module -> name -> (least, most)."""
 
 PEOPLE_WAIT: Figures = {
-    "liftpy.client.client": {"_PLACED_POLL_S": (0.1, 0.5)},
+    "liftpy.client.admin": {"_PLACED_POLL_S": (0.1, 0.5)},
     "liftpy.client.sync": {"_CLOSE_S": (10, 30)},
     "liftpy.nats.transport": {"_CLOSE_S": (1, 5)},
     "sidecar.cli.partition_reports": {"_NODE_TIMEOUT_S": (1, 5)},
@@ -86,7 +86,7 @@ AGAIN: Figures = {
     "sidecar.partition.replica_manager": {"_RETRY_S": (2, 15)},
     "sidecar.runtime.logs": {"SELDOM_S": (0.5, 5)},
     "liftpy.client.encode_publish": {"_FIRST_WAIT_S": (0.1, 1), "_LONGEST_WAIT_S": (5, 30)},
-    "liftpy.client.admin": {"DEADLINE_S": (10, 30), "ATTEMPT_S": (1, 3)},
+    "liftpy.client.metadata_requests": {"DEADLINE_S": (10, 30), "ATTEMPT_S": (1, 3)},
     "liftpy.client.service_commands": {"_ATTEMPT_S": (1, 5)},
     "liftpy.client.consumer": {"_HEDGE_S": (0.1, 0.5), "_EXISTS_S": (1, 5), "_MOST_HEDGES": (3, 8)},
     "liftpy.nats.cancellation": {"_TRY_AGAIN_S": (0.05, 0.5), "_TRIES": (20, 100)},

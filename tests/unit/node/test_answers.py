@@ -70,7 +70,7 @@ def test_partition_urgency_is_its_worst_problem() -> None:
         "damaged": urgency(a_state(), config, failed=True),
         "offline": urgency(a_state(status=PartitionStatus.OFFLINE, isr=("n1",), leader=""), config),
         "electing": urgency(a_state(status=PartitionStatus.ELECTION, leader=""), config),
-        "under min.isr": urgency(a_state(isr=("n1",)), config),
+        "under min_isr": urgency(a_state(isr=("n1",)), config),
         "under-replicated": urgency(a_state(isr=("n1", "n2")), config),
         "moving": urgency(a_state(target=("n1", "n2", "n4")), config),
         "": urgency(a_state(), config),
@@ -97,7 +97,7 @@ def test_partitions_answer_lists_the_worst_first_in_pages_without_gaps() -> None
         last = page["rows"][-1]
         after = last["urgency"], last["stream"], last["partition"]
         answers = the_answers(reporter)  # rests not: another second
-    assert seen[:4] == [("a", 9, "damaged"), ("s", 6, "damaged"), ("s", 5, "under min.isr"), ("s", 3, "under-replicated")]
+    assert seen[:4] == [("a", 9, "damaged"), ("s", 6, "damaged"), ("s", 5, "under min_isr"), ("s", 3, "under-replicated")]
     assert seen[4:] == [("s", 0, ""), ("s", 1, ""), ("s", 2, ""), ("s", 4, ""), ("t", 0, "")]
     only = asked(the_answers(reporter), partitions_question("t"))
     assert [row["stream"] for row in only["rows"]] == ["t"]
@@ -190,7 +190,7 @@ def test_streams_answer_lists_the_worst_first_and_recomputes_only_changed_stream
         ("a", 0, 0),
     ]
     assert (page["more"], page["count"]) == (True, 3)
-    assert [checked_stream(row)["problem"] for row in page["rows"]] == ["under min.isr", ""]  # type: ignore[index]
+    assert [checked_stream(row)["problem"] for row in page["rows"]] == ["under min_isr", ""]  # type: ignore[index]
     assert checked_stream({**page["rows"][0], "stream": 7}) is None
     last = page["rows"][-1]
     rest = asked(the_answers(reporter), streams_question((last["urgency"], last["stream"])))

@@ -248,6 +248,7 @@ class Watched:
         self.paces: list[int] = []
         self.begun = begun
         self.stuck = False
+        self.admin = self
 
     def say(self, line: str) -> None:
         self.paces.append(int(line))

@@ -198,7 +198,7 @@ def test_follower_that_makes_progress_stays_in_the_isr_despite_its_lag() -> None
     stuck = {**slow, "c": progress(10, caught_up_ago_s=20, progressed_ago_s=6, now_ns=now_ns)}
     assert wanted(stuck, now_ns) == "ab"
     slower = {r: progress(10, caught_up_ago_s=31 + (r == "c"), progressed_ago_s=0.1, now_ns=now_ns) for r in "bc"}
-    assert wanted(slower, now_ns) == "ab", "too slow for too long, and min.isr can do without it"
+    assert wanted(slower, now_ns) == "ab", "too slow for too long, and min_isr can do without it"
     assert wanted(slower, now_ns, min_isr=3) == "abc"
     assert wanted(slower, now_ns, isr="ab") == "ab", "nobody joins by it"
     gone = {r: progress(10, caught_up_ago_s=20, progressed_ago_s=20, now_ns=now_ns) for r in "bc"}

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from liftpy.client import Client
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import NotFoundError
 from liftpy.spark.pipelines.replica_reads import Away, InBlocks, ReplicaAddress, ReplicaReads
 from liftpy.testing.memory import memory_cluster
@@ -16,7 +17,7 @@ NODES = ("n1", "n2", "n3")
 
 def reads(client: Client, uid: str, node: str, patience_s: float = 10.0) -> ReplicaReads:
     address = ReplicaAddress(stream="orders", uid=uid, partition=0, node=node, patience_s=patience_s)
-    return ReplicaReads(client.transport, client._subjects, address)
+    return ReplicaReads(client.transport, Subjects(), address)
 
 
 async def test_replica_read_joins_a_batch_of_several_messages() -> None:

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from liftpy.client import Client
-from liftpy.client.admin import Admin
+from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.write_epoch import Round
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.wire.partitioner import partition_of
+from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.spark.options import SinkOptions
 from liftpy.spark.sink import Appending, Sent, gathered, send_round
@@ -189,7 +190,7 @@ async def client() -> AsyncIterator[Client]:
 
 
 async def write(client: Client, table: pa.Table | None, round: Round, options: SinkOptions = OPTIONS) -> Sent:
-    return await send_round(client.transport, Admin(client.transport, client._subjects, 5.0), options, table, round)
+    return await send_round(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), options, table, round)
 
 
 async def held(client: Client, stream: str = "out", partitions: int = 2) -> list[tuple[int, Any, Any]]:
@@ -327,7 +328,7 @@ async def test_sink_rejects_a_stream_without_acks(client: Client) -> None:
 
 async def test_sink_without_a_round_stores_rows_each_time(client: Client) -> None:
     for _ in range(2):
-        appending = Appending(client.transport, Admin(client.transport, client._subjects, 5.0), OPTIONS)
+        appending = Appending(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), OPTIONS)
         for rows in (some(0), [], some(1)):
             columns = {"key": [key for key, _ in rows], "value": [value for _, value in rows]}
             batch = pa.record_batch({name: pa.array(column, pa.binary()) for name, column in columns.items()})

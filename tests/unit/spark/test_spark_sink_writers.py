@@ -24,6 +24,7 @@ from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.types import StructType
 
 from liftpy.client import Client
+from liftpy.core.wire.subjects import Subjects
 from liftpy.spark import sink
 from liftpy.spark.failures import SourceError
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Range, Sent, Written, summary
@@ -50,7 +51,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
             assert timeout_s > 0
             return asyncio.run_coroutine_threadsafe(work, loop).result(30)
 
-        link = SimpleNamespace(transport=transport, call=call, subjects=made._subjects)
+        link = SimpleNamespace(transport=transport, call=call, subjects=Subjects())
         monkeypatch.setattr(sink, "link_to", lambda access: link)
         yield made
 
