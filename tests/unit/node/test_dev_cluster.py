@@ -252,7 +252,7 @@ def test_dev_supervisor_gives_up_a_node_that_ends_soon_repeatedly(lives_s: float
     supervisor.look(now_s)
     nodes.down = ["n1"]
     if given_up:
-        with pytest.raises(UnavailableError, match="Node n1 has ended"):
+        with pytest.raises(UnavailableError, match=r"Node n1 ends repeatedly \(has ended\)"):
             supervisor.look(now_s)
         return
     supervisor.look(now_s)
