@@ -68,10 +68,13 @@ async def test_group_page_shows_members_positions_and_lag(coordinated: Bench, st
             await group.commit()
             break
         await coordinated.until(lambda: shows(1, 0, ""), "the page shows a group without lag")
-        detail = (await page_data(page, f"group/{name}"))["page"]
-        assert [member["partitions"] for member in detail["members"]] == [2]
-        at = {row["partition"]: (row["position"], row["end"]) for row in detail["positions"]}
-        assert at[1] == (10, 10)
+
+        async def shows_positions() -> bool:
+            detail = (await page_data(page, f"group/{name}"))["page"]
+            at = {row["partition"]: (row["position"], row["end"]) for row in detail["positions"]}
+            return [member["partitions"] for member in detail["members"]] == [2] and at.get(1) == (10, 10)
+
+        await coordinated.until(shows_positions, "the page shows the member and the position of the group")
     async with await coordinated.client.publisher(stream_name, 1) as publisher:
         await (await publisher.send(b"more"))
     await coordinated.until(lambda: shows(0, 1, NO_MEMBERS), "the page shows a group that has lag and no members")

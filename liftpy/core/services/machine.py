@@ -354,11 +354,7 @@ class ServiceMachine:
             unit = Unit(record.offset, timer or "")
             what = f"on_timer {unit.timer!r}" if unit.timer else "on_record"
             blame = "" if isinstance(error, ServiceFailedError) else f"{getattr(error, 'code', type(error).__name__)}: "
-            text = (
-                f"{what} failed at offset {unit.offset}: {blame}{str(error).rstrip('.')}. Fix the service, or skip the record "
-                '(on_error="skip").'
-            )
-            raise BadRecordError(unit, record, text) from error
+            raise BadRecordError(unit, record, f"{what} failed at offset {unit.offset}: {blame}{error}") from error
         if source.emitted:
             assert self.outbox is not None
             for output in source.emitted:

@@ -105,13 +105,13 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
         step("pieces")
         return TakenBackup(manifest, 12, 0.5)
 
-    async def drill(client: Any, store: Any, manifest: Any, options: Any, step: Any) -> Any:
+    async def drill(client: Any, store: Any, manifest: Any, options: Any, step: Any, tell: Any) -> Any:
         step("compare")
         raise CorruptionError("n2 holds something else")
 
     class Restore:
         def __init__(self, *given: Any) -> None:
-            self._step = given[-1]
+            self._step = given[-2]
 
         async def run(self) -> Any:
             self._step("serve")

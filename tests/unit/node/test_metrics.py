@@ -257,7 +257,7 @@ def test_metrics_figures_come_from_their_own_source() -> None:
         ("feature_level",): 1, ("feature_level_supported", "min"): SPOKEN.least, ("feature_level_supported", "max"): SPOKEN.most,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
-    assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.01)
+    assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.2)
     assert found["scrub_age_seconds",] == pytest.approx(66, abs=5)
     assert found["disk_size_bytes",] >= found["disk_free_bytes",] > 0
     assert not any("no incident" in name for name in found)
