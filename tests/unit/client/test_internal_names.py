@@ -45,7 +45,7 @@ async def test_groups_stream_is_created_by_the_first_client_that_needs_it() -> N
             with pytest.raises(NotFoundError, match="billing"):
                 await asked
         assert await client.admin.list_streams(internal=True) == [], "who only looks has nothing made"
-        made, again = await asyncio.gather(client.groups.stream(), other.groups_stream())
+        made, again = await asyncio.gather(client.groups.stream(), other.groups.stream())
         assert made.uid == again.uid
         assert (made.subject, len(made.partitions), made.replica_count) == ("liftpy-groups", 3, 3)
         assert await client.admin.list_streams() == []
