@@ -201,18 +201,7 @@ class MetadataRequests:
         return await self.whole(await self.read(request))
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
-        """Return the nodes, the streams and the controllers of the cluster.
-
-        Args:
-            linearizable: If True, the answer contains every change that was committed before this call. Default False:
-                the state that the metadata leader last applied.
-
-        Returns:
-            The state of the cluster.
-
-        Raises:
-            UnavailableError: The metadata group did not answer in time.
-        """
+        """Return the state of the cluster. ``Admin.describe_cluster`` describes the argument."""
         request = cluster_pb2.ControlRequest(linearizable=linearizable)
         pages = ClusterPages()
         while pages.request is not None:

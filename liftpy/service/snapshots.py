@@ -373,8 +373,8 @@ class SnapshotKeeper:
         self._began: Kept | None = None
         """Snapshot from which the state began, until the log has confirmed it."""
         self.digests: list[tuple[int, bytes]] = []
-        """Position and digest of the last few snapshots stored in this life, and of the one that it began from. Those of all
-        nodes are compared.
+        """Position and digest of the last snapshots of this process, and of the snapshot that it started from. The leader
+        compares the digests of all nodes.
         """
         self.stored_count = 0
         """Snapshots that this process has stored."""

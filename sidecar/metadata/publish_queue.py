@@ -22,7 +22,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 async def unsubscribe(subscriptions: list[Any]) -> None:
-    """End the subscriptions. Those of a lost connection have already ended."""
+    """End the subscriptions. A subscription of a lost connection has already ended."""
     for subscription in subscriptions:
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()

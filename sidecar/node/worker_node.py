@@ -89,7 +89,7 @@ class WorkerNode(Node):
 
     # ---- up --------------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:
-        """Return the parts of the node, with the starts of a worker. What the main process does once has no start here."""
+        """Return the components of the node. A worker does not start the components that only the main process runs."""
         starts: dict[str, Step] = {
             "task failures": self._watch_tasks,
             "loop watch": self._loop_watch.start,

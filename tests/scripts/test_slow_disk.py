@@ -1,7 +1,8 @@
-"""One disk of three is far slower than the others': whose it is makes way, and every publish is as fast as before.
+"""One disk of three is much slower than the others. Its replica leaves the ISR, and publishes are as fast as before.
 
-A follower leaves the ISR, a leader hands over to a fast member, which then has it leave; it comes back when its disk is well again.
-Nobody makes way on a day on which all are slow, where ``min_isr`` or a second member would be missing, or for a hiccup.
+A slow follower leaves the ISR. A slow leader transfers the leadership to a fast member, which removes it from the ISR. The
+replica returns when its disk is fast again.
+No replica leaves if all disks are slow, if ``min_isr`` or a second member would be missing, or after a short delay.
 
 Shows D20, L8, and the policy's side of C3 and C6.
 """

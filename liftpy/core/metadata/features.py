@@ -35,7 +35,7 @@ class Feature:
     version: str
     """First release that supports the level."""
     description: str
-    """What the level brings, as text for people."""
+    """Changes of the level, as text for people."""
     has_way_back: bool = False
     """True if versions of the previous level can read everything that this level writes."""
     in_use: Callable[[ClusterImage], list[str]] = lambda _: []

@@ -432,8 +432,9 @@ class Agreement:
     _lives: dict[str, int] = field(default_factory=dict)
 
     def told(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
-        """Note the stored snapshots of ``node``, as position -> digest. Those of an earlier life are forgotten, because their
-        records may be gone.
+        """Store the snapshots that ``node`` reports, as position -> digest.
+
+        A report of another process of the service removes all earlier ones, because their records may be deleted.
         """
         if self._lives.get(node) != life:
             self._told.pop(node, None)

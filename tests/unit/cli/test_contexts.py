@@ -143,7 +143,7 @@ def test_connection_option_before_the_command_counts_unless_one_follows_it(run: 
         (["sidecar"], "Put --nats after 'liftpy sidecar'."),
     ],
 )
-def test_connection_option_before_a_command_without_it_is_rejected(run: Run, words: list[str], said: str) -> None:
+def test_cli_with_an_option_that_the_command_lacks_exits_with_a_reason(run: Run, words: list[str], said: str) -> None:
     code, _, error = run("--nats", NOWHERE, *words)
     assert code == 2
     assert said in error

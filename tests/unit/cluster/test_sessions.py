@@ -205,7 +205,7 @@ def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: 
     assert not sessions.runs("a", START + 5601 * MS)
 
 
-def test_node_whose_id_is_claimed_by_another_process_is_checked_at_once(driver: Driver, sessions: NodeSessions) -> None:
+def test_sessions_with_a_claimed_node_id_list_the_node_as_overdue_at_once(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.keeps_its_place("stranger", START)
     assert sessions.keeps_its_place("a", START)
     assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"

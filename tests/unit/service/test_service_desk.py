@@ -241,7 +241,7 @@ def test_desk_exchanges_service_reports_and_the_leader_transfers_leadership(
     assert [toward for toward, _ in world.moved] == ["n2"]
 
 
-def test_service_desk_rejects_a_service_whose_state_differs_from_two_nodes(world: World) -> None:
+def test_service_desk_with_two_other_digests_ends_the_differing_service(world: World) -> None:
     def stored(digest: bytes) -> list[pb.SnapshotDigest]:
         return [pb.SnapshotDigest(position=100, digest=digest * 16)]
 
