@@ -14,6 +14,7 @@ from liftpy.client.admin_requests import NodeRequests
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
 from liftpy.client.positions import Bounds, check_offset, check_partition, out_of_range, timestamp_ns
+from liftpy.client.progress import ReadProgress
 from liftpy.client.retrying import retrying
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
@@ -592,8 +593,12 @@ class Admin(NodeRequests):
         if offset <= bounds.log_start_offset:
             return bounds.log_start_offset
         if offset < bounds.end_offset:
+            end = offset + 1
+            progress = ReadProgress(
+                stream.name, partition, offset, end, uid=stream.uid, floor_high_watermark=offset, moves_end=True
+            )
             try:
-                async for piece in self._streams.read_range(stream.name, partition, offset, offset + 1, uid=stream.uid):
+                async for piece in self._streams.read(progress):
                     return max(min(piece.batch.base_offset, offset), bounds.log_start_offset)
             except OffsetOutOfRangeError:  # deleted by retention
                 pass

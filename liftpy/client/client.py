@@ -29,6 +29,7 @@ from liftpy.client.partition_sender import ProducerOptions, Source, check_answer
 from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
 from liftpy.client.positions import resolved as _resolved
 from liftpy.client.producer import Partitioner, Producer
+from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.services import Services
@@ -360,7 +361,10 @@ class Client:
         end_offset = positions.check_offset(end_offset, "end_offset")
         if start_offset > end_offset:
             raise ConfigError(f"Invalid range {start_offset}..{end_offset}. Use 0 <= start_offset <= end_offset.")
-        return self._streams.read_range(stream, partition, start_offset, end_offset, uid=uid, exact=exact, options=options)
+        progress = ReadProgress(
+            stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1, moves_end=not exact
+        )
+        return self._streams.read(progress, options)
 
     async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:
         """Return the log start, the high watermark and the leader of a partition.

@@ -7,12 +7,13 @@ moves them back with ``liftpy cursor set``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from liftpy.client.client_home import ClientHome
-from liftpy.client.consumer import Consumer
+from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
-from liftpy.client.positions import Position, Start, check_offset
+from liftpy.client.positions import Position, Start, Until, check_offset
 from liftpy.core.base.ids import PartitionKey, check_name
 from liftpy.core.groups.commands import decode_query_answer, partition_of
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -125,13 +126,27 @@ class Cursor:
                 "committed. To move the cursor back, use `liftpy cursor set`."
             )
 
-    async def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> Consumer:
+    async def consume(
+        self,
+        partition: int = 0,
+        *,
+        start: Start = "earliest",
+        until: Until = None,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        backwards: bool = False,
+        options: ReadOptions | None = None,
+    ) -> Consumer:
         """Read from the committed position. This call commits nothing.
 
         Args:
             partition: Number of the partition. Default 0.
             start: Where to start if nothing is committed. Default ``earliest``.
-            **how: More arguments of ``client.consume``, such as ``until`` and ``options``.
+            until: Where to stop, as in ``client.consume``. Default None: follow new records forever.
+            subjects: Only records of these subjects. Default: all.
+            keys: Only records with these keys. Default: all.
+            backwards: If True, newest record first. Default False.
+            options: Timeouts, read-ahead and choice of replica. Default: ``ReadOptions()``.
 
         Returns:
             A Consumer.
@@ -147,10 +162,18 @@ class Cursor:
         """
         at = await self._committed(partition)
         if at is not None:
-            begin = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)
-            return self._client.consume(self.stream, partition, start=begin, after_epoch=0, **how)
-        consumer = self._client.consume(self.stream, partition, start=start, after_epoch=0, **how)
-        if (await consumer.begin()).uid != self._uid:
+            start = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)
+        consumer = self._client.consume(
+            self.stream,
+            partition,
+            start=start,
+            until=until,
+            subjects=subjects,
+            keys=keys,
+            backwards=backwards,
+            options=options,
+        )
+        if at is None and (await consumer.begin()).uid != self._uid:
             raise self._made_again()
         return consumer
 

@@ -293,13 +293,16 @@ class ManyConsumer:
     def __aiter__(self) -> AsyncIterator[tuple[str, int, Record]]:
         return _Records(self)
 
+    def next_fetched(self) -> tuple[str, int, Record] | None:
+        """Return the next record of the slice that is being read. None at its end."""
+        self._last = next(self._rest, None)
+        return self._last
+
     async def next_record(self) -> tuple[str, int, Record] | None:
         """Return the next record as (stream, partition, record). None at the end of all partitions."""
         while True:
-            for found in self._rest:
-                self._last = found
+            if (found := self.next_fetched()) is not None:
                 return found
-            self._last = None
             taken = await self.next()
             if taken is None:
                 return None

@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, overload
 
 from liftpy.client.encode_publish import Address, Addressing, enveloped, plain, promised, readdressed
 from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, Window, is_final
@@ -103,6 +103,16 @@ FIRST_ATTEMPT_S = 2.0
 """Time to wait for an ack of a message that may be sent again, in seconds."""
 _OF_THE_WINDOW = 0.8
 """Share of the deduplication window in which a message may be sent again. The rest covers the time on the way."""
+
+
+class MessageFields(TypedDict, total=False):
+    """Arguments of ``publish`` that its overloads have in common. ``Client.publish`` describes them."""
+
+    key: bytes | None
+    headers: HeadersLike | None
+    msg_id: str
+    expected_last: int | None
+    timeout_s: float | None
 
 
 class Publisher:

@@ -101,21 +101,10 @@ class StreamDirectory:
         nearest = Nearest(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
 
-    def read_range(
-        self,
-        stream: str,
-        partition: int,
-        start_offset: int,
-        end_offset: int,
-        *,
-        uid: str = "",
-        exact: bool = False,
-        options: ReadOptions | None = None,
-    ) -> Iteration[BatchSlice]:
-        """Return the records of an offset range. ``Client.read_range`` describes the arguments."""
-        progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
-        progress.moves_end = not exact
-        return read_range(self.reader(stream, partition, options), progress, self.factories.handing_on(stream, partition))
+    def read(self, progress: ReadProgress, options: ReadOptions | None = None) -> Iteration[BatchSlice]:
+        """Return the records of an offset range."""
+        place = progress.stream, progress.partition
+        return read_range(self.reader(*place, options), progress, self.factories.handing_on(*place))
 
 
 def partition_state(stream: StreamImage, partition: int) -> PartitionState:

@@ -121,7 +121,7 @@ async def test_sync_script_publishes_and_closes(nats_url: str, server_side: Any)
             with client.publisher("flights", subject="data.of-a-script") as publisher:
                 for number in range(100):
                     publisher.send(b"%d" % number)
-            client._client._streams.requests.deadline_s = 0.1
+            client._wrapped._streams.requests.deadline_s = 0.1
             with pytest.raises(liftpy.UnavailableError):
                 client.admin.list_streams()
         with pytest.raises(ClientClosedError):

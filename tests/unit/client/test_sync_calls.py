@@ -1,4 +1,4 @@
-"""The calls that wait: each is the client's own, with every argument under its name, and says what that says."""
+"""The synchronous client has each method of the asynchronous one, with its parameters and its text."""
 
 from __future__ import annotations
 
@@ -6,52 +6,69 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from liftpy.client import sync
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
+from liftpy.client.consumer import Consumer
+from liftpy.client.cursor import Cursor
+from liftpy.client.group import Group
 from liftpy.client.group_admin import Cursors, Groups, Queues
+from liftpy.client.multi_consumer import ManyConsumer
 from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
+from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
-from liftpy.client.sync import (
-    SyncAdmin,
-    SyncClient,
-    SyncConsumer,
-    SyncCursors,
-    SyncGroups,
-    SyncProducer,
-    SyncPublisher,
-    SyncQueues,
-    SyncServices,
-)
+from liftpy.client.sync import SyncClient, SyncConsumer
 from liftpy.errors import ClientClosedError
+
+PAIRS = [
+    (getattr(sync, f"Sync{theirs.__name__}"), theirs)
+    for theirs in (
+        Client, Admin, Groups, Queues, Cursors, Services, Publisher, Producer, Consumer, ManyConsumer, Group, Queue, Job, Cursor,
+    )
+]  # fmt: skip
+NOT_FOR_APPLICATIONS = {"open", "transport", "over_ns", "queue", "next_fetched"}
+"""Names of the asynchronous classes for other parts of this library. ``client.queue`` is a method of both clients."""
+RENAMED = {"aclose": "close"}
+BY_HAND = {("SyncClient", "close")}
+"""Methods that differ from the asynchronous ones."""
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")}
+    return {RENAMED.get(name, name) for name in dir(kind) if not name.startswith("_")}
 
 
-DERIVED = [
-    *((SyncClient, Client, name) for name in ("create_stream", "stream", "bounds", "offset_at")),
-    *(
-        (ours, theirs, name)
-        for ours, theirs in (
-            (SyncAdmin, Admin), (SyncGroups, Groups), (SyncQueues, Queues), (SyncCursors, Cursors), (SyncServices, Services),
-        )
-        for name in sorted(public(theirs))
-        if inspect.iscoroutinefunction(getattr(theirs, name))
-    ),
-]  # fmt: skip
+def original_of(theirs: type, name: str) -> Any:
+    return getattr(theirs, {new: old for old, new in RENAMED.items() if hasattr(theirs, old)}.get(name, name), None)
+
+
+METHODS = [
+    (ours, theirs, name)
+    for ours, theirs in PAIRS
+    for name in sorted(public(ours))
+    if inspect.isfunction(getattr(ours, name)) and (ours.__name__, name) not in BY_HAND
+]
+PROPERTIES = [
+    (ours, theirs, name)
+    for ours, theirs in PAIRS
+    for name in sorted(public(ours))
+    if isinstance(original_of(theirs, name), property)
+]
+
+
+def named(one: Any) -> str:
+    return one if isinstance(one, str) else one.__name__
 
 
 class Asked:
     """In the place of the asynchronous one: what was called, on which thread, and an answer for each."""
 
     counters = {"odd": 3}  # noqa: RUF012
+    admin = services = groups = queues = cursors = None
 
     def __init__(self, real: type) -> None:
         self.real = real
@@ -90,75 +107,6 @@ def loop() -> Iterator[Any]:
     made.end(nothing)
 
 
-def arguments_of(method: Any) -> dict[str, Any]:
-    """A value for each parameter that has a name, no two alike."""
-    return {name: f"a {name}" for name in list(inspect.signature(method).parameters)[1:]}
-
-
-def test_sync_publish_passes_every_argument_by_name(loop: Any) -> None:
-    client: Any = Asked(Client)
-    made, given = SyncClient(loop, client), arguments_of(Client.publish)
-    assert set(given) == set(arguments_of(SyncClient.publish))
-    assert made.publish(**given) == "answer of publish"
-    assert client.calls == [("publish", given)]
-    assert client.threads == {"liftpy-client"}
-
-
-def test_sync_publisher_send_passes_every_argument_by_name(loop: Any) -> None:
-    publisher: Any = Asked(Publisher)
-    given = arguments_of(SyncPublisher.send)
-    SyncPublisher(loop, publisher).send(**given)
-    assert publisher.calls == [("send", given)]
-    SyncPublisher(loop, publisher).flush()
-    assert publisher.calls[1:] == [("flush", {})]
-    SyncPublisher(loop, publisher).close()
-    assert publisher.closed == 1
-
-
-def test_sync_publisher_and_consume_pass_every_argument_by_name(loop: Any) -> None:
-    client: Any = Asked(Client)
-    made = SyncClient(loop, client)
-
-    async def opened(*args: Any, **named: Any) -> str:
-        client.calls.append(("publisher", {"stream": args[0], "partition": args[1], **named}))
-        client.threads.add(threading.current_thread().name)
-        return "a publisher"
-
-    client.publisher = opened
-    publisher, consumer = arguments_of(SyncClient.publisher), arguments_of(SyncClient.consume)
-    assert made.publisher(**publisher)._publisher == "a publisher"  # type: ignore[comparison-overlap]
-    assert made.consume(**consumer)._consumer == "answer of consume"  # type: ignore[comparison-overlap]
-    assert client.calls == [("publisher", publisher), ("consume", consumer)]
-    assert client.threads == {"liftpy-client"}
-
-
-def test_sync_producer_passes_every_argument_by_name(loop: Any) -> None:
-    client, producer = Asked(Client), Asked(Producer)
-    given = arguments_of(SyncClient.producer)
-    made: Any = SyncClient(loop, client)  # type: ignore[arg-type]
-
-    class Opening:
-        def __await__(self) -> Any:
-            return "a producer"
-            yield
-
-    client.producer = lambda *args, **named: client.calls.append(("producer", (args, named))) or Opening()  # type: ignore[attr-defined]
-    assert made.producer(**given)._producer == "a producer"
-    stream = given.pop("stream")
-    assert client.calls == [("producer", ((stream,), given))]
-    sync_one: Any = SyncProducer(loop, producer)  # type: ignore[arg-type]
-    for name in ("send", "send_many"):
-        given = arguments_of(getattr(SyncProducer, name))
-        getattr(sync_one, name)(**given)
-        assert producer.calls.pop() == (name, given)
-    assert sync_one.next_sequence(3) == "answer of next_sequence"
-    assert producer.calls.pop() == ("next_sequence", {"partition": 3})
-    sync_one.flush()
-    assert producer.calls.pop() == ("flush", {})
-    sync_one.close()
-    assert producer.closed == 1
-
-
 def test_sync_consumer_left_early_closes_its_reader(loop: Any) -> None:
     ended: list[str] = []
 
@@ -187,46 +135,45 @@ def test_sync_consumer_left_early_closes_its_reader(loop: Any) -> None:
         assert ended == ["liftpy-client"]
 
 
-def test_sync_defaults_equal_the_async_defaults() -> None:
-    for one, other in (
-        (SyncClient.publish, Client.publish), (SyncClient.publisher, Client.publisher), (SyncClient.consume, Client.consume),
-        (SyncPublisher.send, Publisher.send), (SyncClient.producer, Client.producer), (SyncProducer.send, Producer.send),
-        (SyncProducer.send_many, Producer.send_many),
-    ):  # fmt: skip
-        ours, theirs = ({p.name: p.default for p in inspect.signature(method).parameters.values()} for method in (one, other))
-        assert ours == {name: theirs[name] for name in ours}, one
-    ours, theirs = (
-        {p.name: p.default for p in inspect.signature(f).parameters.values()} for f in (sync.connect, sync._connect)
-    )
-    assert ours == {name: theirs[name] for name in ours}
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=named)
+def test_sync_class_has_the_public_names_of_the_async_one(ours: type, theirs: type) -> None:
+    excepted = NOT_FOR_APPLICATIONS - ({"queue"} if theirs is Client else set())
+    assert public(theirs) - public(ours) - excepted == set()
 
 
-@pytest.mark.parametrize(("ours", "theirs", "name"), DERIVED, ids=lambda one: one if isinstance(one, str) else one.__name__)
-def test_sync_call_is_the_async_one(ours: type, theirs: type, name: str) -> None:
-    method, original = getattr(ours, name), getattr(theirs, name)
-    assert method.__wrapped__ is original
-    assert (method.__name__, method.__doc__) == (name, sync.without_await(original.__doc__))
+@pytest.mark.parametrize(("ours", "theirs", "name"), METHODS, ids=named)
+def test_sync_method_has_the_parameters_and_the_text_of_the_async_one(ours: type, theirs: type, name: str) -> None:
+    method, original = getattr(ours, name), original_of(theirs, name)
+    assert inspect.signature(method).parameters == inspect.signature(original).parameters
+    assert method.__doc__ == sync.without_await(original.__doc__)
     assert "await " not in method.__doc__
     assert "async " not in method.__doc__
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (SyncAdmin, Admin), (SyncGroups, Groups), (SyncQueues, Queues), (SyncCursors, Cursors), (SyncServices, Services),
-    ],
-)  # fmt: skip
-def test_sync_object_has_the_methods_of_the_async_one(ours: type, theirs: type) -> None:
-    assert public(ours) == public(theirs)
+@pytest.mark.parametrize(("ours", "theirs", "name"), PROPERTIES, ids=named)
+def test_sync_attribute_has_the_type_and_the_text_of_the_async_property(ours: type, theirs: type, name: str) -> None:
+    attribute, original = vars(ours)[name], original_of(theirs, name)
+    assert attribute.__doc__ == original.__doc__
+    assert attribute.__orig_class__.__args__ == (get_type_hints(original.fget)["return"],)
 
 
-def test_sync_call_passes_its_arguments_to_the_coroutine(loop: Any) -> None:
+def test_sync_call_runs_in_the_thread_of_the_client_with_its_arguments(loop: Any) -> None:
     client: Any = Asked(Client)
+    made: Any = SyncClient(loop, client)
+    assert made.publish("orders", b"x", key=b"k") == "answer of publish"
+    assert made.consume("orders", until="end")._wrapped == "answer of consume"
+    assert client.calls == [
+        ("publish", {"stream": "orders", "value": b"x", "key": b"k"}),
+        ("consume", {"stream": "orders", "until": "end"}),
+    ]
+    assert client.threads == {"liftpy-client"}
 
-    async def own(self: Any, one: int, *, other: int) -> tuple[Any, int, int]:
-        return self, one, other
 
-    assert sync._waiting(own)(SyncClient(loop, client), 1, other=2) == (client, 1, 2)
+def test_sync_connect_has_the_parameters_of_connect() -> None:
+    ours, theirs = (
+        {p.name: p.default for p in inspect.signature(f).parameters.values()} for f in (sync.connect, sync._connect)
+    )
+    assert ours == theirs
 
 
 def test_sync_connect_passes_every_argument_and_ends_its_thread_on_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,105 +1,78 @@
-"""Groups and cursors without asyncio hand on what they are told, in the client's loop; what they do, the conformance cases show."""
+"""Groups, cursors and readers of many partitions without asyncio, over the cluster in memory."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from liftpy.client.sync import SyncCursor, SyncGroup
+from liftpy.client.sync import SyncClient
+from liftpy.testing.memory import memory_cluster
 
-PARTS = ["a", "b", "c"]
-
-
-class Loop:
-    """Runs what it is given; ``inside``: now."""
-
-    def __init__(self) -> None:
-        self.inside = False
-
-    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
-        self.inside = True
-        try:
-            return asyncio.run(work)
-        finally:
-            self.inside = False
-
-
-class Told:
-    """In the place of a Group or a Cursor: what it is asked, each time in the client's loop, and the answer."""
-
-    name, stream, counters = "n", "s", {"lost": 1}
-
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.asked: list[tuple[Any, ...]] = []
-        self.left = list(PARTS)
-
-    def _note(self, *what: Any) -> None:
-        assert self.loop.inside
-        self.asked.append(what)
-
-    @property
-    def owned(self) -> list[str]:
-        self._note("owned")
-        return ["k"]
-
-    async def __anext__(self) -> str:
-        self._note("next")
-        if not self.left:
-            raise StopAsyncIteration
-        return self.left.pop(0)
-
-    def finished(self, part: Any) -> None:
-        self._note("finished", part)
-
-    def __getattr__(self, what: str) -> Any:
-        async def answer(*args: Any, **named: Any) -> str:
-            self._note(what, args, named)
-            return f"answer to {what}"
-
-        return answer
+VALUES = [b"%d" % number for number in range(20)]
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told(Loop())
+def client() -> Iterator[SyncClient]:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders", partitions=2)
+        with client.producer("orders", partitioner="round-robin") as producer:
+            producer.send_many(VALUES)
+        yield client
 
 
-def test_sync_group_yields_every_part_and_ends(told: Told) -> None:
-    made: Any = SyncGroup(told.loop, told)  # type: ignore[arg-type]
-    assert (list(made), list(made)) == (PARTS, [])
-    assert (made.name, made.counters, made.owned, made.take()) == ("n", {"lost": 1}, ["k"], "answer to take")
-
-
-def test_sync_group_methods_pass_their_arguments(told: Told) -> None:
-    made: Any = SyncGroup(told.loop, told)  # type: ignore[arg-type]
-    what, where, how = object(), object(), object()
-    with made as group:
-        group.finished("part")
+def test_sync_group_yields_every_part_until_it_is_closed(client: SyncClient) -> None:
+    group = client.group("billing", ["orders"])
+    seen: list[bytes | None] = []
+    for part in group:
+        seen += part.slice.values()
         group.commit()
-        group.into("target", what, partition_for=where, options=how)
-        assert len(told.asked) == 3
-    assert told.asked == [
-        ("finished", "part"),
-        ("commit", (), {}),
-        ("into", ("target", what), {"partition_for": where, "options": how}),
-        ("close", (), {}),
-    ]
+        if len(seen) == len(VALUES):
+            break
+    assert sorted(value or b"" for value in seen) == sorted(VALUES)
+    assert [(key.stream, key.partition) for key in group.owned] == [("orders", 0), ("orders", 1)]
+    assert {group.generation_of(key) for key in group.owned} == {group.generation_of(group.owned[0])}
+    group.close()
+    assert list(group) == []
+    assert group.counters == {}
 
 
-def test_sync_cursor_methods_pass_the_partition(told: Told) -> None:
-    made: Any = SyncCursor(told.loop, told, lambda consumer: SimpleNamespace(of=consumer))  # type: ignore[arg-type]
-    with made as cursor:
-        assert (cursor.name, cursor.stream, cursor.fetch(3)) == ("n", "s", "answer to fetch")
-        cursor.commit(17, 4)
-        assert cursor.consume(5, start="new", until="end").of == "answer to consume"
-    assert told.asked == [
-        ("fetch", (3,), {}),
-        ("commit", (17, 4), {}),
-        ("consume", (5,), {"start": "new", "until": "end"}),
-        ("close", (), {}),
-    ]
+def test_sync_group_take_returns_parts_that_finished_commits(client: SyncClient) -> None:
+    with client.group("billing", ["orders"]) as group:
+        for _ in range(2):
+            part = group.take()
+            assert part is not None
+            group.finished(part)
+        group.commit()
+    positions = client.groups.describe("billing").positions
+    assert sum(positions.values()) > 0
+
+
+def test_sync_cursor_reads_from_the_committed_position(client: SyncClient) -> None:
+    with client.cursor("nightly", "orders") as cursor:
+        assert (cursor.name, cursor.stream, cursor.fetch(1)) == ("nightly", "orders", None)
+        cursor.commit(3, 1)
+        assert [record.offset for record in cursor.consume(1, until="end")] == list(range(3, 10))
+        assert [record.offset for record in cursor.consume(0, start=8, until="end")] == [8, 9]
+
+
+def test_sync_consume_many_and_read_range_return_every_record(client: SyncClient) -> None:
+    with client.consume_many("orders", until="end") as many:
+        first = next(iter(many))
+        positions = many.positions_text()
+        rest = list(many)
+        assert sorted(record.value or b"" for _, _, record in [first, *rest]) == sorted(VALUES)
+        assert many.places == [("orders", 0), ("orders", 1)]
+    assert f'"{first[1]}": ' in positions
+    pieces = [piece for number in range(2) for piece in client.read_range("orders", number, 2, 5)]
+    assert [offset for piece in pieces for offset in piece.offsets().tolist()] == [2, 3, 4, 2, 3, 4]
+
+
+def test_sync_publisher_returns_receipts_of_its_messages(client: SyncClient) -> None:
+    client.create_stream("bills", "shop.bills")
+    with client.publisher("bills") as publisher:
+        receipts = [publisher.send(value) for value in VALUES]
+        assert [receipt.result(30).offset for receipt in receipts] == list(range(len(VALUES)))
+        assert publisher.publish(b"last").offset == len(VALUES)
+        publisher.post(b"without ack")
+        assert publisher.in_flight == 0
