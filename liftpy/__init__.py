@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Job,
         LeaseLostError,
         ManyConsumer,
+        PartitionInfo,
         PlacementOptions,
         Position,
         Producer,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Queue,
         QueueOptions,
         ReadOptions,
+        StreamInfo,
         connect,
     )
     from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
@@ -85,6 +87,7 @@ __all__ = [
     "NotFoundError",
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
+    "PartitionInfo",
     "PlacementOptions",
     "Position",
     "Producer",
@@ -97,6 +100,7 @@ __all__ = [
     "QueueOptions",
     "ReadOptions",
     "StreamConfig",
+    "StreamInfo",
     "UnavailableError",
     "__version__",
     "connect",

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
     from liftpy.client.service_queries import QueryAnswer, QueryRejectedError
     from liftpy.client.services import Services
+    from liftpy.client.stream_info import PartitionInfo, StreamInfo
+    from liftpy.core.base.partition import PartitionStatus, Pause
     from liftpy.core.services.queries import QueryFailedError
     from liftpy.nats.credentials import Credentials
 
@@ -63,7 +65,10 @@ __all__ = [
     "ManyAck",
     "ManyConsumer",
     "ManyReceipt",
+    "PartitionInfo",
+    "PartitionStatus",
     "Partitioner",
+    "Pause",
     "PlacementOptions",
     "PlacementPlan",
     "Position",
@@ -85,6 +90,7 @@ __all__ = [
     "Services",
     "Source",
     "Start",
+    "StreamInfo",
     "Until",
     "connect",
     "parse_start",
@@ -103,6 +109,8 @@ _NAMES = {
     "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
     "liftpy.client.group_part": ("GroupBatch",),
     "liftpy.client.services": ("Services",),
+    "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),
+    "liftpy.core.base.partition": ("PartitionStatus", "Pause"),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
     "liftpy.client.multi_consumer": ("ManyConsumer", "ConsumedBatch", "positions_from"),
     "liftpy.client.placement_plans": ("PlacementPlan", "PlacementOptions", "ReplicaCounts"),

@@ -17,9 +17,10 @@ from liftpy.client.positions import Bounds, check_offset, check_partition, out_o
 from liftpy.client.progress import ReadProgress
 from liftpy.client.retrying import retrying
 from liftpy.client.stream_directory import StreamDirectory
+from liftpy.client.stream_info import PartitionInfo, StreamInfo
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, shown
-from liftpy.core.base.partition import MoveReason, PartitionState, Pause
+from liftpy.core.base.partition import MoveReason, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
@@ -141,7 +142,7 @@ class Admin(NodeRequests):
         ready_s: float = 15.0,
         exist_ok: bool = False,
         first_leader_epoch: int = 0,
-    ) -> StreamImage:
+    ) -> StreamInfo:
         """Create a stream for a NATS subject and wait until its leaders are ready.
 
         With too few nodes, the stream is created and waits for more nodes.
@@ -191,9 +192,9 @@ class Admin(NodeRequests):
                     "change the stream with `liftpy stream alter`."
                 ) from None
         self._streams.cached[name] = stream
-        return await self.until_ready(stream, ready_s) if ready_s else stream
+        return await self._until_ready(stream, ready_s)
 
-    async def until_ready(self, stream: StreamImage, ready_s: float = 15.0, first: int = 0) -> StreamImage:
+    async def until_ready(self, stream: StreamInfo, ready_s: float = 15.0, first: int = 0) -> StreamInfo:
         """Wait until the leaders of a stream accept messages.
 
         Args:
@@ -207,6 +208,12 @@ class Admin(NodeRequests):
         Raises:
             UnavailableError: The leaders were not ready in time, or there are too few nodes.
         """
+        return await self._until_ready(stream.image, ready_s, first)
+
+    async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
+        """Wait until the leaders accept messages, at most ``ready_s``. 0: do not wait."""
+        if not ready_s:
+            return StreamInfo.of(stream)
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
@@ -219,7 +226,7 @@ class Admin(NodeRequests):
             stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
         new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
         await asyncio.gather(*(self._led(stream, number, ready_s) for number in new))
-        return stream
+        return StreamInfo.of(stream)
 
     async def plan_stream(
         self,
@@ -275,7 +282,7 @@ class Admin(NodeRequests):
         _must_fit(create, f"create stream {name}")
         return create
 
-    async def stream(self, name: str) -> StreamImage:
+    async def stream(self, name: str) -> StreamInfo:
         """Return one stream with its partitions, replicas, ISR and leaders.
 
         Args:
@@ -292,9 +299,9 @@ class Admin(NodeRequests):
             stream = await client.stream("orders")
             print(stream.partitions[0].leader)
         """
-        return await self._streams.stream(name)
+        return StreamInfo.of(await self._streams.stream(name))
 
-    async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
+    async def list_streams(self, *, internal: bool = False) -> list[StreamInfo]:
         """Return all streams with their partitions, replicas, ISR and leaders.
 
         Args:
@@ -311,7 +318,7 @@ class Admin(NodeRequests):
                 print(stream.name, len(stream.partitions))
         """
         found = (await self._requests.describe()).streams()
-        return [stream for stream in found if internal or not is_internal(stream.name)]
+        return [StreamInfo.of(stream) for stream in found if internal or not is_internal(stream.name)]
 
     async def alter_stream(
         self,
@@ -323,7 +330,7 @@ class Admin(NodeRequests):
         dry_run: bool = False,
         config_version: int | None = None,
         **settings: Any,
-    ) -> StreamImage:
+    ) -> StreamInfo:
         """Change the settings or the number of replicas of a stream.
 
         Settings take effect as soon as the nodes learn of them. New replicas are added, and surplus ones removed, one
@@ -366,7 +373,8 @@ class Admin(NodeRequests):
             wish.changed.extend(map(wire_name, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
-        return await self._requests.whole(await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish)))
+        altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish))
+        return StreamInfo.of(await self._requests.whole(altered))
 
     async def add_partitions(
         self,
@@ -376,7 +384,7 @@ class Admin(NodeRequests):
         uid: str = "",
         placement: PlacementOptions | None = None,
         ready_s: float = 15.0,
-    ) -> StreamImage:
+    ) -> StreamInfo:
         """Add partitions to a stream and wait until their leaders are ready.
 
         Existing partitions stay where they are. Records with a key may go to another partition than before.
@@ -403,7 +411,7 @@ class Admin(NodeRequests):
         before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
         stream = self._streams.cached[name] = await self._requests.whole(added)
-        return await self.until_ready(stream, ready_s, before) if ready_s else stream
+        return await self._until_ready(stream, ready_s, before)
 
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None
@@ -533,7 +541,7 @@ class Admin(NodeRequests):
         If you pass both ``subjects`` and ``keys``, a record must match one of each. Every replica drops the records
         during its next housekeeping, usually within seconds. Records inside the deduplication window stay until the
         window is over. Readers may still see the records until then. Offsets do not change: readers skip the gaps. It
-        cannot be undone. ``(await client.stream(name)).partitions[p].purges`` lists the purges in progress. The caller needs
+        cannot be undone. ``(await client.stream(name)).partitions[p].state.purges`` lists the purges in progress. The caller needs
         permission to read the stream.
 
         Args:
@@ -613,7 +621,7 @@ class Admin(NodeRequests):
         resume_all: bool = False,
         uid: str = "",
         config_version: int | None = None,
-    ) -> StreamImage:
+    ) -> StreamInfo:
         """Stop accepting publishes to some partitions until ``resume``.
 
         A publish that waits for an ack fails with PublishRejectedError (``PAUSED``). A publish without reply subject is
@@ -647,7 +655,7 @@ class Admin(NodeRequests):
         until = on_publish if resume_on_publish or resume_all else Pause.UNTIL_RESUMED
         return await self._pause(stream, partitions, until, uid, config_version)
 
-    async def resume(self, stream: str, partitions: Iterable[int] | None = None, *, uid: str = "") -> StreamImage:
+    async def resume(self, stream: str, partitions: Iterable[int] | None = None, *, uid: str = "") -> StreamInfo:
         """Accept publishes to paused partitions again.
 
         Leaders apply the change within milliseconds. Partitions that are not paused do not change.
@@ -672,7 +680,7 @@ class Admin(NodeRequests):
 
     async def _pause(
         self, name: str, partitions: Iterable[int] | None, pause: Pause, uid: str, config_version: int | None
-    ) -> StreamImage:
+    ) -> StreamInfo:
         """Pause partitions, or resume them with ``Pause.NOT_PAUSED``."""
         check_name(name, "stream")
         wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
@@ -682,11 +690,10 @@ class Admin(NodeRequests):
                 raise ConfigError("The list of partitions is empty. Name at least one partition, or pass None for all.")
         if config_version is not None:
             wish.configVersion = config_version
-        return await self._requests.whole(await self._requests.command(cluster_pb2.ControlRequest(pausePartitions=wish)))
+        paused = await self._requests.command(cluster_pb2.ControlRequest(pausePartitions=wish))
+        return StreamInfo.of(await self._requests.whole(paused))
 
-    async def elect_leader(
-        self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
-    ) -> PartitionState:
+    async def elect_leader(self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False) -> PartitionInfo:
         """Move the leadership of a partition, or elect a leader of an Offline one.
 
         WARNING: ``unclean=True`` may lose committed records. Use it only if no in-sync replica can come back.
@@ -718,9 +725,9 @@ class Admin(NodeRequests):
         request.electLeader.CopyFrom(
             cluster_pb2.ElectLeader(stream=found.name, uid=found.uid, partition=partition, node=node_id, unclean=unclean)
         )
-        return codec.partition_from_pb((await self._requests.command(request)).partition)
+        return PartitionInfo.of(codec.partition_from_pb((await self._requests.command(request)).partition))
 
-    async def reassign(self, stream: StreamImage, partition: int, replicas: Sequence[str] = ()) -> PartitionState:
+    async def reassign(self, stream: StreamInfo, partition: int, replicas: Sequence[str] = ()) -> PartitionInfo:
         """Move the replicas of one partition to other nodes.
 
         Replicas move one at a time in the background. Each new replica copies the log before an old one is removed.
@@ -748,7 +755,8 @@ class Admin(NodeRequests):
         wish = cluster_pb2.Reassign(
             stream=stream.name, uid=stream.uid, partition=partition, replicas=replicas, cancel=not replicas
         )
-        return codec.partition_from_pb((await self._requests.command(cluster_pb2.ControlRequest(reassign=wish))).partition)
+        moved = await self._requests.command(cluster_pb2.ControlRequest(reassign=wish))
+        return PartitionInfo.of(codec.partition_from_pb(moved.partition))
 
     async def reassign_all(self, wishes: Iterable[ReplicaMove]) -> list[str]:
         """Move the replicas of many partitions to other nodes.

@@ -12,7 +12,7 @@ from liftpy.client.group_admin import Groups
 from liftpy.client.producer import Producer
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
-from liftpy.core.metadata.image import StreamImage
+from liftpy.client.stream_info import StreamInfo
 
 
 class ClientHome(Protocol):
@@ -23,7 +23,7 @@ class ClientHome(Protocol):
     services: Services
     _streams: StreamDirectory
 
-    async def stream(self, name: str) -> StreamImage:
+    async def stream(self, name: str) -> StreamInfo:
         """Return the stream from the metadata group."""
         ...
 

@@ -15,6 +15,7 @@ from liftpy.client.coordinator import GroupRejectedError, name_of
 from liftpy.client.positions import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base import renamed
 from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
@@ -278,7 +279,7 @@ class Groups:
     def __init__(self, coordinator: GroupCoordinator) -> None:
         self._coordinator = coordinator
 
-    async def stream(self) -> StreamImage:
+    async def stream(self) -> StreamInfo:
         """Return the internal stream of groups, queues and cursors. Create it if needed.
 
         The node settings ``groups_partitions`` and ``groups_replicas`` apply when it is created.
@@ -290,7 +291,7 @@ class Groups:
             UnavailableError: No metadata group answered, or there are too few nodes.
             ConfigError: The settings do not allow the stream.
         """
-        return await self._coordinator.stream()
+        return StreamInfo.of(await self._coordinator.stream())
 
     async def list(self) -> list[GroupSummary]:
         """Return all groups, sorted by name. Work queues are among them.

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import check_name, shown
 from liftpy.core.base.strict_json import load_json, whole_number
-from liftpy.core.metadata.image import StreamImage
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
 from liftpy.core.wire.subjects import data_subject
@@ -291,7 +291,7 @@ class JsPlace(NamedTuple):
     records.
     """
 
-    stream: StreamImage
+    stream: StreamInfo
     partition: int
     bounds: Bounds
     first_ns: int | None
@@ -436,10 +436,9 @@ def time_text(at_ns: int | None) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}{fraction}Z"
 
 
-def places(streams: Mapping[str, StreamImage] | Iterable[StreamImage]) -> list[tuple[StreamImage, int]]:
+def places(streams: Iterable[StreamInfo]) -> list[tuple[StreamInfo, int]]:
     """Return all partitions, ordered by name."""
-    known = streams.values() if isinstance(streams, Mapping) else streams
-    return [(stream, p.partition) for stream in sorted(known, key=lambda one: one.name) for p in stream.partitions]
+    return [(stream, p.partition) for stream in sorted(streams, key=lambda one: one.name) for p in stream.partitions]
 
 
 PATIENCE_S = 4.0
@@ -502,10 +501,10 @@ class StatelessReads:
                     yield part
 
     # ---- streams -----------------------------------------------------------------------------------------------------
-    async def _places(self) -> list[tuple[StreamImage, int]]:
+    async def _places(self) -> list[tuple[StreamInfo, int]]:
         return places(await self.client.admin.list_streams())
 
-    async def _stream(self, question: JsQuestion) -> tuple[StreamImage, int]:
+    async def _stream(self, question: JsQuestion) -> tuple[StreamInfo, int]:
         stream = await self.client.stream(question.stream)
         if question.partition >= len(stream.partitions):
             raise _Ends(not_found(question.kind))
@@ -525,7 +524,7 @@ class StatelessReads:
         now_ns = self.wall_ns()
         return page(question.kind, question, len(found), [described(place, now_ns) for place in await asyncio.gather(*asked)])
 
-    async def _place(self, stream: StreamImage, partition: int) -> JsPlace:
+    async def _place(self, stream: StreamInfo, partition: int) -> JsPlace:
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
         first = last = None
         if bounds.high_watermark >= bounds.log_start_offset:

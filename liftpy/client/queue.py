@@ -31,11 +31,11 @@ from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, shown
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.queue import NO_KEY, key_digest
-from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.jetstream_headers import asked_for
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.core.wire.batch import Record
@@ -397,7 +397,7 @@ class Queue:
         self._know(stream)
         return self
 
-    def _know(self, stream: StreamImage) -> None:
+    def _know(self, stream: StreamInfo) -> None:
         known = {place.key: place for place in self._places}
         found = [stream.key(partition.partition) for partition in stream.partitions]
         self._places = deque(known.get(key) or _Place(self._log_of(key)) for key in found)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from liftpy.client import Client
-from liftpy.core.metadata.image import StreamImage
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.services.outbox import (
     Outbox,
     Output,
@@ -377,7 +377,7 @@ class Router:
         self._source = source
         self._leads = leads
         self._fatal = fatal
-        self._target: StreamImage | None = None
+        self._target: StreamInfo | None = None
         self._places: dict[int, Place] = {}
         """Partition -> output stream partition. Empty: not known yet."""
         self._next = 0

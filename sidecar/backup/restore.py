@@ -629,7 +629,7 @@ class Restore:
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
         """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
         wish, count = one.wish, len(one.copy.partitions)
-        one.image = await self._client.create_stream(
+        created = await self._client.create_stream(
             wish.into,
             wish.subject,
             config=self._closed(wish.config),
@@ -637,10 +637,12 @@ class Restore:
             ready_s=0,
             first_leader_epoch=first_epoch,
         )
+        one.image = created.image
         for first in range(_CREATED_TOGETHER, count, _CREATED_TOGETHER):
             numbers = range(first, min(count, first + _CREATED_TOGETHER))
             placement = self._wish_on_helper(numbers)
-            one.image = await self._client.admin.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
+            grown = await self._client.admin.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
+            one.image = grown.image
         if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
             raise ConfigError(
                 f"Cannot restore stream {wish.into}: at least one controller has a version that cannot skip "
@@ -659,7 +661,7 @@ class Restore:
 
     async def _is_served(self, one: RestoredStream) -> bool:
         try:
-            partitions = one.partitions_of(await self._client.stream(one.wish.into))
+            partitions = one.partitions_of((await self._client.stream(one.wish.into)).image)
         except NotFoundError:
             raise one.deleted() from None
         if any(partition.leader != self._helper_id for partition in partitions):

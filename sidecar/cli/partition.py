@@ -58,7 +58,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
     """Transfer the leadership of PARTITION (default 0) of STREAM to another replica. Acknowledged records are not lost."""
 
     async def work(client: Client) -> tuple[PartitionState, float]:
-        image = await client.stream(stream)
+        image = (await client.stream(stream)).image
         if _find(image, number).status is not PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
         return await _moved(client, image, number, node, timeout_s=timeout_s)
@@ -97,7 +97,7 @@ def elect(
         )
 
     async def look(client: Client) -> StreamImage:
-        image = await client.stream(stream)
+        image = (await client.stream(stream)).image
         if _find(image, number).status is PartitionStatus.ONLINE:
             raise ConfigError(
                 f"{stream}/{number} already has a leader ({_find(image, number).leader}). To move the leadership: "
@@ -158,9 +158,9 @@ async def _moved(
 ) -> tuple[PartitionState, float]:
     """Request the change and wait until the partition has a leader in the new state. Return (partition, seconds)."""
     began = time.monotonic()
-    decided = await client.admin.elect_leader(image.name, number, node, unclean=unclean)
+    decided = (await client.admin.elect_leader(image.name, number, node, unclean=unclean)).state
     while True:
-        current = _find(await client.stream(image.name), number)
+        current = _find((await client.stream(image.name)).image, number)
         took_s = time.monotonic() - began
         if current.status is PartitionStatus.ONLINE and current.epoch >= decided.epoch:
             return current, took_s

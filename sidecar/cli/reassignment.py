@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from liftpy.client import Client
-from liftpy.core.base.partition import PartitionState
+from liftpy.client.stream_info import PartitionInfo, StreamInfo
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
 from liftpy.errors import NotFoundError, StaleRequestError, UnavailableError
@@ -145,7 +145,7 @@ async def follow(
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
 
 
-async def same_stream(client: Client, before: StreamImage) -> StreamImage:
+async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
     """Return the stream as it is now.
 
     Raises:
@@ -191,7 +191,7 @@ def move(
     if bool(wanted) == cancel:
         raise click.UsageError("Missing option: --to NODE,NODE,... or --cancel.")
 
-    async def work(client: Client) -> PartitionState:
+    async def work(client: Client) -> PartitionInfo:
         image = await client.stream(stream)
         if number >= len(image.partitions):
             raise NotFoundError(f"Stream {stream} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")

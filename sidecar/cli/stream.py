@@ -21,11 +21,12 @@ from liftpy.client import Client, ReadOptions
 from liftpy.client.admin import DEFAULT_REPLICAS, check_min_isr
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan
 from liftpy.client.positions import FromEnd, Position, parse_start
+from liftpy.client.stream_info import StreamInfo
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.base.purge import waits_for
 from liftpy.core.metadata.controller.streams import why_it_waits
-from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
+from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import DEFAULT_POLICY
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.wire.subjects import data_subject
@@ -206,11 +207,11 @@ async def _gone(client: Client, name: str, numbers: set[int], timeout_s: float) 
     """Return when no purge of these partitions is under way. Raises UnavailableError after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while True:
-        partitions = [p for p in (await client.stream(name)).partitions if p.partition in numbers and p.purges]
+        partitions = [p for p in (await client.stream(name)).partitions if p.partition in numbers and p.state.purges]
         if not partitions:
             return
         if time.monotonic() >= until:
-            waits = sorted({node for p in partitions for purge in p.purges for node in waits_for(p, purge)})
+            waits = sorted({node for p in partitions for purge in p.state.purges for node in waits_for(p.state, purge)})
             who = ", ".join(waits)
             raise UnavailableError(
                 f"Stream {name}: {who} did not finish within {timeout_s:g} s (--timeout). The deletion continues in "
@@ -383,7 +384,7 @@ def alter(
     if factor is None and not settings:
         raise click.UsageError("Nothing to change. Give --replicas or at least one setting.")
 
-    async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
+    async def work(client: Client) -> tuple[StreamInfo, StreamInfo, StreamInfo]:
         before = await client.stream(name)
         if factor is not None:
             check_min_isr(before.config, factor)
@@ -422,13 +423,13 @@ def alter(
         click.echo(f"every partition of {name} has {factor} replicas")
 
 
-def _changes(before: StreamImage, after: StreamImage) -> list[tuple[str, Any, Any]]:
+def _changes(before: StreamInfo, after: StreamInfo) -> list[tuple[str, Any, Any]]:
     """Return (setting, before, after) for all changes."""
     old, new = shown(before.config, before.replica_count), shown(after.config, after.replica_count)
     return [(setting.key, old[setting.key], new[setting.key]) for setting in SETTINGS if old[setting.key] != new[setting.key]]
 
 
-def _show(before: StreamImage, stream: StreamImage, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
+def _show(before: StreamInfo, stream: StreamInfo, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
     console = Console()
     if settings:
         changes = _changes(before, stream)
@@ -476,7 +477,7 @@ def pause(
     still committed and acknowledged. Consumers can still read.
     """
 
-    async def work(client: Client) -> StreamImage:
+    async def work(client: Client) -> StreamInfo:
         return await client.admin.pause(
             name, partitions or None, resume_on_publish=resume_on_publish or resume_all, resume_all=resume_all
         )
@@ -495,7 +496,7 @@ def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target
     _pause_show(with_client(target, lambda client: client.admin.resume(name, partitions or None)), partitions, as_json)
 
 
-def _pause_show(image: StreamImage, partitions: tuple[int, ...], as_json: bool) -> None:
+def _pause_show(image: StreamInfo, partitions: tuple[int, ...], as_json: bool) -> None:
     about = [p for p in image.partitions if not partitions or p.partition in partitions]
     if as_json:
         found = [{"partition": p.partition, "paused": p.pause.words} for p in about]
@@ -594,11 +595,11 @@ class _Wanted:
         """Return where the stream would be placed."""
         return await client.admin.plan_stream(name, **self._words())
 
-    async def create(self, client: Client, name: str) -> tuple[StreamImage, str]:
+    async def create(self, client: Client, name: str) -> tuple[StreamInfo, str]:
         """Create the stream and wait for its leaders. Return the stream, and why it waits for nodes ('' if it does not)."""
         made = await client.create_stream(name, **self._words(), ready_s=0)
         if made.waiting:
-            return made, why_it_waits((await client.admin.describe_cluster()).image, made)
+            return made, why_it_waits((await client.admin.describe_cluster()).image, made.image)
         return await client.admin.until_ready(made), ""
 
     def _words(self) -> dict[str, Any]:
@@ -659,12 +660,12 @@ def list_streams(as_json: bool, target: Target) -> None:
 def show(name: str, as_json: bool, target: Target) -> None:
     """Show the settings, partitions, leaders and in-sync replicas of stream NAME."""
 
-    async def work(client: Client) -> tuple[StreamImage, str, DefaultQuota]:
+    async def work(client: Client) -> tuple[StreamInfo, str, DefaultQuota]:
         found, quota = await client.stream(name), await client.admin.default_quota()
-        return found, why_it_waits((await client.admin.describe_cluster()).image, found) if found.waiting else "", quota
+        return found, why_it_waits((await client.admin.describe_cluster()).image, found.image) if found.waiting else "", quota
 
     found, why, quota = with_client(target, work)
-    by_default = quota if found.config_under(quota) is not found.config else NO_QUOTA
+    by_default = quota if found.image.config_under(quota) is not found.config else NO_QUOTA
     if as_json:
         by_cluster = {"default_quota": asdict(by_default)}
         click.echo(json.dumps(stream_json(found) | by_cluster | ({"waits": why} if found.waiting else {})))
@@ -706,7 +707,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
     """Permanently delete stream NAME and all its records."""
 
-    async def look(client: Client) -> tuple[StreamImage, int | None]:
+    async def look(client: Client) -> tuple[StreamInfo, int | None]:
         found = await client.stream(name)
         return found, await _records_of(client, found)
 
@@ -727,7 +728,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         click.echo(f"stream {name} and {what} would be deleted" if dry_run else f"stream {name} deleted, with {what}")
 
 
-async def _records_of(client: Client, image: StreamImage) -> int | None:
+async def _records_of(client: Client, image: StreamInfo) -> int | None:
     """Return the number of offsets in the stream, None if a partition has no leader."""
     options = ReadOptions(patience_s=_PATIENCE_S)
     try:
@@ -737,7 +738,7 @@ async def _records_of(client: Client, image: StreamImage) -> int | None:
     return sum(one.end_offset - one.log_start_offset for one in bounds)
 
 
-def stream_json(image: StreamImage) -> dict[str, Any]:
+def stream_json(image: StreamInfo) -> dict[str, Any]:
     """Return a stream as the commands print it."""
     return {
         "name": image.name,
@@ -762,7 +763,7 @@ def stream_json(image: StreamImage) -> dict[str, Any]:
                 "purges": [_purge_json(p, wish) for wish in p.purges],
                 "paused": p.pause.words,
             }
-            for p in image.partitions
+            for p in image.image.partitions
         ],
     }
 
@@ -773,7 +774,7 @@ def _purge_json(partition: PartitionState, wish: Purge) -> dict[str, Any]:
     return {"subjects": list(wish.subjects), "keys": keys, "end_offset": wish.end_offset, "waits_for": waits}
 
 
-def _partitions(image: StreamImage) -> str:
+def _partitions(image: StreamInfo) -> str:
     return f"{image.waiting} ({INSUFFICIENT_NODES})" if image.waiting else str(len(image.partitions))
 
 

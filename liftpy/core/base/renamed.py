@@ -753,6 +753,20 @@ def client_method(client: Any, name: str) -> Any:
     return attrgetter(new)(client)
 
 
+def info_attribute(info: Any, holder: str, name: str) -> Any:
+    """Return an attribute that only the metadata behind a StreamInfo or PartitionInfo has, with a DeprecationWarning.
+
+    Raises AttributeError for another name.
+    """
+    kind = type(info).__name__
+    if name.startswith("_") or name == holder or not hasattr(held := getattr(info, holder), name):
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+    warnings.warn(
+        f"{kind}.{name} is now {kind}.{holder}.{name}, which may change in any version.", DeprecationWarning, stacklevel=3
+    )
+    return getattr(held, name)
+
+
 def client_function(module: str, name: str) -> Any:
     """Return the function that replaces a function of groups, with a DeprecationWarning. Raises AttributeError for another name."""
     new = GROUP_FUNCTIONS.get(name)

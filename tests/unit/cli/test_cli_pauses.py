@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.partition import Pause
-from liftpy.core.metadata.image import StreamImage
 from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
@@ -21,19 +21,19 @@ class Paused(FlatClient):
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    async def pause(self, name: str, partitions: tuple[int, ...] | None, **how: bool) -> StreamImage:
+    async def pause(self, name: str, partitions: tuple[int, ...] | None, **how: bool) -> StreamInfo:
         return self._all(
             name, partitions, Pause.UNTIL_PUBLISH if how["resume_on_publish"] else Pause.UNTIL_RESUMED, "pause", how
         )
 
-    async def resume(self, name: str, partitions: tuple[int, ...] | None) -> StreamImage:
+    async def resume(self, name: str, partitions: tuple[int, ...] | None) -> StreamInfo:
         return self._all(name, partitions, Pause.ENDING, "resume", {})
 
-    def _all(self, name: str, partitions: tuple[int, ...] | None, pause: Pause, what: str, how: dict[str, Any]) -> StreamImage:
+    def _all(self, name: str, partitions: tuple[int, ...] | None, pause: Pause, what: str, how: dict[str, Any]) -> StreamInfo:
         self.cluster.asked.append((what, name, partitions, *how.values()))
         for number in partitions or (0, 1):
             self.cluster.set(name, number, pause=pause)
-        return self.cluster.image.streams[name]
+        return StreamInfo.of(self.cluster.image.streams[name])
 
 
 def test_stream_pause_and_resume_are_shown(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

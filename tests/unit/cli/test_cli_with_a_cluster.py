@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from liftpy.client import BatchSlice, ClusterState
-from liftpy.core.base.partition import PartitionState, PartitionStatus
+from liftpy.client.stream_info import PartitionInfo, StreamInfo
+from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
-from liftpy.core.metadata.image import ClusterImage, StreamImage
+from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.cluster_health import judge
 from liftpy.core.observe.node_summary import glance_of
 from liftpy.core.wire.batch import build_batch, parse_batch
@@ -60,18 +61,18 @@ class Cluster(FlatClient):
             self.turns.pop(0)()
         return ClusterState(self.image, self.leader, self.controllers)
 
-    async def stream(self, name: str) -> StreamImage:
-        return (await self.describe_cluster()).stream(name)
+    async def stream(self, name: str) -> StreamInfo:
+        return StreamInfo.of((await self.describe_cluster()).stream(name))
 
     async def default_quota(self) -> Any:
         return self.image.default_quota
 
-    async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
-        return (await self.describe_cluster()).streams()
+    async def list_streams(self, *, internal: bool = False) -> list[StreamInfo]:
+        return list(map(StreamInfo.of, (await self.describe_cluster()).streams()))
 
-    async def elect_leader(self, stream: str, number: int, node: str, *, unclean: bool = False) -> PartitionState:
+    async def elect_leader(self, stream: str, number: int, node: str, *, unclean: bool = False) -> PartitionInfo:
         self.asked.append(("elect", stream, number, node, unclean))
-        return self.image.streams[stream].partitions[number]
+        return PartitionInfo.of(self.image.streams[stream].partitions[number])
 
     async def remove_node(self, node: str) -> None:
         self.asked.append(("remove", node))
@@ -79,14 +80,14 @@ class Cluster(FlatClient):
     async def delete_stream(self, name: str, uid: str) -> None:
         self.asked.append(("delete", name, uid))
 
-    async def create_stream(self, name: str, subject: str, **how: Any) -> StreamImage:
+    async def create_stream(self, name: str, subject: str, **how: Any) -> StreamInfo:
         self.asked.append(("create", name, subject, how["partitions"], how["replicas"]))
-        return self.image.streams[name]
+        return StreamInfo.of(self.image.streams[name])
 
     async def bounds(self, name: str, number: int, **_: Any) -> Any:
         return SimpleNamespace(uid=self.image.streams[name].uid, log_start_offset=10, end_offset=90 + number, compacted=False)
 
-    async def until_ready(self, stream: StreamImage) -> StreamImage:
+    async def until_ready(self, stream: StreamInfo) -> StreamInfo:
         return stream
 
     async def node_health(self, node_id: str, timeout_s: float) -> dict[str, Any]:
@@ -130,9 +131,9 @@ def test_partition_transfer_waits_for_the_decided_state(cluster: Cluster, capsys
     others = [node for node in before.replicas if node != before.leader]
     decided = before.epoch + 1
 
-    async def elect(stream: str, number: int, node: str, *, unclean: bool = False) -> PartitionState:
+    async def elect(stream: str, number: int, node: str, *, unclean: bool = False) -> PartitionInfo:
         cluster.asked.append((stream, number, node, unclean))
-        return dataclasses.replace(before, epoch=decided)
+        return PartitionInfo.of(dataclasses.replace(before, epoch=decided))
 
     cluster.elect_leader = elect  # type: ignore[method-assign]
     led = {"status": PartitionStatus.ONLINE, "leader": others[0]}
