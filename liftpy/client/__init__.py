@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from liftpy.client.admin import Admin
     from liftpy.client.batch_view import BatchSlice
     from liftpy.client.client import Client, connect
+    from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, GroupBatch
     from liftpy.client.consumer import Consumer, EventKind, ReadEvent, ReadOptions
     from liftpy.client.coordinator import GroupRejectedError
     from liftpy.client.cursor import Cursor
     from liftpy.client.group import Group, GroupOptions
     from liftpy.client.group_admin import Cursors, Groups, Queues
-    from liftpy.client.group_part import GroupBatch
     from liftpy.client.in_flight import PublishAck, PublishOptions
     from liftpy.client.metadata_requests import ClusterState, Controller
-    from liftpy.client.multi_consumer import ConsumedBatch, ManyConsumer, positions_from
+    from liftpy.client.multi_consumer import ManyConsumer, positions_from
     from liftpy.client.partition_sender import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
     from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, ReplicaCounts
     from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
@@ -49,6 +49,7 @@ __all__ = [
     "Client",
     "ClusterState",
     "ConsumedBatch",
+    "ConsumedRecord",
     "Consumer",
     "Controller",
     "Credentials",
@@ -107,12 +108,12 @@ _NAMES = {
     "liftpy.client.coordinator": ("GroupRejectedError",),
     "liftpy.client.group": ("Group", "GroupOptions"),
     "liftpy.client.group_admin": ("Cursors", "Groups", "Queues"),
-    "liftpy.client.group_part": ("GroupBatch",),
+    "liftpy.client.consumed": ("ConsumedBatch", "ConsumedRecord", "GroupBatch"),
     "liftpy.client.services": ("Services",),
     "liftpy.client.stream_info": ("PartitionInfo", "StreamInfo"),
     "liftpy.core.base.partition": ("PartitionStatus", "Pause"),
     "liftpy.client.in_flight": ("PublishAck", "PublishOptions"),
-    "liftpy.client.multi_consumer": ("ManyConsumer", "ConsumedBatch", "positions_from"),
+    "liftpy.client.multi_consumer": ("ManyConsumer", "positions_from"),
     "liftpy.client.placement_plans": ("PlacementPlan", "PlacementOptions", "ReplicaCounts"),
     "liftpy.client.positions": ("Bounds", "Position", "Start", "Until", "parse_start", "parse_until"),
     "liftpy.client.producer": ("Partitioner", "Producer"),

@@ -299,8 +299,8 @@ class Client:
 
         Example:
             async with client.consume_many("orders", "pay-*", until="end") as many:
-                async for stream, partition, record in many:
-                    print(stream, partition, record.value)
+                async for record in many:
+                    print(record.stream, record.partition, record.value)
         """
 
         Filter(tuple(subjects), tuple(keys))  # what can't be asked for is said here, not by a task later
@@ -643,9 +643,8 @@ class Client:
 
         Example:
             async with client.group("billing", ["orders", "pay-*"]) as group:
-                async for part in group:
-                    for record in part.slice.records():
-                        print(record.value)
+                async for record in group:
+                    print(record.stream, record.partition, record.value)
         """
         made = Group(self, name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
         return Opening(made.open())

@@ -15,16 +15,17 @@ import secrets
 import socket
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Self
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client_home import ClientHome
+from liftpy.client.consumed import ConsumedRecord, GroupBatch, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.coordinator import GroupRejectedError, ask_coordinator, name_of
-from liftpy.client.group_part import GroupBatch
+from liftpy.client.iteration import Following
 from liftpy.client.partition_sender import ProducerOptions
 from liftpy.client.positions import Position, Start
 from liftpy.client.stream_copy import Copying, PartitionFor, Transform
@@ -102,10 +103,10 @@ class _Pump:
 
 
 class Group:
-    """One member of a consumer group. Iterate over it to get the parts to process.
+    """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
-    Create it with ``client.group``. Asking for the next part finishes the one before. Delivery is at least once.
-    ``counters`` counts errors that the member retried.
+    Create it with ``client.group``. Asking for the next record finishes the one before. The member commits finished
+    records. Delivery is at least once. ``counters`` counts errors that the member retried.
 
     Args:
         client: The client.
@@ -118,10 +119,8 @@ class Group:
 
     Example:
         async with client.group("billing", ["orders"]) as group:
-            async for part in group:
-                for record in part.slice.records():
-                    print(record.value)
-                await group.commit()
+            async for record in group:
+                print(record.stream, record.partition, record.value)
     """
 
     def __init__(
@@ -142,7 +141,15 @@ class Group:
         """Partitions to release when the application has finished their parts."""
         self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
         self._handed: GroupBatch | None = None
-        """The part that an iteration returned last. It is finished when the next one is requested."""
+        """The batch that an iteration returned last, as a whole or record by record."""
+        self._records: Iterator[ConsumedRecord] | None = None
+        """Remaining records of ``_handed``. None: the iteration returned it as a whole."""
+        self._unread: GroupBatch | None = None
+        """Batch whose records cannot be decoded. It stays the next one, so no record after it is delivered."""
+        self._record: ConsumedRecord | None = None
+        """The record of ``_handed`` that an iteration returned last. It is finished when the next one is requested."""
+        self._past: ConsumedRecord | None = None
+        """The finished record before ``_record``. None: ``_record`` is the first record of ``_handed``."""
         self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
         """(Partition, generation) -> number of parts that were taken and are not finished."""
         self._done: dict[PartitionKey, tuple[int, int]] = {}
@@ -203,6 +210,7 @@ class Group:
             return
         self._closed = True
         self._news.set()
+        self._note_finished(self._past)
         await end_tasks([*self._tasks, *(pump.task for pump in self._pumps.values())])
         self._pumps.clear()
         machine = self._machine
@@ -219,22 +227,89 @@ class Group:
             logger.warning("group %s: not left in order: %s", self.name, error)
 
     # ---- what the application sees ----------------------------------------------------------------------------------------
-    def __aiter__(self) -> AsyncIterator[GroupBatch]:
+    def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> GroupBatch:
-        """Return the next part and finish the one before.
+    async def __anext__(self) -> ConsumedRecord:
+        """Return the next record. The record before it is finished then.
 
         Raises:
             GroupRejectedError: The group has fenced this member.
             LiftError: Every error of reading a partition.
         """
-        self._finish()
-        part = await self.take()
+        while (record := self.next_fetched()) is None:
+            if self._is_held_back():
+                self.counters["held_back"] += 1
+                self._news.clear()
+                await self._news.wait()
+                continue
+            self._finish()
+            part = self._unread = self._unread or await self.take()
+            if part is None:
+                raise StopAsyncIteration
+            self._records = records_of(part.key.stream, part.key.partition, part.slice)
+            self._handed, self._unread = part, None
+        return record
+
+    def next_fetched(self) -> ConsumedRecord | None:
+        """Return the next record of the batch that is being iterated, without waiting.
+
+        Returns:
+            The record. None at the end of the batch, or if this member may not deliver the record now.
+        """
+        part, records, machine = self._handed, self._records, self._machine
+        if part is None or records is None or machine is None or not machine.may_deliver(part.key, now_ns()):
+            return None
+        record = next(records, None)
+        if record is not None:
+            self._past, self._record = self._record, record
+        return record
+
+    def _is_held_back(self) -> bool:
+        """Return whether the remaining records must wait for the answer to a heartbeat."""
+        part, machine = self._handed, self._machine
+        if part is None or self._records is None or machine is None or self._error is not None:
+            return False
+        return self.generation_of(part.key) == part.generation and not machine.may_deliver(part.key, now_ns())
+
+    def batches(self) -> AsyncIterator[GroupBatch]:
+        """Iterate over batches of records of one partition. Much faster than record by record.
+
+        Asking for the next batch finishes the one before.
+
+        Returns:
+            An asynchronous iterator of GroupBatch. It ends when the group is closed.
+
+        Raises:
+            GroupRejectedError: On reading: the group has fenced this member.
+            LiftError: On reading: every error of reading a partition.
+
+        Example:
+            async for batch in group.batches():
+                print(batch.key.stream, batch.slice.values())
+                await group.commit()
+        """
+        return Following(self._next_batch)
+
+    async def _next_batch(self) -> GroupBatch | None:
+        part = self._rest_of_batch()
         if part is None:
-            raise StopAsyncIteration
-        self._handed = part
+            self._finish()
+            part = self._unread or await self.take()
+        self._handed, self._unread = part, None
         return part
+
+    def _rest_of_batch(self) -> GroupBatch | None:
+        """Return the records that an iteration over records has left in its batch."""
+        part, record, records = self._handed, self._record, self._records
+        self._records = self._record = self._past = None
+        if part is None or records is None or self.generation_of(part.key) != part.generation:
+            return None
+        if record is None:
+            return part
+        self._done[part.key] = (record.offset + 1, record.leader_epoch)
+        rest = BatchSlice.between(part.slice.batch, record.offset + 1, part.slice.last_offset + 1)
+        return None if rest is None else GroupBatch(part.key, part.generation, rest)
 
     async def take(self) -> GroupBatch | None:
         """Return the next part, for applications that process several parts at once.
@@ -305,7 +380,7 @@ class Group:
         await copying.run()
 
     async def commit(self) -> None:
-        """Commit all parts that this member returned, including the last one.
+        """Commit all records that this member returned, including the last one.
 
         Raises:
             GroupRejectedError: Another member owns a partition now. It receives these records again.
@@ -313,11 +388,15 @@ class Group:
             OutcomeUnknownError: No answer in time. Commit again: that does no harm.
 
         Example:
-            async for part in group:
-                print(part.slice.values())
+            async for record in group:
+                print(record.value)
                 await group.commit()
         """
-        self._finish()
+        part, record = self._handed, self._record
+        if self._records is None or part is None or (record is not None and record.offset == part.slice.last_offset):
+            self._finish()
+        else:
+            self._note_finished(record)
         if self._machine is None:
             raise ConfigError("The group is not open. Use it inside `async with client.group(...)`.")
         self._pass_over()
@@ -329,8 +408,15 @@ class Group:
                 "these records again. If this repeats, increase session_s."
             )
 
+    def _note_finished(self, record: ConsumedRecord | None) -> None:
+        """Note that the application has finished ``record`` of the batch that it iterates, and all before it."""
+        part = self._handed
+        if part is not None and record is not None and self.generation_of(part.key) == part.generation:
+            self._done[part.key] = (record.offset + 1, record.leader_epoch)
+
     def _finish(self) -> None:
         part, self._handed = self._handed, None
+        self._records = self._record = self._past = None
         if part is not None:
             self.finished(part)
 
@@ -396,6 +482,7 @@ class Group:
                 if time.monotonic() >= commit_at_s:
                     commit_at_s = time.monotonic() + every_s
                     self._pass_over()
+                    self._note_finished(self._past)
                     await self._try_commit(machine, self._done)
                 if time.monotonic() - self._looked_s >= _STREAMS_S:
                     await self._look_at_streams(machine)
@@ -430,6 +517,8 @@ class Group:
                 for table in (self._leaving, self._done, self._committed):
                     table.pop(event.key, None)
                 self._in_hand.pop((event.key, event.generation), None)
+                if self._handed is not None and (self._handed.key, self._handed.generation) == (event.key, event.generation):
+                    self._records = iter(())  # another member receives the rest
                 self.counters["lost"] += 1
                 gone.append(event.key)
             else:

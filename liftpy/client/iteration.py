@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import Record
@@ -18,6 +18,7 @@ from liftpy.errors import ClientClosedError, ConfigError, LiftError
 from liftpy.nats.cancellation import end_tasks
 
 Item = TypeVar("Item", Record, BatchSlice)
+_T = TypeVar("_T")
 _Ready = asyncio.Queue[list[BatchSlice] | LiftError | None]
 Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
 """Function that returns the next slices, possibly none. None: the end."""
@@ -208,6 +209,25 @@ class HandedOn:
 
     def __init__(self) -> None:
         self.last: Record | BatchSlice | None = None
+
+
+class Following(Generic[_T]):
+    """Iterates over the results of ``following`` until it returns None.
+
+    The iteration may be abandoned at any time, because the object behind ``following`` has the state.
+    """
+
+    def __init__(self, following: Callable[[], Awaitable[_T | None]]) -> None:
+        self._following = following
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _T:
+        found = await self._following()
+        if found is None:
+            raise StopAsyncIteration
+        return found
 
 
 class Iteration(Generic[Item]):

@@ -12,16 +12,15 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import repeat
 from typing import Any
 
 from liftpy.client.batch_view import BatchSlice
+from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.iteration import Iteration
+from liftpy.client.iteration import Following, Iteration
 from liftpy.client.positions import Position
 from liftpy.core.base.ids import check_name, is_internal, shown
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.wire.batch import Record
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.cancellation import end_tasks
 
@@ -36,21 +35,6 @@ _WILD = frozenset("*?[")
 
 Place = tuple[str, int]
 """Stream and partition."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumedBatch:
-    """Records of one partition, as ``ManyConsumer.batches`` returns them.
-
-    Attributes:
-        stream: Name of the stream.
-        partition: Number of the partition.
-        slice: The records.
-    """
-
-    stream: str
-    partition: int
-    slice: BatchSlice
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +112,8 @@ class ManyConsumer:
 
     Example:
         async with client.consume_many("orders", "pay-*", until="end") as many:
-            async for stream, partition, record in many:
-                print(stream, partition, record.offset)
+            async for record in many:
+                print(record.stream, record.partition, record.value)
     """
 
     def __init__(
@@ -154,9 +138,9 @@ class ManyConsumer:
         self._turn = 0
         self._served: dict[Place, int] = {}
         """Partition -> turn at which it was last served."""
-        self._rest: Iterator[tuple[str, int, Record]] = iter(())
+        self._rest: Iterator[ConsumedRecord] = iter(())
         """Remaining records of the slice that is delivered record by record. An interrupted iteration loses none of them."""
-        self._last: tuple[str, int, Record] | None = None
+        self._last: ConsumedRecord | None = None
         """Last delivered record of a slice with remaining records."""
         self._unread: ConsumedBatch | None = None
         """Partition whose records cannot be read. It stays the next one, so no record after the gap is delivered."""
@@ -231,7 +215,7 @@ class ManyConsumer:
         Returns:
             An asynchronous iterator of ConsumedBatch. It ends when ``until`` is reached in all partitions.
         """
-        return _Batches(self)
+        return Following(self.next)
 
     async def next(self) -> ConsumedBatch | None:
         """Return the next slice, from the partition that waited longest.
@@ -290,16 +274,16 @@ class ManyConsumer:
                 iteration = self._iterations[place] = reader.batches()
             self._coming[asyncio.create_task(_next(iteration), name=f"next of {place[0]}/{place[1]}")] = place
 
-    def __aiter__(self) -> AsyncIterator[tuple[str, int, Record]]:
-        return _Records(self)
+    def __aiter__(self) -> AsyncIterator[ConsumedRecord]:
+        return Following(self.next_record)
 
-    def next_fetched(self) -> tuple[str, int, Record] | None:
+    def next_fetched(self) -> ConsumedRecord | None:
         """Return the next record of the slice that is being read. None at its end."""
         self._last = next(self._rest, None)
         return self._last
 
-    async def next_record(self) -> tuple[str, int, Record] | None:
-        """Return the next record as (stream, partition, record). None at the end of all partitions."""
+    async def next_record(self) -> ConsumedRecord | None:
+        """Return the next record. None at the end of all partitions."""
         while True:
             if (found := self.next_fetched()) is not None:
                 return found
@@ -307,7 +291,7 @@ class ManyConsumer:
             if taken is None:
                 return None
             self._unread = taken
-            self._rest = _records_of(taken)
+            self._rest = records_of(taken.stream, taken.partition, taken.slice)
             self._unread = None
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
@@ -350,37 +334,3 @@ class ManyConsumer:
 
 async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:
     return await anext(iteration, None)
-
-
-def _records_of(taken: ConsumedBatch) -> Iterator[tuple[str, int, Record]]:
-    return zip(repeat(taken.stream), repeat(taken.partition), taken.slice.records())
-
-
-class _Batches:
-    """Iteration over batches. It may be abandoned at any time, because the consumer has the state."""
-
-    def __init__(self, many: ManyConsumer) -> None:
-        self._many = many
-
-    def __aiter__(self) -> _Batches:
-        return self
-
-    async def __anext__(self) -> ConsumedBatch:
-        found = await self._many.next()
-        if found is None:
-            raise StopAsyncIteration
-        return found
-
-
-class _Records:
-    def __init__(self, many: ManyConsumer) -> None:
-        self._many = many
-
-    def __aiter__(self) -> _Records:
-        return self
-
-    async def __anext__(self) -> tuple[str, int, Record]:
-        found = await self._many.next_record()
-        if found is None:
-            raise StopAsyncIteration
-        return found

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from liftpy.client.client_home import ClientHome
-from liftpy.client.group_part import GroupBatch
+from liftpy.client.consumed import GroupBatch
 from liftpy.client.partition_sender import ManyReceipt, ProducerOptions, Source
 from liftpy.client.producer import Producer
 from liftpy.core.base.ids import PartitionKey

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
+from liftpy.client.consumed import ConsumedRecord
 from liftpy.client.consumer import Consumer
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group
 from liftpy.client.group_admin import Cursors, Groups, Queues
-from liftpy.client.group_part import GroupBatch
 from liftpy.client.in_flight import PublishAck
 from liftpy.client.multi_consumer import ManyConsumer, Place
 from liftpy.client.partition_sender import ManyAck
@@ -476,8 +476,8 @@ class SyncManyConsumer(_Closable[ManyConsumer]):
 
     Example:
         with client.consume_many("orders", "pay-*", until="end") as many:
-            for stream, partition, record in many:
-                print(stream, partition, record.value)
+            for record in many:
+                print(record.stream, record.partition, record.value)
     """
 
     places = _Attribute[list[Place]](ManyConsumer.places)
@@ -495,7 +495,7 @@ class SyncManyConsumer(_Closable[ManyConsumer]):
         self._loop.run(self._wrapped.__aenter__())
         return self
 
-    def __iter__(self) -> Iterator[tuple[str, int, Record]]:
+    def __iter__(self) -> Iterator[ConsumedRecord]:
         while (found := self._wrapped.next_fetched() or self.next_record()) is not None:
             yield found
 
@@ -525,9 +525,9 @@ class SyncCursor(_Closable[Cursor]):
 
 # ---- groups and queues -----------------------------------------------------------------------------------------------
 class SyncGroup(_Closable[Group]):
-    """One member of a consumer group. Iterate over it to get the parts to process.
+    """One member of a consumer group. Iterate over it for records, or over ``batches()``.
 
-    Create it with ``client.group``. Asking for the next part finishes the one before.
+    Create it with ``client.group``. Asking for the next record finishes the one before.
 
     Args:
         loop: The event loop of the client.
@@ -535,23 +535,30 @@ class SyncGroup(_Closable[Group]):
 
     Example:
         with client.group("billing", ["orders"]) as group:
-            for part in group:
-                for record in part.slice.records():
-                    print(record.value)
+            for record in group:
+                print(record.stream, record.partition, record.value)
     """
 
     name = _Attribute[str]("Name of the group.")
     owned = _Attribute[list[PartitionKey]](Group.owned)
     counters = _Attribute[Counter[str]]("Counters of errors that the member retried, by kind.")
     generation_of = _calling(Group.generation_of)
+    batches = _iterating(Group.batches)
     take = _waiting(Group.take)
     finished = _calling(Group.finished)
     into = _waiting(Group.into)
     commit = _waiting(Group.commit)
     close = _waiting(Group.close)
 
-    def __iter__(self) -> Iterator[GroupBatch]:
-        return _iterate(self._loop, self._wrapped)
+    def __iter__(self) -> Iterator[ConsumedRecord]:
+        while (found := self._wrapped.next_fetched() or self._next()) is not None:
+            yield found
+
+    def _next(self) -> ConsumedRecord | None:
+        async def following() -> ConsumedRecord | None:
+            return await anext(self._wrapped, None)
+
+        return self._loop.run(following())
 
 
 class SyncJob(_Synchronous[Job]):

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol, cast
 import click
 
 from liftpy.client import BatchSlice, Client, Consumer, GroupOptions, parse_start, parse_until
-from liftpy.client.group_part import GroupBatch
+from liftpy.client.consumed import GroupBatch
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError

@@ -32,7 +32,7 @@ async def members_share_the_partitions_and_go_on_from_what_was_committed(place: 
     await fed(place, 5)
     seen: list[tuple[int, int]] = []
     async with place.client.group(name, [name]) as group:
-        async for part in group:
+        async for part in group.batches():
             seen += [(part.key.partition, offset) for offset in part.slice.offsets().tolist()]
             if len(seen) == 10:
                 await group.commit()
@@ -42,12 +42,12 @@ async def members_share_the_partitions_and_go_on_from_what_was_committed(place: 
                 await asyncio.sleep(0.01)
             assert len(group.owned) == len(second.owned) == 1
             await fed(place, 1)
-            parts = [await anext(member) for member in (group, second)]
+            parts = [await anext(member.batches()) for member in (group, second)]
             assert sorted((part.key.partition, part.slice.last_offset) for part in parts) == [(0, 5), (1, 5)]
     assert sorted(seen) == [(p, n) for p in (0, 1) for n in range(5)]
     again: set[tuple[int, int]] = set()
     async with place.client.group(name, [name]) as group:  # neither had finished with what it was given last
-        async for part in group:
+        async for part in group.batches():
             again |= {(part.key.partition, offset) for offset in part.slice.offsets().tolist()}
             if len(again) == 2:
                 break
@@ -63,10 +63,10 @@ async def a_group_reads_only_what_fits(place: Place) -> None:
     async with place.client.group(name, [name], options=options) as group:
         seen: list[int] = []
         while seen != [0, 2, 4]:
-            seen += (await anext(group)).slice.offsets().tolist()
+            seen += (await anext(group.batches())).slice.offsets().tolist()
         await group.commit()
         await fed(place, 2, 1)  # the last one fits nobody
-        assert (await anext(group)).slice.offsets().tolist() == [6]
+        assert (await anext(group.batches())).slice.offsets().tolist() == [6]
         await group.commit()
         while (await positions_of(place, name)) != {0: 8}:
             await group.commit()

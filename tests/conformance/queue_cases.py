@@ -136,7 +136,7 @@ async def queues_are_listed_described_and_deleted(place: Place) -> None:
 async def a_group_without_jobs_is_no_queue(place: Place) -> None:
     name = await filled(place, "-")
     async with place.client.group(name, [name]) as group, asyncio.timeout(45):
-        await anext(aiter(group))
+        await anext(group.batches())
         await group.commit()
     assert name not in [one.name for one in await place.client.queues.list()]
     with pytest.raises(NotFoundError, match="no work queue"):

@@ -334,7 +334,7 @@ async def test_memory_cluster_group_members_share_partitions() -> None:
             found: list[bytes | None] = []
 
             async def read(group: Any) -> None:
-                async for part in group:
+                async for part in group.batches():
                     found.extend(part.slice.values())
                     await group.commit()
                     if len(set(found)) == 40:

@@ -276,7 +276,9 @@ async def test_docs_blocks_about_consuming_run(monkeypatch: pytest.MonkeyPatch) 
         assert len([record async for record in page.client.consume("orders", until="end", options=options)]) == 2
         assert page.printed[-1] == "records 2"
         block = block_of("docs/consuming.md", "consume_many")
-        many = asyncio.create_task(run(replace(block, text=block.text.replace("...", "print(stream, record.value)")), page))
+        many = asyncio.create_task(
+            run(replace(block, text=block.text.replace("...", "print(record.stream, record.value)")), page)
+        )
         await page.until(lambda: {"orders b'eu'", "orders b'us'", "pay-1 b'paid'"} <= set(page.printed), many)
         await nats.close()
 
@@ -289,6 +291,8 @@ async def test_docs_blocks_about_groups_and_queues_run(monkeypatch: pytest.Monke
         group = asyncio.create_task(run(block_of("docs/groups.md", 'client.group("billing", ["orders", "pay-*"])'), page))
         await page.until(lambda: len(page.printed) == 2, group)
         assert sorted(page.printed) == ["orders 0 0 b'one'", "pay-1 0 0 b'one'"]
+        batches = asyncio.create_task(run(block_of("docs/groups.md", "group.batches()"), page))
+        await page.until(lambda: page.printed[-1] == "orders 0 [b'one']", batches)
         await run(block_of("docs/groups.md", "client.cursor"), page)
         assert page.printed[-1] == "0 b'one'"
         queue = asyncio.create_task(run(block_of("docs/queues.md", "client.queue"), page))

@@ -82,12 +82,12 @@ async def write_invoices(client: liftpy.Client, count: int) -> None:
     """Store an invoice for each order, as a member of a consumer group. Return after ``count`` orders."""
     written = 0
     async with client.group("billing", ["orders"]) as group:
-        async for part in group:
-            for record in part.slice.records():
-                cents = json.loads(record.value or b"{}")["cents"]
-                await client.publish("invoices", b"%d" % cents, key=record.key, msg_id=f"invoice-{record.offset}")
-                written += 1
-            if written >= count:
+        async for record in group:
+            cents = json.loads(record.value or b"{}")["cents"]
+            await client.publish("invoices", b"%d" % cents, key=record.key, msg_id=f"invoice-{record.offset}")
+            written += 1
+            if written == count:
+                await group.commit()
                 return
 
 

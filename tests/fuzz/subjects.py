@@ -416,7 +416,7 @@ class Fuzz:
         while not self._ended.is_set():
             try:
                 async with client.group(GROUP, [STREAM]) as group:
-                    async for _ in group:
+                    async for _ in group.batches():
                         pass
             except (LiftError, TimeoutError):
                 await asyncio.sleep(0.2)

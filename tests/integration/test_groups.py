@@ -42,7 +42,7 @@ async def feed(bench: Bench, stream: str, count: int) -> None:
 
 async def work(group: Group, seen: Seen, *, finish: bool = True) -> None:
     """Take parts and count their records, as soon as they are finished (``finish``) or given."""
-    async for part in group:
+    async for part in group.batches():
         seen.update((part.key.partition, offset) for offset in part.slice.offsets().tolist())
         if finish:
             await group.commit()
@@ -64,7 +64,7 @@ async def test_group_page_shows_members_positions_and_lag(coordinated: Bench, st
     async with await coordinated.client.publisher(stream_name, 1) as publisher:
         await asyncio.gather(*[await publisher.send(b"%d" % number) for number in range(10)])
     async with coordinated.client.group(name, [stream_name], options=GroupOptions(auto_commit_s=0)) as group:
-        async for _ in group:
+        async for _ in group.batches():
             await group.commit()
             break
         await coordinated.until(lambda: shows(1, 0, ""), "the page shows a group without lag")
@@ -124,8 +124,8 @@ async def test_group_redelivers_unfinished_records_and_rival_fences_member(coord
     await feed(coordinated, stream_name, 3)
     async with connect(coordinated.cluster.nats_url) as client:
         async with client.group("once", [stream_name]) as group:
-            finished = await anext(group)
-            in_hand = await anext(group)
+            finished = await anext(group.batches())
+            in_hand = await anext(group.batches())
         seen: Seen = Counter()
         group = await client.group("once", [stream_name], instance="till-1")
         working = asyncio.create_task(work(group, seen))
@@ -162,7 +162,7 @@ async def test_operators_list_groups_and_reset_positions(coordinated: Bench, str
         await client.publish(name, b"v", partition=number % 2)
     async with asyncio.timeout(60), client.group(f"g-{name}", [name]) as group:
         seen: Seen = Counter()
-        async for part in group:
+        async for part in group.batches():
             seen.update((part.key.partition, offset) for offset in part.slice.offsets().tolist())
             if len(seen) == 20:
                 await group.commit()

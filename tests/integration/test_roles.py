@@ -192,7 +192,7 @@ async def test_group_member_role_works_and_commits(cluster: DevCluster) -> None:
         ):
             await p.publish(b"for a member")
         async with client.group("crew", [STREAM]) as group:
-            async for part in group:
+            async for part in group.batches():
                 assert part.key.stream == STREAM
                 await group.commit()
                 break

@@ -63,7 +63,7 @@ async def test_blocked_metadata_group_is_detected_and_recovers(bench: Bench, str
     async def reads_until(end: int) -> None:
         async with asyncio.timeout(30), connect(bench.cluster.nats_url) as client, client.group(group, [name]) as members:
             ends: dict[int, int] = {}
-            async for part in members:
+            async for part in members.batches():
                 ends[part.key.partition] = part.slice.last_offset
                 await members.commit()
                 if list(ends.values()) == [end - 1] * 2:

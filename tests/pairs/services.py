@@ -108,7 +108,7 @@ class ConsumerGroup(Feature):
         self._members.append((group, asyncio.create_task(self._read(world, group))))
 
     async def _read(self, world: World, group: Group) -> None:
-        async for part in group:
+        async for part in group.batches():
             at = part.key.uid, part.key.partition
             if at not in self._readings:
                 first = part.slice.first_offset if self.begin == "new" and at[1] < PARTITIONS else 0

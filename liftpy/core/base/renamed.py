@@ -179,6 +179,7 @@ MODULES = {
     "liftpy.client.ending": "liftpy.nats.cancellation",
     "liftpy.client.events": "liftpy.client.consumer",
     "liftpy.client.giving_up": "liftpy.client.client",
+    "liftpy.client.group_part": "liftpy.client.consumed",
     "liftpy.client.grouping": "liftpy.client.client",
     "liftpy.client.internals": "liftpy.client.client",
     "liftpy.client.js_answers": "liftpy.client.jetstream_api",

@@ -44,7 +44,7 @@ async def load(cluster: DevCluster) -> None:
 
         async def read_together() -> None:
             async with client.group("billing", ["orders"]) as group:
-                async for _ in group:
+                async for _ in group.batches():
                     await group.commit()
 
         async def change() -> None:

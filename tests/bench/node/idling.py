@@ -54,7 +54,7 @@ async def use_groups(client: Client, cluster: DevCluster) -> int:
     coordinators run then."""
     await client.publish(STREAM, b"x", ack=AckPolicy.ALL)
     async with client.group("readers", [STREAM]) as group:
-        await asyncio.wait_for(anext(group), 30)
+        await asyncio.wait_for(anext(group.batches()), 30)
         await group.commit()
     async with client.queue(STREAM, "workers") as queue:
         for job in await queue.take(1, timeout_s=30):

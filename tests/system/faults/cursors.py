@@ -80,7 +80,7 @@ class GroupLoad:
         while True:
             try:
                 async with self._client.group(GROUP, [STREAM], instance="one", options=options) as group:
-                    async for part in group:
+                    async for part in group.batches():
                         number, first = part.key.partition, int(part.slice.offsets()[0])
                         if first > self.asked.get(number, 0):
                             self.problems.append(

@@ -42,7 +42,7 @@ class Work:
 
     async def read(self, group: Group) -> None:
         """Parts, for ever."""
-        async for part in group:
+        async for part in group.batches():
             late_s = time.time() - part.slice.timestamps_ns()[0].item() / 1e9
             number, first, last = part.key.partition, part.slice.offsets()[0].item(), part.slice.last_offset
             say("given", partition=number, generation=part.generation, first=first, last=last, late_s=late_s)

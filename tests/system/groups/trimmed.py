@@ -216,14 +216,14 @@ class Ground:
         share = total if whole else self.rng.randint(len(given), total)
         async with self.client.group(name, [STREAM], options=GroupOptions(auto_commit_s=0, session_s=6)) as group:
             while len(given) < share:
-                part = await asyncio.wait_for(anext(group), PATIENCE_S)
+                part = await asyncio.wait_for(anext(group.batches()), PATIENCE_S)
                 places = {(part.key.partition, record.offset) for record in part.slice.records()}
                 if again := sorted(places & given):
                     raise ViolationError(f"group {name}: {again[:3]} were committed and are given again")
                 await group.commit()
                 given |= places
             if not whole and share < total:
-                await asyncio.wait_for(anext(group), PATIENCE_S)  # is not committed, and comes again
+                await asyncio.wait_for(anext(group.batches()), PATIENCE_S)  # is not committed, and comes again
 
     async def _work(self, jobs: int, *, whole: bool = False) -> int:
         """Settle some jobs of the queue; how many were taken."""

@@ -9,6 +9,7 @@ import pytest
 
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
 from liftpy.client import multi_consumer as module
+from liftpy.client.batch_view import BatchSlice
 from liftpy.client.multi_consumer import Place, Places, bounded_ahead, selects
 from liftpy.errors import (
     ConfigError,
@@ -155,14 +156,14 @@ async def test_consume_many_wait_in_another_task_ends_on_close(at: str, monkeypa
 
 async def test_consume_many_stays_at_a_corrupt_record(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(orders=1)
-    real, broken = module._records_of, CorruptionError("it does not decompress")
+    real, broken = module.records_of, CorruptionError("it does not decompress")
 
-    def records_of(taken: Any) -> Any:
-        if taken.slice.first_offset == 1:
+    def records_of(stream: str, partition: int, piece: BatchSlice) -> Any:
+        if piece.first_offset == 1:
             raise broken
-        return real(taken)
+        return real(stream, partition, piece)
 
-    monkeypatch.setattr(module, "_records_of", records_of)
+    monkeypatch.setattr(module, "records_of", records_of)
     async with streams.many("orders") as many:
         assert (await anext(aiter(many)))[2].offset == 0
         for _ in range(2):

@@ -30,7 +30,7 @@ async def taken(group: Group, count: int) -> list[bytes | None]:
     found: list[bytes | None] = []
     async with asyncio.timeout(40):
         while len(found) < count:
-            found += [record.value for record in (await anext(group)).slice.records()]
+            found += [record.value for record in (await anext(group.batches())).slice.records()]
         await group.commit()
     return found
 

@@ -71,7 +71,7 @@ async def test_group_with_start_new_commits_the_end_before_any_record() -> None:
     async with group, asyncio.timeout(8):
         await home.commits.wait()
         home.node.append(b"c")
-        assert (await anext(aiter(group))).slice.keys() == [b"c"]
+        assert (await anext(group.batches())).slice.keys() == [b"c"]
         assert [at.position for at in home.machine.groups["bills"].readers.all_positions()] == [2]
 
 
@@ -81,7 +81,7 @@ async def test_group_session_survives_an_unanswered_commit() -> None:
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0.05)
     group = await Group(home, "bills", ["orders"], "", options, None, None).open()
     async with group, asyncio.timeout(8):
-        part = await anext(aiter(group))
+        part = await anext(group.batches())
         assert part.slice.record_count == 2
         home.stuck = True
         committing = asyncio.create_task(group.commit())
@@ -96,7 +96,7 @@ async def test_group_session_survives_an_unanswered_commit() -> None:
         await group.commit()
         assert [key.partition for key in group.owned] == [0]
     with pytest.raises(StopAsyncIteration):
-        await anext(aiter(group))
+        await anext(group.batches())
 
 
 def committed(home: Coordinated) -> dict[int, int]:
@@ -134,7 +134,7 @@ async def test_group_close_commits_finished_but_not_unfinished_records() -> None
     home.node.append(b"a")
     home.node.append(b"b")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
-        assert [(await anext(group)).slice.last_offset for _ in range(2)] == [0, 1]
+        assert [(await anext(group.batches())).slice.last_offset for _ in range(2)] == [0, 1]
     assert committed(home) == {0: 1}
 
 
@@ -168,11 +168,11 @@ async def test_group_commits_several_times_a_second_if_auto_commit_says_so() -> 
     options = GroupOptions(auto_commit_s=0.1)
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
         home.node.append(b"0")
-        await anext(group)
+        await anext(group.batches())
         began, took = time.monotonic(), []
         for number in range(1, 6):
             home.node.append(b"%d" % number)
-            await anext(group)
+            await anext(group.batches())
             while committed(home) != {0: number}:
                 home.commits.clear()
                 await home.commits.wait()
@@ -281,5 +281,5 @@ async def test_group_read_that_times_out_is_retried() -> None:
     home.consume = Stopped  # type: ignore[method-assign, assignment]
     home.node.append(b"a")
     async with await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group, asyncio.timeout(10):
-        assert (await anext(aiter(group))).slice.keys() == [b"a"]
+        assert (await anext(group.batches())).slice.keys() == [b"a"]
         assert group.counters["unread"] == 2

@@ -21,20 +21,31 @@ def client() -> Iterator[SyncClient]:
         yield client
 
 
-def test_sync_group_yields_every_part_until_it_is_closed(client: SyncClient) -> None:
+def test_sync_group_yields_every_record_until_it_is_closed(client: SyncClient) -> None:
     group = client.group("billing", ["orders"])
     seen: list[bytes | None] = []
-    for part in group:
-        seen += part.slice.values()
-        group.commit()
+    for record in group:
+        assert record.stream == "orders"
+        seen.append(record.value)
         if len(seen) == len(VALUES):
             break
+    group.commit()
     assert sorted(value or b"" for value in seen) == sorted(VALUES)
     assert [(key.stream, key.partition) for key in group.owned] == [("orders", 0), ("orders", 1)]
     assert {group.generation_of(key) for key in group.owned} == {group.generation_of(group.owned[0])}
     group.close()
     assert list(group) == []
     assert group.counters == {}
+
+
+def test_sync_group_batches_yield_every_record(client: SyncClient) -> None:
+    with client.group("billing", ["orders"]) as group:
+        seen: list[bytes | None] = []
+        for batch in group.batches():
+            seen += batch.slice.values()
+            if len(seen) == len(VALUES):
+                break
+    assert sorted(value or b"" for value in seen) == sorted(VALUES)
 
 
 def test_sync_group_take_returns_parts_that_finished_commits(client: SyncClient) -> None:

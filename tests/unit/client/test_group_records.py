@@ -1,0 +1,96 @@
+"""A group member returns records one by one: what it commits, and what another member receives."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from liftpy.client import BatchSlice, Client, ConsumedRecord, GroupOptions
+from liftpy.client import group as group_module
+from liftpy.client.group import Group
+from liftpy.errors import CorruptionError, NotFoundError
+from liftpy.testing.memory import memory_cluster
+
+COUNT = 10
+BY_HAND = GroupOptions(auto_commit_s=0)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        async with client.producer("orders") as producer:
+            await producer.send_many([b"%d" % number for number in range(COUNT)])
+        yield client
+
+
+async def offsets_until(group: Group, last: int) -> list[int]:
+    found = []
+    async for record in group:
+        found.append(record.offset)
+        if record.offset == last:
+            break
+    return found
+
+
+async def test_group_iteration_yields_records_with_their_place(client: Client) -> None:
+    async with client.group("billing", ["orders"]) as group:
+        record = await anext(group)
+        stream, partition, inner = record
+        assert (record.stream, record.partition, record.offset, record.value) == ("orders", 0, 0, b"0")
+        assert (stream, partition, inner.value, record.key, record.headers) == ("orders", 0, b"0", None, ())
+        assert copy.copy(record) == pickle.loads(pickle.dumps(record)) == record
+        assert await offsets_until(group, COUNT - 1) == list(range(1, COUNT))
+
+
+async def test_group_commit_commits_the_records_that_were_returned(client: Client) -> None:
+    async with client.group("billing", ["orders"], options=BY_HAND) as group:
+        await offsets_until(group, 3)
+        await group.commit()
+        await offsets_until(group, 6)
+    async with client.group("billing", ["orders"], options=BY_HAND) as group:
+        assert await offsets_until(group, COUNT - 1) == list(range(4, COUNT))
+        await group.commit()
+    assert list((await client.groups.describe("billing")).positions.values()) == [COUNT]
+
+
+async def test_group_close_commits_all_but_the_record_in_hand(client: Client) -> None:
+    async with client.group("billing", ["orders"]) as group:
+        await offsets_until(group, 5)
+    async with client.group("billing", ["orders"]) as group:
+        assert (await anext(group)).offset == 5
+
+
+async def test_group_batches_after_records_begin_at_the_next_record(client: Client) -> None:
+    async with client.group("billing", ["orders"], options=BY_HAND) as group:
+        await offsets_until(group, 3)
+        batch = await anext(group.batches())
+        assert batch.slice.offsets().tolist() == list(range(4, COUNT))
+        await group.commit()
+    assert list((await client.groups.describe("billing")).positions.values()) == [COUNT]
+
+
+async def test_group_record_says_where_the_batches_are(client: Client) -> None:
+    async with client.group("billing", ["orders"]) as group:
+        record = await anext(group)
+        with pytest.raises(AttributeError, match=r"iterate over group\.batches"):
+            _ = record.slice  # type: ignore[attr-defined]
+
+
+async def test_group_stays_at_a_batch_that_it_cannot_decode(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def records_of(stream: str, partition: int, piece: BatchSlice) -> Iterator[ConsumedRecord]:
+        raise CorruptionError("it does not decompress")
+
+    async with client.group("billing", ["orders"], options=BY_HAND) as group:
+        with monkeypatch.context() as patch:
+            patch.setattr(group_module, "records_of", records_of)
+            for _ in range(2):
+                with pytest.raises(CorruptionError):
+                    await anext(group)
+                await group.commit()
+        assert (await anext(group)).offset == 0
+    with pytest.raises(NotFoundError):  # without a committed position, the group ends with its last member
+        await client.groups.describe("billing")
