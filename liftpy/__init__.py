@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from liftpy.client import (
         Bounds,
         Client,
+        ConsumedRecord,
         Consumer,
         Credentials,
         Cursor,
@@ -71,6 +72,7 @@ __all__ = [
     "Codec",
     "CommitPolicy",
     "ConfigError",
+    "ConsumedRecord",
     "Consumer",
     "Credentials",
     "Cursor",
@@ -119,4 +121,6 @@ if not TYPE_CHECKING:  # or mypy takes every name for one that is there
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, and the public modules that are imported."""
+    imported = {name for name in ("client", "config", "errors", "service", "spark", "testing") if name in globals()}
+    return sorted({*__all__, *imported, *(name for name in globals() if name.startswith("__"))})

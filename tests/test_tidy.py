@@ -379,6 +379,10 @@ def test_mypy_accepts_the_code_and_rejects_a_name_that_the_package_lacks(tmp_pat
         "    waiting.admin.delete_strem('a')\n"
         "    waiting.admin.delete_stream(name='a', uuid='b')\n"
         "    waiting.delete_stream('a')\n"
+        "    waiting.consume('a', untl='end')\n"
+        "    waiting.publish('a', b'x', key=b'k').offset\n"
+        "    for record in waiting.group('g', ['a']): record.vlaue\n"
+        "    (await client.stream('a')).partitions[0].purges\n"
     )
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
     targets = [option for name in config["packages"] for option in ("-p", name)]
@@ -393,7 +397,7 @@ def test_mypy_accepts_the_code_and_rejects_a_name_that_the_package_lacks(tmp_pat
     )
     lines = done.stdout.splitlines()
     wrong = [line.split("uses.py:")[1].split(":")[0] for line in lines if "uses.py:" in line and " error: " in line]
-    assert wrong == ["3", "4", "9", "10", "11", "13", "14", "15"], done.stdout + done.stderr[-2000:]
+    assert wrong == ["3", "4", "9", "10", "11", "13", "14", "15", "16", "18", "19"], done.stdout + done.stderr[-2000:]
     assert [line for line in lines if " error: " in line and "uses.py:" not in line] == []
 
 

@@ -139,4 +139,5 @@ if not TYPE_CHECKING:  # or mypy takes every name for one that is there
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") or name == "sync")})

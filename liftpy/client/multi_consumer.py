@@ -285,7 +285,8 @@ class ManyConsumer:
     async def next_record(self) -> ConsumedRecord | None:
         """Return the next record. None at the end of all partitions."""
         while True:
-            if (found := self.next_fetched()) is not None:
+            self._last = found = next(self._rest, None)  # as next_fetched, without a call for each record
+            if found is not None:
                 return found
             taken = await self.next()
             if taken is None:
