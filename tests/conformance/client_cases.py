@@ -296,9 +296,9 @@ async def purged_records_are_gone_and_their_offsets_stay(place: Place) -> None:
     async with refused(OffsetOutOfRangeError):
         await client.admin.purge(name, 0, subjects=["x"], before=99)
     assert await client.admin.purge(name, 0, subjects=[f"data.{name}.a"], before=8, dry_run=True) == 8
-    assert not (await client.stream(name)).partitions[0].purges
+    assert not (await client.stream(name)).partitions[0].state.purges
     assert await client.admin.purge(name, 0, subjects=[f"data.{name}.a"], before=8) == 8
-    while (await client.stream(name)).partitions[0].purges:
+    while (await client.stream(name)).partitions[0].state.purges:
         await asyncio.sleep(0.05)
     found = await place.read()
     assert [(record.offset, record.value) for record in found] == [(n, b"%d" % n) for n in range(12) if n % 2 or n >= 8]

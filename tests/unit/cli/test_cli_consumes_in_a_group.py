@@ -379,7 +379,7 @@ def test_queue_show_lists_workers_that_hold_records(
 
     monkeypatch.setattr(importlib.import_module("sidecar.cli.group"), "with_client", session)
     with cluster.sync_client() as client, client.queue(name, f"q-{name}") as queue:
-        worker = queue._queue._member
+        worker = queue._wrapped._member
         jobs = queue.take(7)
         with pytest.raises(SystemExit, match="0"):
             main(["group", "show", f"q-{name}"])
