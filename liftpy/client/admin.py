@@ -192,7 +192,7 @@ class Admin(NodeRequests):
                     "change the stream with `liftpy stream alter`."
                 ) from None
         self._streams.cached[name] = stream
-        return await self._until_ready(stream, ready_s)
+        return await self._until_ready(stream, ready_s) if ready_s else StreamInfo.of(stream)
 
     async def until_ready(self, stream: StreamInfo, ready_s: float = 15.0, first: int = 0) -> StreamInfo:
         """Wait until the leaders of a stream accept messages.
@@ -211,9 +211,7 @@ class Admin(NodeRequests):
         return await self._until_ready(stream.image, ready_s, first)
 
     async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
-        """Wait until the leaders accept messages, at most ``ready_s``. 0: do not wait."""
-        if not ready_s:
-            return StreamInfo.of(stream)
+        """Wait until the leaders accept messages, at most ``ready_s``."""
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
@@ -411,7 +409,7 @@ class Admin(NodeRequests):
         before = len((await self._streams.describe(name)).partitions) if ready_s else 0
         added = await self._with_live_nodes(cluster_pb2.ControlRequest(addPartitions=more))
         stream = self._streams.cached[name] = await self._requests.whole(added)
-        return await self._until_ready(stream, ready_s, before)
+        return await self._until_ready(stream, ready_s, before) if ready_s else StreamInfo.of(stream)
 
     async def plan_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementOptions | None = None

@@ -87,7 +87,7 @@ async def groups_and_cursors_are_had_without_asyncio(place: Place) -> None:
             gained: list[int] = []
             with client.group(name, [name], on_assigned=lambda keys: gained.extend(key.partition for key in keys)) as group:
                 seen: list[tuple[int, int]] = []
-                for part in group:
+                for part in group.batches():
                     seen += [(part.key.partition, offset) for offset in part.slice.offsets().tolist()]
                     if len(seen) == 6:
                         break
