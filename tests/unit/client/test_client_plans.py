@@ -24,6 +24,7 @@ from liftpy.client.placement_plans import (
     tally_rows,
 )
 from liftpy.client.stream_directory import address_of, subject_address
+from liftpy.client.stream_info import StreamInfo
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.core.metadata.codec import config_to_pb
 from liftpy.core.wire import frames
@@ -310,13 +311,18 @@ def test_unknown_control_error_is_raised_as_a_lift_error() -> None:
 
 
 # ---- a client and its streams ----------------------------------------------------------------------------------------------------
+_REST: dict[str, Any] = {"leader_epoch": 1, "replicas": (), "isr": (), "target": (), "status": 1, "pause": 0}
+
+
 def image(count: int = 2, *, waiting: int = 0, led: int | None = None, **fields: Any) -> Any:
     partitions = tuple(
-        SimpleNamespace(partition=n, leader="n1" if led is None or n < led else "") for n in range(0 if waiting else count)
+        SimpleNamespace(partition=n, leader="n1" if led is None or n < led else "", **_REST)
+        for n in range(0 if waiting else count)
     )
     config = StreamConfig(dedup_window_s=7.0)
     known = {"name": "s", "uid": "u1", "subject": "shop.s", "answers": True, "config": config}
-    return SimpleNamespace(**known | fields, partitions=partitions, waiting=waiting)
+    more = {"config_version": 0, "replication_factor": 0, "placement": "", "created_time_ns": 0}
+    return SimpleNamespace(**more | known | fields, partitions=partitions, waiting=waiting)
 
 
 class Told:
@@ -357,19 +363,19 @@ async def test_create_stream_remembers_the_stream_and_waits_for_its_leaders() ->
     made, told, led = led_client(command=[None, None], whole=[stream, stream])
     config = StreamConfig()
     wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
-    assert await made.create_stream("s", "shop.s", **wish, ready_s=7.0) is stream
+    assert (await made.create_stream("s", "shop.s", **wish, ready_s=7.0)).image is stream
     assert [name for name, *_ in told.asked] == ["command", "whole"]
     assert led == [("u1", 0, 7.0), ("u1", 1, 7.0)], "one without a leader has nobody to wait for"
     assert made._streams.cached == {"s": stream}
     led.clear()
-    assert await made.create_stream("s", "shop.s", ready_s=0) is stream
+    assert (await made.create_stream("s", "shop.s", ready_s=0)).image is stream
     assert led == []
 
 
 async def test_client_closes_its_transport_on_context_exit() -> None:
     made = a_client()
     async with made as same:
-        assert same is made
+        assert same.image is made
         assert not made.transport.closed
     assert made.transport.closed
 
@@ -389,16 +395,16 @@ async def test_until_ready_polls_an_unplaced_stream_until_it_is_placed(monkeypat
     monkeypatch.setattr(admin_module, "_PLACED_POLL_S", 0.001)
     placed = image(1)
     made, told, led = led_client(stream=[image(waiting=1), placed])
-    assert await made.admin.until_ready(image(waiting=1), 60.0) is placed
+    assert (await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 60.0)).image is placed
     assert told.asked == [("stream", ("s",), {})] * 2
     assert made._streams.cached == {"s": placed}
     assert led == [("u1", 0, 60.0)]
     made, told, led = led_client(stream=[image(waiting=1)] * 10_000)
     text = r"^Stream s was created but not placed \(insufficient-nodes\)\."
     with pytest.raises(UnavailableError, match=text):
-        await made.admin.until_ready(image(waiting=1), 0.02)
+        await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 0.02)
     with pytest.raises(UnavailableError, match=text):
-        await made.admin.until_ready(image(waiting=1), 0.0)
+        await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 0.0)
     assert led == []
 
 
@@ -414,7 +420,7 @@ async def test_until_ready_never_sleeps_longer_than_the_remaining_time(monkeypat
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
     only_in(monkeypatch, admin_module, "asyncio", sleep=sleep)
     with pytest.raises(UnavailableError):
-        await made.admin.until_ready(image(waiting=1), 0.625)
+        await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 0.625)
     assert slept == [0.25, 0.25, 0.125]
 
 
