@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``."""
+    """The records of one batch with indexes ``first_index`` (inclusive) to ``end_index`` (exclusive)."""
 
     batch: RecordBatch
     first_index: int
@@ -70,7 +70,10 @@ def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.n
 
 
 def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
-    """Return the records of ``batch`` within the limits. Offsets are decoded only if a limit lies inside the batch."""
+    """Return the records of ``batch`` with ``from_offset`` <= offset < ``end_offset``.
+
+    The function decodes the offsets only if a limit lies inside the batch.
+    """
     first, end = 0, batch.record_count
     if from_offset is not None and batch.base_offset < from_offset:
         first = int(np.searchsorted(batch.offsets(), from_offset))
@@ -81,7 +84,7 @@ def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Entries ``first`` (inclusive) to ``end`` (exclusive) of ``column``. None: as many nulls."""
+    """Entries ``first`` (inclusive) to ``end`` (exclusive) of one column. If ``column`` is None, all these entries are null."""
 
     column: BytesColumn | None
     first: int
@@ -117,7 +120,7 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
 
 
 def _as_text(found: pa.Array) -> pa.Array:
-    """Return an array of strings for bytes from publishers. Bytes that are not UTF-8 become ``\xe9``."""
+    r"""Return an Arrow array of strings for bytes from publishers. A byte that is not UTF-8 becomes an escape such as ``\xe9``."""
     try:
         found.validate(full=True)
     except pa.ArrowInvalid:
@@ -225,7 +228,7 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    """Return the subject that all records share, which is the usual case. None: there are several."""
+    """Return the subject that all records share. None: the records have several subjects. One shared subject is the usual case."""
     found: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects

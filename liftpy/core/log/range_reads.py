@@ -25,7 +25,7 @@ from liftpy.errors import CorruptionError
 
 LOOK_BYTES = 1 << 20
 LOOK_SUBJECTS = 10_000
-"""Distinct subjects of batches, each counted once per batch: some 20 ms."""
+"""Maximum number of distinct subjects that one answer examines. Each batch counts its own subjects. They take about 20 ms."""
 
 
 def read_selected(
@@ -41,7 +41,7 @@ def read_selected(
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
-    ``end_offset``: exclusive. No batch that reaches past it is returned. Raises as ``Log.read``.
+    ``end_offset``: exclusive. No returned batch reaches past it. Raises the errors of ``Log.read``.
     """
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
@@ -67,7 +67,7 @@ def read_selected(
 def read_narrow(
     log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
 ) -> Portion:
-    """Read like ``read_portion``, without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
+    """Read like ``read_portion``, but without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes = looked_bytes = 0
@@ -94,8 +94,8 @@ def _count_subjects(batch: RecordBatch) -> int:
 def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     """Return the matching part of a batch, None if nothing matches.
 
-    Without a filter everything matches, fillers too. A batch with invalid columns is returned as it is, so that the reader
-    reports the damage.
+    Without a filter every batch matches, also a filler. A batch with invalid columns is returned unchanged, so that the
+    reader reports the damage.
     """
     if not wanted:
         return batch.view
@@ -116,14 +116,14 @@ def _piece(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portio
 
 
 def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Iterate over about LOOK_BYTES of checked batches, from the one that contains ``offset``."""
+    """Yield about LOOK_BYTES of checked batches, beginning with the batch that contains ``offset``."""
     read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
         yield from _checked(log, chunk)
 
 
 def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield the checked batches of about LOOK_BYTES below ``offset``, the last one first."""
+    """Yield about LOOK_BYTES of checked batches below ``offset``, in descending order."""
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
         at = max(offset_some_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
@@ -165,8 +165,10 @@ MAX_BORDERS = 128
 
 @dataclass(frozen=True, slots=True)
 class RangeSize:
-    """Size of an offset range. ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside
-    the range. ``positions``: bytes before each.
+    """Size of an offset range.
+
+    ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside the range. ``positions``:
+    number of bytes of the range before each border.
     """
 
     size_bytes: int
@@ -199,7 +201,10 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
 
 
 class _Range:
-    """An offset range over segments. ``_begins``: position of the first byte of each segment, relative to the first batch."""
+    """An offset range over segments.
+
+    ``_begins``: position of the first byte of each segment, relative to the first batch of the range.
+    """
 
     def __init__(self, segments: Sequence[Segment], start: int, end: int) -> None:
         self._segments, self._start, self._end = segments, start, end
@@ -264,7 +269,10 @@ def _last_at(segment: Segment, position: int) -> tuple[BatchHeader, int]:
 
 
 def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader, int], bool]) -> tuple[BatchHeader, int]:
-    """Return the last ``wanted`` batch from index entry ``number`` on, or the first one there."""
+    """Return the last batch for which ``wanted`` is true, from index entry ``number`` on.
+
+    If there is none, return the first batch.
+    """
     begin = segment.entries[number].position
     segment.check(begin, begin + 1)
     found: tuple[BatchHeader, int] | None = None
@@ -285,8 +293,10 @@ MAX_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Whole batches in a segment file: bytes ``begin`` (inclusive) to ``end`` (exclusive) of the file with offset
-    ``base_offset``."""
+    """Whole batches in one segment file.
+
+    ``begin`` (inclusive) and ``end`` (exclusive) are positions in the file of the segment with ``base_offset``.
+    """
 
     base_offset: int
     begin: int
@@ -296,7 +306,8 @@ class FileSpan:
 def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
     """Return the file ranges of the batches of [``start``, ``end``), in order.
 
-    The range must be in the log. Empty if the range is empty or needs more than MAX_FILES files. Raises CorruptionError.
+    The range must be in the log. The result is empty if the range is empty or needs more than MAX_FILES files. Raises
+    CorruptionError.
     """
     if end <= start:
         return []
@@ -322,9 +333,10 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A part of a log for one message. ``chunks``: whole batches, or one piece. ``next_offset``: where to continue.
+    """A part of a log that fits into one message. ``chunks``: whole batches, or one piece of a large batch.
 
-    ``size_bytes``: size of all chunks. ``looked_bytes``: their size in the log, before columns were removed.
+    ``next_offset``: offset at which the reader continues. ``size_bytes``: size of all chunks. ``looked_bytes``: size of the
+    examined batches in the log.
     """
 
     chunks: tuple[memoryview, ...]
@@ -337,9 +349,10 @@ class Portion:
 def read_portion(
     log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: Held = NOTHING
 ) -> Portion:
-    """Read batches as ``Log.read`` does, from the one that holds ``from_offset``, but never more than ``room_bytes``.
+    """Read batches as ``Log.read`` does, from the one that contains ``from_offset``, but at most ``room_bytes``.
 
-    A larger batch comes in pieces. The next piece follows ``held``, if that is part of this batch.
+    A larger batch comes in pieces. ``held``: the pieces that the reader already has. The next piece follows them if they
+    are part of this batch.
     """
     if held.position:
         found = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)
@@ -349,7 +362,7 @@ def read_portion(
     read = log.read(from_offset, min(max_bytes, room_bytes), end_offset=end_offset)
     if read.size_bytes <= room_bytes:
         return Portion(read.chunks, read.size_bytes, read.next_offset)
-    (batch,) = read.chunks  # a read gives more than it may for its first batch alone
+    (batch,) = read.chunks  # only the first batch of a read may be larger than allowed
     header = parse_header(batch)
     return portion_of(Piece(header.crc, header.size_bytes, 0, batch[:room_bytes]), from_offset)
 
