@@ -1,7 +1,7 @@
 """Commands to the coordinator and its answers as bytes. Both sides validate them. Pure.
 
-What ``decode_command`` returns is sound by itself: names are names, numbers are in their bounds, no partition is named twice. Whether
-it fits the state is for the machine to say.
+``decode_command`` checks names, the bounds of numbers, and that no partition is named twice. The ``GroupMachine`` checks
+whether the command fits the current state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 
 class GroupCommandError(ProtocolError):
-    """Raised for an invalid command, answer or question of a group. The text says what is allowed."""
+    """Raised for an invalid command, answer or query of a group. The text says what is allowed."""
 
     code = "GROUP_MALFORMED"
 
@@ -34,7 +34,7 @@ def partition_of(group: str, partitions: int) -> int:
 
 
 def uid_order(uid: str) -> tuple[int, str]:
-    """Return a sort key: the later of two uids of one stream name is greater."""
+    """Return a sort key for the uids of one stream name. A stream that was created later has a greater key."""
     number = uid.partition("-")[0]
     digits = number if 0 < len(number) <= 16 and all(digit in "0123456789abcdef" for digit in number) else ""
     return (int(digits, 16) if digits else -1, uid)
@@ -68,7 +68,7 @@ def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
 
 
 def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
-    """Return a question, checked. Raises GroupCommandError."""
+    """Decode and validate a ``GroupQuery``. Raises GroupCommandError."""
     query = _parsed(data, pb.GroupQuery)
     for name in filter(None, (query.group, query.after)):
         _name(name, "group")
@@ -77,7 +77,7 @@ def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
 
 
 def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
-    """Return the answer to a question. Raises GroupCommandError."""
+    """Decode the answer to a ``GroupQuery``. Raises GroupCommandError."""
     return _parsed(data, pb.GroupQueryAnswer)
 
 
@@ -245,7 +245,7 @@ def _within(name: str, value: int, low: int, high: int) -> None:
         raise GroupCommandError(f"{name} = {value} is outside {low}..{high}. Choose a value in this range.")
 
 
-# Limits of groups and queues: commands, groups, and the state of the coordinator. Times are ns or ms, as named.
+# Limits of commands, of groups and queues, and of the coordinator's state. The names of times end with their unit.
 
 
 NS_PER_MS = 1_000_000
@@ -254,14 +254,14 @@ MAX_COMMAND_BYTES = 512 * 1024
 MAX_STREAMS = 64
 """Maximum number of streams that one member reads."""
 MAX_PARTITIONS = 4_000
-"""Most partitions that the streams of one group may have in all."""
+"""Maximum number of partitions of all streams that one group reads."""
 MAX_POSITIONS = 1_000
-"""Most positions in one command."""
+"""Maximum number of positions in one command."""
 MAX_RANGES = 10_000
-"""Most ranges in one settlement."""
+"""Maximum number of ranges in one settlement."""
 MAX_SETTLEMENTS = 64
 MAX_TAKE = 10_000
-"""Most records of one take."""
+"""Maximum number of records that one take requests."""
 MAX_GRANTED_RANGES = 500
 """Maximum number of record ranges that one take returns, so that the answer fits into one message."""
 MAX_LOST_RANGES = 1_000
@@ -270,22 +270,25 @@ MAX_CLIENT_LENGTH = 128
 MAX_REASON_BYTES = 200
 MAX_LIST = 1000
 MAX_HOLDERS = 50
-"""Workers of one queue that an operator is shown."""
+"""Maximum number of workers of one queue that the answer to an operator lists."""
 
 MAX_GROUPS = 10_000
-"""Most groups of one coordinator. It has one partition of the stream of groups."""
+"""Maximum number of groups of one coordinator. A coordinator manages one partition of the groups stream."""
 MAX_MEMBERS = 1000
-"""Most members of one group."""
+"""Maximum number of members of one group."""
 MAX_SUBSCRIPTIONS = 16_000
 """Maximum number of streams of all members of one group. Each change of a member assigns all of them again."""
 MAX_QUEUES = 1000
 """Maximum number of partitions for which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
-"""Maximum number of ranges in the state of one queue. Beyond it no new records are given until some are settled."""
+"""Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
 MAX_KEYS = 10_000
 """Maximum number of new record keys that one take sends."""
 MAX_HELD = 10_000
-"""Records of one queue that wait for an earlier one of their key: beyond them nothing new is given, until some are free."""
+"""Maximum number of records of one queue that wait for an earlier record with their key.
+
+At the limit the queue delivers no new records until some of them are free.
+"""
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """Limit of the coordinator's state, as ``machine`` estimates it. Beyond it the coordinator accepts nothing new."""
 
@@ -297,11 +300,14 @@ FEW_MEMBERS = 32
 QUICK_HEARTBEAT_MS = 500
 """Heartbeat interval in a group with at most ``FEW_MEMBERS`` members, in ms. They learn a new assignment sooner."""
 WAITING_HEARTBEAT_MS = 200
-"""Heartbeat interval of a member that waits until another member gives partitions up."""
+"""Heartbeat interval in ms of a member that waits for partitions that another member must release first."""
 FENCE_MS = 2_000
-"""Time between the end of a session for the member and for the coordinator, in ms. It covers differences between clocks."""
+"""Time in ms from the end of a session on the member's clock until the coordinator ends it. It covers clock differences."""
 MAX_CLOCK_STEP_MS = 1_000
-"""Maximum time that passes between two records, in ms. While the coordinator was away, no heartbeat could arrive."""
+"""Maximum time in ms that the coordinator's clock advances between two records.
+
+No heartbeat can arrive while the coordinator is down, so this time must not end sessions.
+"""
 
 ACK_WAIT_MS = 30_000
 MIN_ACK_WAIT_MS = 100
@@ -315,5 +321,5 @@ MAX_MAX_PENDING = 100_000
 
 
 def heartbeat_ms(session_ms: int) -> int:
-    """Return the heartbeat interval of a member: at most a sixth of the session and ``MAX_CLOCK_STEP_MS``."""
+    """Return the heartbeat interval of a member: at most ``MAX_CLOCK_STEP_MS`` and a sixth of ``session_ms``."""
     return min(MAX_HEARTBEAT_MS, session_ms // 6)

@@ -3,12 +3,9 @@
 Answers and state depend only on the commands and their stamps, so every node that runs the service has the same state.
 
 The coordinator's clock counts only time in which members could reach the coordinator. Goal: no session ends because the
-coordinator was away, and none lasts forever because a leader's clock was set back. The time of the log alone fails in
-both
-cases: an outage is a jump, and after a leader with a clock one hour ahead the time does not move for an hour. So the
-clock
-adds the difference between two records in a row of one leader epoch, at most one second each. Between two epochs it
-adds
+coordinator was down, and none lasts forever because a leader's clock was set back. The time of the log alone fails in both
+cases: an outage is a jump, and after a leader with a clock one hour ahead the time does not move for an hour. So the clock
+adds the difference between two consecutive records of one leader epoch, at most one second each. Between two epochs it adds
 nothing. The clock is never faster than the leaders' clocks, except for one second when a clock is set forward.
 """
 
@@ -27,7 +24,7 @@ from liftpy.errors import CorruptionError
 
 @dataclass(slots=True)
 class HeardClock:
-    """``now_ns``: time that counts. ``stamp_ns``, ``leader_epoch``: of the last record."""
+    """The coordinator's clock. ``now_ns``: its time. ``stamp_ns``, ``leader_epoch``: of the last record."""
 
     now_ns: int = 0
     stamp_ns: int = 0
@@ -61,7 +58,7 @@ class GroupRecord:
         return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
 
     def expire(self, now_ns: int) -> None:
-        """End expired sessions and leases."""
+        """End the sessions and leases whose time is over."""
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
@@ -82,7 +79,7 @@ class GroupRecord:
 
     @property
     def is_busy(self) -> bool:
-        """True if something in it expires with time."""
+        """True if the group has a session or lease that can expire."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
     @property
@@ -97,16 +94,19 @@ class GroupRecord:
 
 
 class GroupMachine:
-    """Make one, ``restore`` it perhaps, then ``apply`` every record of the log once, in order."""
+    """State machine of all groups. Call ``restore`` if there is a snapshot.
+
+    Then ``apply`` every record of the log once, in order.
+    """
 
     def __init__(self) -> None:
         self.clock = HeardClock()
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
-        """First generation of a new group. A forgotten group with this name may have used the generations below."""
+        """First generation of a new group. A deleted group with the same name may have used the generations below it."""
         self._busy: set[str] = set()
-        """Groups with activity. The order has no effect."""
+        """Groups with sessions or leases. Their order has no effect."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -117,7 +117,7 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """True if something expires with time. Then the log needs records, even empty ones."""
+        """True if a session or lease can expire. The log then needs records, also empty ones, to advance the clock."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
@@ -244,7 +244,7 @@ class GroupMachine:
             _full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
-        """Return the queue of a take, created if needed. None: ``answer`` says why it is not possible."""
+        """Return the queue of a take, and create it if needed. None: ``answer`` has the reason of the rejection."""
         place = (take.stream, take.partition)
         queue = group.queues.get(place)
         if queue is not None and queue.uid == take.uid:
@@ -261,7 +261,7 @@ class GroupMachine:
         is_later = first is not None and take.partition >= first
         known = group.readers.streams.get(take.stream)
         committed = group.readers.positions.get(place) if known is not None and known.uid == take.uid else None
-        if committed is not None:  # such as a restore of a backup sets it
+        if committed is not None:  # a restore of a backup sets such a position
             begin = max(committed[0], take.logStart)
         else:
             begin = take.logStart if is_later else max(take.begin, take.logStart)
@@ -302,7 +302,7 @@ class GroupMachine:
         groups = {name: group.frozen() for name, group in self.groups.items()}
 
         def made() -> bytes:
-            """Encode group by group, so that another thread never waits long."""
+            """Encode one group after the other, so that other threads wait only briefly."""
             parts = [
                 pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
                 for name in sorted(groups)
@@ -314,7 +314,7 @@ class GroupMachine:
         return made
 
     def restore(self, data: bytes) -> None:
-        """Load the result of ``snapshot``. Raise CorruptionError for another version."""
+        """Load the result of ``snapshot``. Raises CorruptionError for a snapshot of another version."""
         state = pb.CoordinatorState.FromString(data)
         if state.version != STATE_VERSION:
             raise CorruptionError(
@@ -338,7 +338,7 @@ def _full(answer: pb.GroupAnswer, what: str) -> None:
 
 
 def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
-    """Return why a command does not match the kind of its name, '' if it does."""
+    """Return why a command does not fit the kind of its name (group, cursor or queue). '': it fits."""
     if group.cursor and (command.HasField("join") or command.HasField("take")):
         return "the name is that of a cursor: use another, or delete it"
     if command.HasField("open") and not group.cursor and not group.is_empty:
@@ -381,8 +381,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
     """Return the number of partitions of the stream when the group first read it. None: not known.
 
-    A partition above this number was added later, or belongs to a stream that was created again. It has no "new" position.
-    Its queue begins at its first record.
+    A partition above this number was added later, or belongs to a stream that was created again. The start position "new"
+    does not apply to it: its queue begins at its first record.
     """
     if not take.HasField("partitions"):
         return None

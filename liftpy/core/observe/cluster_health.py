@@ -1,9 +1,9 @@
 """Summarizes the health of a cluster in one word with reasons, from the summaries of its nodes. Pure.
 
-``DATA UNAVAILABLE``: somewhere nothing can be published or read now. ``DEGRADED``: all can, and something is to be done. Reasons come
-most severe first; each names its runbook.
+``DATA UNAVAILABLE``: some partitions cannot be published to or read. ``DEGRADED``: all partitions work, and an operator has
+something to repair. Reasons come most severe first. Each one names its runbook.
 
-What is wrong with a partition, in a word, and how urgent that is: lists of partitions begin with the worst. Pure.
+The module also names the problem of one partition and its urgency, so that lists of partitions begin with the most urgent.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ OK, DEGRADED, UNAVAILABLE = "OK", "DEGRADED", "DATA UNAVAILABLE"
 DISK_LOW = 0.15
 """Free share of a disk below which an operator should act."""
 QUEUED_HIGH = 0.8
-"""Part of what a node may hold of publishes: from there on it refuses some."""
+"""Share of a node's memory limit for publishes above which the node rejects some publishes."""
 MOST_NAMED = 5
 
 
 class Reason(NamedTuple):
-    """``runbook``: the page below docs/runbooks, without ``.md``."""
+    """A reason why the cluster is not healthy. ``runbook``: name of its page in docs/runbooks, without ``.md``."""
 
     stops: bool
-    """True if somewhere nothing can be published or read."""
+    """True if some partition cannot be published to or read."""
     text: str
     runbook: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterVerdict:
-    """Health of a cluster. ``word``: one of three."""
+    """Health of a cluster: ``word`` is one of three, ``reasons`` explain it."""
 
     word: str
     reasons: tuple[Reason, ...]
 
 
 def judge(glances: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
-    """Judge the cluster. ``glances``: node -> summary, None without an answer."""
+    """Return the health of the cluster. ``glances``: node -> its summary, None if it did not answer."""
     said = [glance for glance in glances.values() if glance is not None]
     reasons = [*_cluster(said), *_nodes(glances, said)] if said else [Reason(True, "no node answers", "node-down")]
     ordered = tuple(sorted(reasons, key=lambda reason: not reason.stops))
@@ -51,7 +51,7 @@ def judge(glances: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
 
 
 def states(glances: Mapping[str, NodeSummary | None]) -> dict[str, str]:
-    """Return node -> live, fenced, drained or silent, by the newest controller."""
+    """Return node -> live, fenced, drained or silent, as the controller with the newest metadata reports it."""
     controllers = [glance for glance in glances.values() if glance is not None and glance.nodes]
     known = max(controllers, key=lambda glance: glance.index).nodes if controllers else {}
     found = {node: known.get(node, "live" if glance is not None else "silent") for node, glance in glances.items()}
@@ -61,7 +61,7 @@ def states(glances: Mapping[str, NodeSummary | None]) -> dict[str, str]:
 
 
 def leader_of(glances: Mapping[str, NodeSummary | None]) -> str:
-    """Return the metadata leader by its own report, '' for none."""
+    """Return the node that reports itself as metadata leader, '' for none."""
     return next((node for node, glance in sorted(glances.items()) if glance is not None and glance.metadata_leader == node), "")
 
 
@@ -119,20 +119,23 @@ def _named(names: list[str]) -> str:
 
 
 PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
-"""Problems, the most urgent first. The last one means that nothing is wrong."""
+"""Problems of a partition, the most urgent first. The last one means that the partition has no problem."""
 FINE = len(PROBLEMS) - 1
 MOST_ROWS = 500
 """Maximum number of rows in one answer, and on one page."""
 MOST_MATCH = 200
-"""Maximum number of characters of a search."""
+"""Maximum number of characters of a search text."""
 Place = tuple[int, str, int]
-"""(urgency, stream, partition): by these lists are in order."""
+"""(urgency, stream, partition). Lists of partitions are sorted by it."""
 FIRST: Place = (-1, "", -1)
-"""Place before all others."""
+"""The place before all partitions."""
 
 
 def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:
-    """Return the index in ``PROBLEMS``. ``failed``: the log of this node is unusable. ``state`` None: nothing else is known."""
+    """Return the index of the partition's problem in ``PROBLEMS``.
+
+    ``state`` None: the metadata of the partition is not known. ``failed``: the log on this node is unusable.
+    """
     if failed:
         return 0
     if state is None:
@@ -150,9 +153,9 @@ def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool 
 
 
 def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], incomplete: Container[str]) -> str:
-    """Return why a partition waits for an operator, and the command for it. '': it does not.
+    """Return why a partition waits for an operator, and the command for it. '': the partition does not wait.
 
-    Its last in-sync replicas came back without all that they had acknowledged [C10].
+    A partition waits if its last in-sync replicas came back without some records that they had acknowledged [C10].
     """
     lacking = [node for node in isr if node in incomplete]
     if status != PartitionStatus.OFFLINE.name or not lacking:
@@ -164,20 +167,23 @@ def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], in
 
 
 def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:
-    """Return the request for partitions of a node, or those of ``stream``, after ``after``."""
+    """Return the request for the partitions of a node after the place ``after``.
+
+    ``stream``: only the partitions of this stream.
+    """
     return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
 
 
 def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
     """Return the request for the streams of the cluster after ``after``, an (urgency, name).
 
-    ``match``: only those with this text in their name or subject.
+    ``match``: only streams that have this text in their name or subject.
     """
     return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
 
 
 def place_of(said: object) -> Place:
-    """Return the place in a request. Raises ValueError."""
+    """Return the place in a request. Raises ValueError if it is invalid."""
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
@@ -185,7 +191,7 @@ def place_of(said: object) -> Place:
 
 
 def match_in(said: Mapping[str, Any]) -> str:
-    """Return the text in a request that a name must contain, in lower case. Raises ValueError."""
+    """Return the search text in a request, in lower case. Raises ValueError if it is invalid."""
     match = said.get("match", "")
     if not isinstance(match, str) or len(match) > MOST_MATCH:
         raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
@@ -193,7 +199,7 @@ def match_in(said: Mapping[str, Any]) -> str:
 
 
 def limit_of(said: object) -> int:
-    """Return the limit in a request. Raises ValueError."""
+    """Return the limit in a request. Raises ValueError if it is out of range."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
     raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

@@ -1,4 +1,7 @@
-"""Model of ``liftpy top``: rates, percentiles and the last minute of each node, from summaries once a second. Pure."""
+"""Model of ``liftpy top``: rates, percentiles and the last minute of each node. Pure.
+
+The model gets a summary of each node once a second.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from liftpy.core.observe.node_summary import NodeSummary, percentile
 HISTORY = 60
 """Seconds that sparklines show, one value each."""
 WINDOW = 10
-"""Seconds that percentiles look back."""
+"""Time over which percentiles are computed, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """A node on the page. None: not known, because it does not answer, or not for long enough."""
+    """A node on the page. None: the value is not known, because the node does not answer or was not observed long enough."""
 
     node: str
     state: str
@@ -32,12 +35,12 @@ class NodeRow:
     ack_p99_s: float | None = None
     loop_p99_s: float | None = None
     history: tuple[float | None, ...] = ()
-    """Received records per second, oldest first. None: a gap."""
+    """Received records per second, oldest first. None: no data for this second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The cluster at a moment."""
+    """State of the cluster at one moment, as ``liftpy top`` shows it."""
 
     namespace: str
     verdict: ClusterVerdict
@@ -56,7 +59,7 @@ class Model:
 
 @dataclass(slots=True)
 class _Seen:
-    """Summaries of one node."""
+    """The last summaries of one node."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -64,7 +67,7 @@ class _Seen:
     def put(self, now_s: float, glance: NodeSummary | None) -> None:
         last = self.glances[-1][1] if self.glances else None
         if glance is None or (last is not None and glance.incarnation != last.incarnation):
-            self.glances.clear()  # another process counts from nothing: what was between is not known
+            self.glances.clear()  # a restarted process counts from 0, so the rate is not known
         if glance is not None:
             self.glances.append((now_s, glance))
         self.history.append(self.rate("records_in"))
@@ -78,7 +81,7 @@ class _Seen:
         return max(0, grown) / (now_s - before_s) if now_s > before_s else None
 
     def counted(self, name: str) -> list[int]:
-        """Return the counts of a histogram within the window, [] if unknown."""
+        """Return the counts of a histogram within the window. []: not known."""
         if len(self.glances) < 2:
             return []
         old, new = getattr(self.glances[0][1], name), getattr(self.glances[-1][1], name)
@@ -86,7 +89,7 @@ class _Seen:
 
 
 class Watching:
-    """Collects summaries and builds the model."""
+    """Collects the summaries of all nodes and builds the model."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -96,7 +99,10 @@ class Watching:
         self._out: deque[float | None] = deque(maxlen=HISTORY)
 
     def put(self, now_s: float, glances: Mapping[str, NodeSummary | None]) -> None:
-        """Add the summaries of all known nodes at ``now_s`` (monotonic), None without an answer. Other nodes are forgotten."""
+        """Add the summaries of all known nodes at ``now_s`` (monotonic). None: the node did not answer.
+
+        Other nodes are forgotten.
+        """
         self._glances = dict(glances)
         self._seen = {node: self._seen.get(node) or _Seen() for node in glances}
         for node, glance in glances.items():
@@ -105,7 +111,7 @@ class Watching:
         self._out.append(self._sum("records_out"))
 
     def nodes(self, fallback: Sequence[str] = ()) -> list[str]:
-        """Return the nodes to ask next: those of the newest controller, else the known ones, else ``fallback``."""
+        """Return the nodes to ask next: those that the newest controller names, else the known ones, else ``fallback``."""
         named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
         newest = max(named, key=lambda glance: glance.index, default=None)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)

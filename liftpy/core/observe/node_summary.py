@@ -1,6 +1,6 @@
 """Summary of a node: few numbers from the same values as its metrics, in about 1 KiB. Pure.
 
-Counts only grow while a process lives; rates and percentiles are the viewer's, from two glances.
+Counts only grow while a process lives. The viewer computes rates and percentiles from two summaries.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from liftpy.core.base.instruments import LATENCY_S
 from liftpy.core.base.strict_json import is_count
 
 ASKED = b'{"glance": true}'
-"""The payload of a question on ``<ns>.status.<node>``."""
+"""Payload of a request on ``<ns>.status.<node>``."""
 MOST_ENDED, MOST_ENDED_CHARS = 3, 160
-"""Ended services that a node names at a glance, and characters of each."""
+"""Maximum number of ended services in a summary, and maximum number of characters of each."""
 MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
-"""Partitions that a controller names because they wait for an operator, and characters of each."""
+"""Maximum number of partitions that a controller lists because they wait for an operator, and of characters of each."""
 MOST_NODES = 64
-"""Maximum number of nodes that a controller names."""
+"""Maximum number of nodes that a controller lists."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
 
 
@@ -40,7 +40,7 @@ class NodeSummary:
     feature_level: int = 0
     """Feature level of the cluster that this node knows."""
     speaks: int = 0
-    """The highest level that its version speaks."""
+    """The highest feature level that this version supports."""
     nats_connected: bool = True
     records_in: int = 0
     """Number of records appended as leader."""
@@ -49,12 +49,12 @@ class NodeSummary:
     """Number of records sent to readers."""
     bytes_out: int = 0
     acks: tuple[int, ...] = ()
-    """Acks sent, by how long they took: as ``LATENCY_S``, and one above."""
+    """Number of acks by the time that they took: one per bucket of ``LATENCY_S``, and one for longer times."""
     loop_lag: tuple[int, ...] = ()
     """Recent maximum delay of the event loop, in seconds."""
     leads: int = 0
     replicas: int = 0
-    """Number of replicas, leaders included."""
+    """Number of replicas on this node, including those that lead."""
     under_replicated: int = 0
     at_min_isr: int = 0
     under_min_isr: int = 0
@@ -67,13 +67,13 @@ class NodeSummary:
     lag_s: float = 0.0
     """Largest lag of the partitions that this node leads, in seconds."""
     disk_free: float = 1.0
-    """Part of the disk, 0 to 1."""
+    """Free share of the disk, 0 to 1."""
     queued: float = 0.0
-    """Part of what the node may hold of publishes, 0 to 1."""
+    """Used share of the node's memory limit for publishes, 0 to 1."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Controllers: node -> live, fenced or drained. The first ``MOST_NODES`` by name."""
     index: int = 0
-    """Controllers: up to where of the metadata group's log the following is known."""
+    """Controllers: index of the metadata group's log for which the following values are known."""
     streams: int = 0
     offline: int = 0
     suspect_partitions: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class NodeSummary:
 
 
 _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
-"""Field -> of what kind its values are."""
+"""Field that is a mapping -> type of its values."""
 
 
 _TEXTS = {"ended_services": (MOST_ENDED, MOST_ENDED_CHARS), "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS)}
@@ -110,7 +110,7 @@ _DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
 
 
 def glance_of(said: object) -> NodeSummary | None:
-    """Return the summary in an answer, None if it is invalid. Unknown fields are ignored."""
+    """Return the summary in an answer, None if the answer is invalid. Unknown fields are ignored."""
     found: dict[str, Any] = {}
     if not isinstance(said, dict):
         return None
@@ -121,7 +121,7 @@ def glance_of(said: object) -> NodeSummary | None:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Return ``value`` if it has the type of the field, else None."""
+    """Return ``value`` if it has the type of the field ``name``, otherwise None."""
     default = _DEFAULTS[name]
     if name in _MAPPINGS:
         good = (
@@ -145,7 +145,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
-    """Return the percentile ``part`` in s, estimated as Prometheus does. None if nothing was counted."""
+    """Return the percentile ``part`` (0 to 1) in s, estimated as Prometheus does. None: the counts are all 0."""
     wanted, below = sum(counts) * part, 0
     if not wanted:
         return None
