@@ -72,7 +72,9 @@ def check_new_stream(name: str) -> str:
     A name such as ``-rf`` is not allowed, because a command would read it as an option.
     """
     if check_name(name, "stream").startswith("-"):
-        raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
+        raise InvalidNameError(
+            f"stream {shown(name)} is not allowed: commands would read a name that begins with - as an option. Choose another name."
+        )
     return name
 
 
@@ -85,14 +87,16 @@ def split_folder(name: str) -> tuple[str, str] | None:
 def check_uid(uid: str) -> str:
     """Return ``uid`` if it is a valid stream uid or '' (any stream). Raises InvalidNameError."""
     if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
-        raise InvalidNameError(f"uid {shown(uid)} is none: client.stream(name).uid has the one of a stream")
+        raise InvalidNameError(f"uid {shown(uid)} is not the uid of a stream. client.stream(name).uid returns it.")
     return uid
 
 
 def check_published(stream: str) -> str:
     """Return ``stream`` if applications may publish to a stream of this name. Raises InvalidNameError."""
     if is_internal(check_name(stream, "stream")):
-        raise InvalidNameError(f"stream {stream!r} is internal, the cluster's own: nothing is published to it")
+        raise InvalidNameError(
+            f"stream {stream!r} is internal. Only the cluster itself publishes to it. Choose another stream."
+        )
     return stream
 
 
@@ -113,7 +117,7 @@ def check_subject(subject: str) -> str:
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     )
     if well_formed and not is_utf8(subject):
-        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text")
+        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text. Use only characters that UTF-8 can encode.")
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
         raise InvalidNameError(
             f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
@@ -130,7 +134,7 @@ def check_data_subject(subject: str, namespace: str) -> str:
     tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
+            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects. Choose another first token."
         )
     return subject
 

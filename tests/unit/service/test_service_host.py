@@ -138,8 +138,8 @@ async def test_service_host_registers_applies_records_and_leaves(running: Any, t
 async def test_service_host_reports_a_problem_until_it_is_solved(running: Any) -> None:
     bus, made, _, log = running
     await bus.tell(None)  # NATS: nobody listens there
-    assert made.problem == "node n1 is not there"
-    await bus.until(lambda: bus.hellos[-1].problem == "node n1 is not there")
+    assert made.problem == "node n1 does not respond"
+    await bus.until(lambda: bus.hellos[-1].problem == "node n1 does not respond")
     await bus.arrived(SimpleNamespace(data=b"garbage"))
     log.truncated = NotServedError("not in sync")  # type: ignore[assignment]
     await bus.tell(order(bus, 1))

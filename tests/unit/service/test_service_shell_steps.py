@@ -460,7 +460,7 @@ async def test_replier_retries_only_replies_that_were_not_sent(caplog: pytest.Lo
     (said,) = caplog.records
     assert (
         said.getMessage()
-        == "shop: the reply to the record at 7 is not sent to='_INBOX.a': the reply of 4 bytes is larger than this NATS server accepts"
+        == "reply not sent service=shop offset=7 to='_INBOX.a' reason=the reply of 4 bytes is larger than this NATS server accepts"
     )
 
 
