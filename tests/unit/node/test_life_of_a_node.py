@@ -394,9 +394,9 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
     )  # fmt: skip
     assert "left behind" in world.told
     assert [text for text in caplog.messages if "incarnation" in text or "does not know" in text] == [
-        "node n1 is up as incarnation 1",
+        "node started node=n1 incarnation=1",
         *(
-            f"the cluster does not know {name}: its data is kept. If nobody needs it: liftpy node remove-data n1 {name}"
+            f"unknown stream directory={name}: keeping it. If the data is not needed, run: liftpy node remove-data n1 {name}"
             for name in ("gone-U2", "orders-U1")
         ),
     ]

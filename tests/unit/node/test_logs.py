@@ -184,14 +184,14 @@ def root() -> Any:
 def test_node_logs_have_the_configured_format(form: str, root: logging.Logger) -> None:
     stream, logs = io.StringIO(), NodeLogs()
     logs.configure("info", form, "n1", stream)
-    logging.getLogger("liftpy.node").info("node %s is up as incarnation %d", "n1", 7)
+    logging.getLogger("liftpy.node").info("node started node=%s incarnation=%d", "n1", 7)
     logging.getLogger("liftpy.node").debug("not this")
     assert all(logging.getLogger(noisy).level == logging.WARNING for noisy in ("nats", "pysyncobj", "asyncio"))
     [line] = stream.getvalue().splitlines()
     if form == "json":
         assert json.loads(line)["event"] == "node.up"
     else:
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    liftpy.node: node n1 is up as incarnation 7", line)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    liftpy.node: node started node=n1 incarnation=7", line)
 
 
 def test_log_level_change_reverts_after_its_time(root: logging.Logger) -> None:

@@ -256,7 +256,7 @@ async def test_node_first_failure_is_the_reason_and_starts_the_stop_deadline(end
 
 
 async def test_node_repair_starts_once_and_an_operator_stop_overrides(ending: Ending) -> None:
-    for said in (["node n1 restarts to repair s/0: damage"], []):
+    for said in (["log damaged node=n1 log=s/0: damage: restarting to repair it"], []):
         ending.node.repair("s/0: damage")
         assert ending.stops() == (True, True, True, [12.0], said)
     async with asyncio.timeout(30):

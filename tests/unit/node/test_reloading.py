@@ -190,7 +190,7 @@ async def test_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any,
         await told.reloading.reload()
     with caplog.at_level(logging.ERROR):
         await told.reloading.signalled(told.supervisor)
-    assert caplog.text.lower().count("settings not reloaded: ") == 1
+    assert caplog.text.lower().count("settings not reloaded error=") == 1
     assert ("weight = 2000" if isinstance(wrong, ConfigError) else "node_id = 'n2'") in caplog.text
     assert (told.said, told.logs, told.rates) == (["reloading", "reloaded"], [], [])
     assert told.reloading.running == told.reloading.read == SETTINGS
