@@ -1,5 +1,6 @@
-"""Sends and receives on ``<ns>.notify.<node>``: notices of leaders, combined fetches, service reports, and requests of the
-metadata leader.
+"""Sends and receives messages on ``<ns>.notify.<node>``.
+
+They are notices of leaders, combined fetches, service reports, and requests of the metadata leader.
 """
 
 from __future__ import annotations
@@ -23,17 +24,16 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.transport.connection import BusConnection, send_answer
 
 Deliver = Callable[[str, int, str, events.Event], None]
-"""Function (stream, partition, stream uid or '', event) that delivers the event to the replica of that partition on this
-node, if any.
+"""Called with (stream, partition, stream uid or '', event). It passes the event to the replica on this node, if there is one.
 """
 StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
-"""(request, what to call when it is done)."""
+"""Called with (request, callback for the end of the leadership transfer)."""
 QuietFetches = Callable[[bytes, memoryview], None]
-"""Function (reply subject, question without its envelope). Raises ProtocolError."""
+"""Called with (reply subject, combined fetch without its envelope). Raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
-"""Callback that returns whether this node serves as the requested leader."""
+"""Returns whether this node serves as the leader that a request names."""
 ServiceReported = Callable[[service_pb2.ServiceReport], None]
-"""Callback for the state of the services beside another replica."""
+"""Called with the report of another replica about its services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Requests:
 
 
 class Notifications:
-    """Both directions for a whole node.
+    """Sends and receives the messages for a whole node.
 
-    Each process of a node receives all messages, and handles those of its partitions (``share``).
+    Each process of a node receives all messages, and processes those of its partitions (``share``).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Notifications:
         self._listener.close()
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
-        """Wake an idle follower: there are records."""
+        """Wake an idle follower, because there are new records."""
         frame = self._wake_frames.get(key)
         if frame is None:
             frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
@@ -88,11 +88,11 @@ class Notifications:
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
     def forget(self, key: PartitionKey) -> None:
-        """Forget a partition that has left this node."""
+        """Forget a partition that was moved away from this node."""
         self._wake_frames.pop(key, None)
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
-        """Send the leader and the HW to replicas."""
+        """Send the leader and the high watermark to replicas."""
         notice = pb.LeaderNotice(
             stream=key.stream,
             partition=key.partition,
@@ -127,7 +127,7 @@ class Notifications:
             if kind is MessageType.STEP_ASIDE:
                 request = frames.parse(body, pb.StepAside)
                 if not self._share.holds(request.stream, request.partition):
-                    return  # another process of this node answers
+                    return  # another process of this node answers the request
                 self._requests.step_aside(request, lambda: self._answer(reply, request))
                 return
             if kind is MessageType.LEADER_QUESTION:

@@ -198,7 +198,7 @@ def test_node_waiting_for_nats_stops_at_once(started: Callable[..., subprocess.P
         pass
     node = started(*node_words(server, tmp_path / "data"))
     assert node.stderr is not None
-    assert "cannot connect to NATS at" in node.stderr.readline()
+    assert "cannot connect to NATS servers=" in node.stderr.readline()
     node.terminate()
     node.communicate(timeout=PATIENCE_S)
     assert node.returncode == 0

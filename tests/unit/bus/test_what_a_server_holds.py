@@ -270,8 +270,8 @@ async def test_connection_watchers_hear_the_loss_and_the_reconnect(caplog: pytes
     assert told == [False, "renewed", True]
     assert made.errors == {"OSError": 1, "TimeoutError": 1, "disconnected": 1}
     assert [text.split(" at ")[0] for text in caplog.messages] == [
-        "NATS connection for acks lost (TimeoutError); reconnecting",
-        "NATS connection for acks is back,",
+        "NATS connection lost connection=acks reason=TimeoutError: reconnecting",
+        "NATS connection restored connection=acks ",
     ]
 
 
