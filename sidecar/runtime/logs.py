@@ -1,12 +1,11 @@
-"""Log format of a node: text or JSON, event names, and a rate limit for each event.
+"""Logs of a node: text or JSON, event names, and a rate limit for each event.
 
-Of one event and partition five lines a second are logged, twenty in a burst; how many were left out is said in a line of its own as
-soon as one may be logged again, or a second later. Errors are never left out. The level can be changed for a time, and falls back by
-itself.
+For each event and partition, five lines a second are logged, and twenty in a burst. The number of suppressed lines is
+logged as soon as a line is allowed again, or a second later. Errors are never suppressed. The log level can be changed for
+a limited time.
 
-Every event that a node logs: the logger, and how the text of the line begins -> its name, which stays when the words change.
-
-docs/operating.md lists them, and a test looks through the code for lines without a name.
+``EVENTS`` has every event that a node logs: (logger, beginning of the text) -> name. The name stays if the text changes.
+docs/operating.md lists the names, and a test fails for a log line without a name.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, TextIO
 from liftpy.core.base.ids import PartitionKey
 
 KEY_CHARS = 60
-"""Number of characters of a text that distinguish it from others."""
+"""Number of characters of a text that identify it in ``EVENTS``."""
 EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.nats", "NATS connection restored connection=%s server=%s"): "nats.reconnected",
     ("liftpy.nats", "NATS credentials not changed error=%s: keeping the current o"): "nats.credentials_kept",
@@ -93,17 +92,17 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "wall clock not trusted, age-based retention is paused: %s"): "node.clock_untrusted",
     ("liftpy.node", "wall clock trusted again, age-based retention resumes"): "node.clock_trusted",
     ("liftpy.node", "node failed node=%s error=%s: stopping"): "node.failed",
-    ("liftpy.node", "data folder %s was writable for others; it is not any more"): "node.directory_permissions_fixed",
-    ("liftpy.node", "log level is %s for %g s"): "node.log_level_changed",
-    ("liftpy.node", "log level set back to %s"): "node.log_level_restored",
+    ("liftpy.node", "data directory was writable for other users directory=%s: pe"): "node.directory_permissions_fixed",
+    ("liftpy.node", "log level changed level=%s seconds=%g"): "node.log_level_changed",
+    ("liftpy.node", "log level restored level=%s"): "node.log_level_restored",
     ("liftpy.node", "this NATS server accepts clients without credentials, and ea"): "node.open_nats",
     ("liftpy.node", "another process runs as node %s: waiting for it to end"): "node.duplicate_process",
     ("liftpy.node", "log damaged node=%s log=%s: restarting to repair it"): "node.restart_for_repair",
     ("liftpy.node", "starting again in %g s"): "node.restarting",
-    ("liftpy.node", "shutdown did not finish within %g s; forcing exit"): "node.stop_timeout",
+    ("liftpy.node", "stop not complete seconds=%g: forcing exit"): "node.stop_timeout",
     ("liftpy.node", "node %s stopped clean=%s seconds=%.2f"): "node.stopped",
-    ("liftpy.node", "cannot notify the supervisor of %s: %s"): "node.supervisor_unreachable",
-    ("liftpy.node", "background task failed: %s: %r"): "node.task_failed",
+    ("liftpy.node", "supervisor not notified state=%s error=%s: continuing"): "node.supervisor_unreachable",
+    ("liftpy.node", "background task failed task=%s error=%r: stopping the node"): "node.task_failed",
     ("liftpy.node", "unknown stream directory=%s: keeping it. If the data is not "): "node.unknown_directory",
     ("liftpy.node", "node started node=%s incarnation=%d"): "node.up",
     ("liftpy.partition", "%s: HW checkpoint: %s"): "partition.checkpoint_failed",
@@ -161,7 +160,7 @@ logger = logging.getLogger("liftpy.node")
 LINES_PER_S = 5.0
 BURST_LINES = 20.0
 MOST_KEYS = 4096
-"""Maximum number of distinct events and partitions. Beyond it the ones without messages for the longest time are forgotten."""
+"""Maximum number of distinct (event, partition). Above it, those without log lines for the longest time are forgotten."""
 _LATER_S = 1.0
 _OTHER = "other"
 LEVELS = ("debug", "info", "warning", "error")
@@ -171,19 +170,22 @@ _EPOCH_AT = {"replica.role_changed": 3}
 
 
 def event_of(record: logging.LogRecord) -> str:
-    """Return the event name, or the logger name without one."""
+    """Return the event name of a log line. Without one, return the logger name with ``other``."""
     found = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
     return found or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
 
 
 def partition_of(record: logging.LogRecord) -> PartitionKey | None:
-    """Return the partition of the record, if it has one."""
+    """Return the partition of the log line, None if it has none."""
     first = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return first if isinstance(first, PartitionKey) else None
 
 
 class Suppression(logging.Filter):
-    """Limits the number of log lines. ``say``: logs a record that passes. ``clock``: monotonic, s. Any thread may call it."""
+    """Limits the rate of log lines. Any thread may call it.
+
+    ``say``: logs a line that is allowed. ``clock``: monotonic clock, in seconds.
+    """
 
     def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -191,15 +193,15 @@ class Suppression(logging.Filter):
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, PartitionKey | None], tuple[float, float]] = {}
-        """(event, partition) -> (lines that may still be logged, as of when)"""
+        """(event, partition) -> (number of lines that are allowed, time of this number)."""
         self._unsaid: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
-        """Number of suppressed messages, and the last of them."""
+        """(event, partition) -> (number of suppressed lines, the last of them)."""
         self.messages: Counter[str] = Counter()
-        """Level -> lines that were logged."""
+        """Level -> number of logged lines."""
         self.left_out_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
+        """Return whether the line is logged."""
         key = event_of(record), partition_of(record)
         with self._lock:
             takes = record.levelno >= logging.ERROR or self._takes(key)
@@ -224,7 +226,10 @@ class Suppression(logging.Filter):
         return left >= 1
 
     def tell(self, *, all_of_it: bool = False) -> None:
-        """Log how many lines were suppressed for at least a second. ``all_of_it``: the process ends, so log all."""
+        """Log the number of suppressed lines that are older than a second.
+
+        ``all_of_it``: True to log all, because the process ends.
+        """
         if not self._unsaid:
             return
         now = self._clock()
@@ -242,14 +247,14 @@ class Suppression(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log lines as JSON objects. ``facts``: facts about the node in each line."""
+    """Formats log lines as JSON objects. ``facts``: fields about the node in each line."""
 
     def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format with the fields of docs/operating.md."""
+        """Return the line as JSON, with the fields of docs/operating.md."""
         event, key = (
             getattr(record, "event", "") or event_of(record),
             getattr(record, "partition_key", None) or partition_of(record),
@@ -279,14 +284,14 @@ class NodeLogs:
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
-        """``node`` and ``incarnation``, as far as they are known."""
+        """``node`` and ``incarnation``, if they are known."""
         self._handler: logging.Handler = logging.NullHandler()
         self.suppression = Suppression(lambda record: self._handler.emit(record))
         self._level = "info"
         self._until: Any = None
 
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
-        """Log to ``stream`` (default: the standard error) from ``level`` on. ``form``: text or json."""
+        """Log to ``stream`` (default: the standard error). ``level``: lowest level of lines. ``form``: text or json."""
         self.facts, self._level = {"node": node_id}, level
         handler = self._handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(self._formatter(form))
@@ -300,7 +305,7 @@ class NodeLogs:
         return JsonFormatter(lambda: self.facts) if form == "json" else text
 
     def reconfigure(self, level: str, form: str) -> None:
-        """Apply a level and a format. A temporary level stays until it ends."""
+        """Apply another level and format. A temporary level stays until its end."""
         self._level = level
         self._handler.setFormatter(self._formatter(form))
         if self._until is None:
@@ -311,12 +316,12 @@ class NodeLogs:
         if self._until is not None:
             self._until.cancel()
         logging.getLogger().setLevel(level.upper())
-        logger.warning("log level is %s for %g s", level, for_s)
+        logger.warning("log level changed level=%s seconds=%g", level, for_s)
         self._until = call_later(for_s, self._fall_back)
 
     def _fall_back(self) -> None:
         self._until = None
-        logger.warning("log level set back to %s", self._level)
+        logger.warning("log level restored level=%s", self._level)
         logging.getLogger().setLevel(self._level.upper())
 
 
@@ -325,8 +330,8 @@ LOGS = NodeLogs()
 
 # Limits the log lines about single partitions, because an event may concern thousands of them.
 #
-# A line costs 20 us and a write; the lines of 5,000 partitions that change their leader cost more than the change. What is left
-# out is counted, and the count is logged with the next line that is not.
+# A line costs 20 us and a write. If 5,000 partitions change their leader, the lines would cost more than the change. Suppressed
+# lines are counted, and the count is logged with the next line.
 
 
 MAX_LINES_PER_S = 200
@@ -334,7 +339,7 @@ SELDOM_S = 1.0
 
 
 class Chatter:
-    """Rate-limited ``info`` log lines, shared by all partitions of a process."""
+    """Log lines of level ``info`` with a rate limit that all partitions of a process share."""
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._lines_per_s = lines_per_s
@@ -344,7 +349,7 @@ class Chatter:
         self._untold = 0
 
     def info(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Log it, or count it."""
+        """Log the line, or count it as suppressed."""
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._lines = second, 0
@@ -363,14 +368,14 @@ CHATTER = Chatter()
 
 
 class LogRateLimit:
-    """Limits log lines to one per second and text. The next line tells how many were left out."""
+    """Limits log lines to one per second and text. The next line has the number of suppressed ones."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[float, int]] = {}
-        """Text -> (when it was said last, how often it was left out since)."""
+        """Text -> (time of the last line, number of lines suppressed since)."""
 
     def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Log it as a warning, or count it."""
+        """Log the line as a warning, or count it as suppressed."""
         now = time.monotonic()
         said_at, left_out = self._said.get(text, (now - SELDOM_S, 0))
         if now - said_at < SELDOM_S:

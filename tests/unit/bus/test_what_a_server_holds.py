@@ -269,9 +269,9 @@ async def test_connection_watchers_hear_the_loss_and_the_reconnect(caplog: pytes
     await made._reconnected()
     assert told == [False, "renewed", True]
     assert made.errors == {"OSError": 1, "TimeoutError": 1, "disconnected": 1}
-    assert [text.split(" at ")[0] for text in caplog.messages] == [
+    assert [text.split(" server=")[0] for text in caplog.messages] == [
         "NATS connection lost connection=acks reason=TimeoutError: reconnecting",
-        "NATS connection restored connection=acks ",
+        "NATS connection restored connection=acks",
     ]
 
 

@@ -121,6 +121,6 @@ def test_stop_deadline_ends_a_hanging_process_with_a_log_line(
     node.leave_the_process_in(3.0)
     assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
     made[0].leave()
-    assert (left, caplog.messages) == ([1], ["shutdown did not finish within 12 s; forcing exit"])
+    assert (left, caplog.messages) == ([1], ["stop not complete seconds=12: forcing exit"])
     node.stay_in_the_process()
     assert made == []
