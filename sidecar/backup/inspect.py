@@ -1,4 +1,7 @@
-"""Lists, verifies and prunes the backups in a store. All functions block."""
+"""Lists, verifies and prunes the backups in a store. All functions block.
+
+A backup writes a *mark* into the store when it begins, and removes it at its end. So a mark shows an unfinished backup.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +194,10 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
 
 def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
-    """Return the time for the age of marks: ``now``, but limited by the newest of all backups and marks."""
+    """Return the time by which the age of unfinished backups is measured.
+
+    It is ``now``, but at most half a day after the newest backup or mark of the store. So a wrong clock makes no backup dead.
+    """
     newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
     return min(now, newest + (RUNNING_AGE - NEWER_AGE))
 

@@ -4,7 +4,7 @@
     replication   fetches and their answers, notices, presence and status, services
     ingest        publishes of applications, and their acks
     reads         read requests and answers
-    standby       publishes for standby followers; only if there are such streams
+    standby       publishes for standby followers, if a stream has them
 
 A leader without its replication connection, or without publishes for longer, transfers its leadership
 (``liftpy/core/replication/lease.py``).

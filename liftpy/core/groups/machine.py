@@ -88,7 +88,7 @@ class GroupRecord:
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
-        """End the ownership of the cursor's current holder."""
+        """Increase the generation of the cursor, so that its current holder can no longer move it."""
         self.readers.generation += 1
         self.cursor = self.readers.generation
 

@@ -106,7 +106,7 @@ class GroupCommit:
             self._shell.arm()
 
     def interval_over(self) -> None:
-        """Note that the interval since ``arm`` has passed."""
+        """Note that the flush interval has passed. The timer that ``FlushShell.arm`` started calls it."""
         self._armed = False
         self._want()
 

@@ -127,7 +127,7 @@ class Overload:
             if ids and self._ids.stored.is_blind(now_wall_ns):  # each of them may be stored
                 self._counters.drop(IDS_LOST, len(ids) - len(known))
                 known = set(ids)
-            if known:  # who is told no must not find it stored [A2]
+            if known:  # a rejected message must never be stored [A2]
                 kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
                 publishers = replace(publishers, replies=kept)
             self._say_overloaded(publishers, len(messages) - plain)

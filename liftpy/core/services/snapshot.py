@@ -448,9 +448,9 @@ class Agreement:
         }
 
     def difference(self, own: str) -> Difference | None:
-        """Return the first position at which most nodes have another digest than ``own``. None: there is none.
+        """Return the first position at which more nodes have another digest than the digest of ``own``. None: there is none.
 
-        If there is no such position, return the first one at which as many nodes have another digest.
+        If there is no such position, return the first one at which equally many nodes have another digest.
         """
         undecided = None
         for position, digest in self._told.get(own, {}).items():
