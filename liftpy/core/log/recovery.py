@@ -418,8 +418,9 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
     ``anew``: True to write the checkpoint again. It is written only then, because two flushes for each of thousands of logs
     would be most of the cost of a start after a kill. Its high watermark proves what was flushed, even if the checkpoint
     itself is not durable. After a power cut an older checkpoint proves less, and recovery writes more data again. No code
-    has acted on a promise that never became durable, and this process makes its own promise before it acts. Only a log
-    start above the base of the first segment must not fall back to an older value, so the caller then sets ``anew``.
+    has acted on a promise that never became durable, and this process makes its own promise before it acts. A log
+    start above the base of the first segment must not fall back to an older value. So the caller sets ``anew`` for such a
+    log, and after a failed flush.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None

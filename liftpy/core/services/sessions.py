@@ -296,21 +296,30 @@ class ServiceSessions:
         except InvalidNameError as error:
             return pb.ServiceRefusal.MALFORMED, str(error)
         if hello.streamUid and hello.streamUid != self._uid:
-            return pb.ServiceRefusal.WRONG_STREAM, f"the stream of this name is {self._uid}, not {hello.streamUid}"
+            return (
+                pb.ServiceRefusal.WRONG_STREAM,
+                f"the uid of the stream is {self._uid}, not {hello.streamUid}: it was deleted and created again",
+            )
         if self._compacted:
             return pb.ServiceRefusal.COMPACTED, (
-                f"{self._stream} is compacted: a replay from its start would not meet the records that others have met. "
-                "Services read streams with retention only"
+                f"{self._stream} is compacted: a replay would miss records that other nodes have applied. "
+                "Use a stream without compaction"
             )
         session = self._sessions.get(hello.service)
         if session is None and len(self._sessions) >= MAX_SERVICES:
-            return pb.ServiceRefusal.TOO_MANY, f"{MAX_SERVICES} services are registered for this partition already"
+            return (
+                pb.ServiceRefusal.TOO_MANY,
+                f"{MAX_SERVICES} services are already registered for this partition. Stop one of them",
+            )
         if session is None or session.instance == hello.instance:
             return None
         if not hello.first:
             return pb.ServiceRefusal.REPLACED, "another instance of this service has registered with this node"
         if now_ns < session.expires_ns - self._session_ns // 2:
-            return pb.ServiceRefusal.TAKEN, "another instance of this service runs beside this node: it is waited for"
+            return (
+                pb.ServiceRefusal.TAKEN,
+                "another instance of this service is registered with this node. Stop it, or wait for the end of its session",
+            )
         return None
 
     def _left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
@@ -720,7 +729,7 @@ class Wellness:
             hurt = [name for name, service in own.items() if service.well and not (name in there and there[name].well)]
             rank = (len(helped), sum(there[name].position for name in helped), node)
             if helped and not hurt and rank[:2] > best[:2]:
-                best, why = rank, f"the service {', '.join(helped)} is well beside {node}, and not here"
+                best, why = rank, f"the service {', '.join(helped)} is healthy on {node}, and not here"
         if best[2]:
             self._stays_until_ns = now_ns + round(REST_S * NS_PER_S)
         return best[2], why
