@@ -311,7 +311,7 @@ class StrictConnection(Client):
         self._looked_at: tuple[str | None, bytes] = None, b""
         """Subject of the last message in ``hand_over``, as text and as bytes."""
 
-    def go_over(self, carrier: Transport) -> None:
+    def use_carrier(self, carrier: Transport) -> None:
         """Use ``carrier`` instead of TCP for this and each further connection. Call it before ``connect``."""
         self._transport = carrier
 

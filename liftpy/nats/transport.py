@@ -93,7 +93,7 @@ async def open_connection(
     }
     connection = ClientConnection()
     if carrier is not None:
-        connection.go_over(carrier)
+        connection.use_carrier(carrier)
     seen = _ErrorsSeen()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 

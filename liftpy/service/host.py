@@ -43,7 +43,7 @@ from liftpy.service.query_server import QueryServer
 from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
+from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 
 logger = logging.getLogger("liftpy.service")
 
@@ -276,7 +276,7 @@ class ServiceHost:
             decider=Decider(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
-        self._spawn(SnapshotGiver(*peers, self._keeper).run())
+        self._spawn(SnapshotServer(*peers, self._keeper).run())
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
@@ -300,7 +300,7 @@ class ServiceHost:
         self.machine, machine.replies = machine, self._serving.replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
         logger.info("service started service=%s from=%s", machine.identity, where)
-        self._obey()
+        self._apply_order()
 
     # ---- orders ----------------------------------------------------------------------------------------------------------
     async def _arrived(self, message: Any) -> None:
@@ -338,7 +338,7 @@ class ServiceHost:
         self._order, self._heard_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
         self._joined.set()
         if self.machine is not None:
-            self._obey()
+            self._apply_order()
 
     def _refused(self, refusal: pb.ServiceRefusal) -> None:
         if refusal.instance != self._instance:
@@ -347,7 +347,7 @@ class ServiceHost:
             # the old order is no longer valid, and the next hello registers again
             self._greeted, self._heard_s = False, -math.inf
             if self.machine is not None:
-                self._obey()
+                self._apply_order()
         if refusal.reason == _Reason.WRONG_STREAM:
             raise NotFoundError(f"Node {refusal.node} stopped the feed: {refusal.detail}. Restart the service.")
         if refusal.reason in (_Reason.MALFORMED, _Reason.COMPACTED):
@@ -407,7 +407,7 @@ class ServiceHost:
     def _leads(self) -> bool:
         return self.machine is not None and self.machine.role is Role.LEADER
 
-    def _obey(self) -> None:
+    def _apply_order(self) -> None:
         """Apply the last order: set the role and the stop position, and report the position of the state."""
         order, machine, feeder = self._order, self.machine, self._feeder
         assert order is not None
@@ -431,7 +431,7 @@ class ServiceHost:
         if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
             feeder.cut_at(order.logEndOffset)
         if order.snapshotRequest > self._snapshots_wanted:
-            feeder.keep_state()
+            feeder.request_snapshot()
         self._snapshots_wanted = order.snapshotRequest
         if self._keeper is not None:
             self._keeper.turn = order.turn
@@ -444,7 +444,7 @@ class ServiceHost:
 
     def _outputs_known(self) -> None:
         if self.machine is not None and self._order is not None:
-            self._obey()
+            self._apply_order()
 
     def _disproven(self) -> None:
         if self._feeder is not None:
@@ -487,7 +487,7 @@ class ServiceHost:
                 logger.warning(
                     "node silent stream=%s node=%s: service is FOLLOWER until it answers", order.stream, self._settings.node
                 )
-                self._obey()
+                self._apply_order()
             queries = self._serving.queries
             if queries is not None and not self._hears():
                 queries.wake()

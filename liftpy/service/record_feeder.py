@@ -127,7 +127,7 @@ class Feeder:
         self._verifying = self._machine.position > self._log_start_offset
         self._wake.set()
 
-    def keep_state(self) -> None:
+    def request_snapshot(self) -> None:
         """Take a snapshot now, at the current position."""
         self._keeper.ask()
         self._wake.set()
@@ -174,7 +174,7 @@ class Feeder:
             self._failing.undone = False
         self._verifying = machine.position > self._log_start_offset
         if not self._verifying:
-            self._keeper.agrees_with_the_log()
+            self._keeper.confirm_first_state()
         self._align()
         self._started(machine, snapshot)
 
@@ -297,7 +297,7 @@ class Feeder:
         except OffsetOutOfRangeError as error:
             if self._verifying and self._progress.next_offset < self._machine.position:
                 self._verifying = False  # retention has deleted the record before the position, so its epoch cannot be compared
-                self._keeper.agrees_with_the_log()
+                self._keeper.confirm_first_state()
                 return None
             logger.warning(
                 "records deleted before they were read service=%s position=%d error=%s: restoring a snapshot",
@@ -439,10 +439,10 @@ class Feeder:
                 return
             began_s = time.monotonic()
             applied = machine.apply(chunk, self._stop_before_failing())
-            self._chunk_took(time.monotonic() - began_s)
+            self._adapt_chunk(time.monotonic() - began_s)
             if applied.snapshots:
                 self._keeper.blocked(time.monotonic() - began_s)
-            self._tell_if_stopped()  # before the snapshot is written, because a promotion may wait for the position
+            self._report_stop_reached()  # before the snapshot is written, because a promotion may wait for the position
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
             for snapshot in applied.snapshots:
@@ -479,7 +479,7 @@ class Feeder:
             return stop
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
-    def _chunk_took(self, took_s: float) -> None:
+    def _adapt_chunk(self, took_s: float) -> None:
         """Adapt the number of records per turn to the time that they took.
 
         A slow service gets fewer records, at least one, so that heartbeats continue.
@@ -490,7 +490,7 @@ class Feeder:
         elif took_s < step_s / 4:
             self._chunk_records = min(_MAX_CHUNK_RECORDS, self._chunk_records * 2)
 
-    def _tell_if_stopped(self) -> None:
+    def _report_stop_reached(self) -> None:
         if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
             self._told = True
             self._stop_reached()
@@ -499,7 +499,7 @@ class Feeder:
         """Skip offsets without records at the end of a read. Compaction leaves such offsets."""
         stop = self._stop_position
         snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
-        self._tell_if_stopped()
+        self._report_stop_reached()
         for snapshot in snapshots:
             await self._keeper.save(snapshot)
 
@@ -512,7 +512,7 @@ class Feeder:
                 self.cut_at(machine.position - 1)
                 return
             if record.offset == machine.position - 1:
-                self._keeper.agrees_with_the_log()
+                self._keeper.confirm_first_state()
             if record.offset >= machine.position:
                 yield record
 

@@ -184,10 +184,10 @@ class SnapshotStore:
 
         Raises UnknownFormatError if a newer version wrote it.
         """
-        found = self.newest_kept(wanted)
+        found = self.newest_stored(wanted)
         return None if found is None else found[0]
 
-    def newest_kept(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
+    def newest_stored(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
         """Return the newest snapshot and its file. Arguments and errors are those of ``newest``."""
         for path in reversed(self._files()):
             with _storage_errors("read", path):
@@ -392,14 +392,14 @@ class SnapshotKeeper:
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
         """Return the newest snapshot from which the service can start. ``wanted``: returns whether a snapshot is suitable."""
-        found = await asyncio.to_thread(self._store.newest_kept, wanted)
+        found = await asyncio.to_thread(self._store.newest_stored, wanted)
         self._began = found[1] if found is not None else None
         self._stored = [found[1]] if found is not None else []
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
         return found[0] if found is not None else None
 
-    def agrees_with_the_log(self) -> None:
+    def confirm_first_state(self) -> None:
         """Note that the first state belongs to this log. Its snapshot may be sent to other nodes from now on."""
         if self._began is not None:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
@@ -516,7 +516,7 @@ class _Held:
     used_s: float
 
 
-class SnapshotGiver:
+class SnapshotServer:
     """Sends the snapshots of one service process."""
 
     def __init__(

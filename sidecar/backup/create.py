@@ -147,11 +147,11 @@ async def take_backup(
 
     Raises UnavailableError, CorruptionError (no replica has valid data), StorageError, NotFoundError.
     """
-    return await _Taking(client, store, options, step, copied).run()
+    return await _BackupRun(client, store, options, step, copied).run()
 
 
 @dataclass(slots=True)
-class _Taking:
+class _BackupRun:
     """One backup that is being created."""
 
     client: Client
@@ -279,7 +279,7 @@ class _Taking:
                 found.append((name, True, await self.client.cursors.describe(name)))
         return found
 
-    async def _unless_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
+    async def _skip_if_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
         """Return the result of ``work`` on a stream. None: the stream was deleted, and the operator did not name it.
 
         Raises:
@@ -324,7 +324,7 @@ class _Taking:
             )  # a restore does not restore them
             if is_without and found.bounds.uid == stream.uid:
                 async with states:
-                    found = await _PartitionTaking(self, stream, number).barrier()
+                    found = await _PartitionCopying(self, stream, number).barrier()
             if found.bounds.uid != stream.uid:
                 raise NotFoundError(
                     f"Stream {stream.name} was deleted and created again at the start of the backup. Start the backup again."
@@ -332,7 +332,7 @@ class _Taking:
             return found
 
         async def ask_one(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier | None]:
-            return (stream.name, number), await self._unless_deleted(stream, ask(stream, number))
+            return (stream.name, number), await self._skip_if_deleted(stream, ask(stream, number))
 
         asked = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
         return {key: found for key, found in await asyncio.gather(*asked) if found is not None}
@@ -357,7 +357,7 @@ class _Taking:
                 found, old = barriers.get((stream.name, number)), earlier.get((stream.uid, number))
                 if found is None or stream.name in self.deleted:
                     return None
-                copy = await self._unless_deleted(stream, _PartitionTaking(self, stream, number).run(found, old))
+                copy = await self._skip_if_deleted(stream, _PartitionCopying(self, stream, number).run(found, old))
                 self.copied_count += 1
                 self.copied(self.copied_count, len(barriers))
                 return copy
@@ -412,10 +412,10 @@ def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], str
     return tuple(found)
 
 
-class _PartitionTaking:
+class _PartitionCopying:
     """The copy of one partition: first the pieces of earlier backups, then new records."""
 
-    def __init__(self, home: _Taking, stream: StreamImage, number: int) -> None:
+    def __init__(self, home: _BackupRun, stream: StreamImage, number: int) -> None:
         self._home = home
         self._stream = stream
         self._number = number
@@ -491,9 +491,9 @@ class _PartitionTaking:
             try:
                 copy = await self._read(start, bounds.high_watermark, chain, kept)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
-            except _DeletesGoneError:
+            except _TombstonesGoneError:
                 before = None
-            except _TakenAwayError:
+            except _RecordsDeletedError:
                 found = await self._home.client.bounds(self._stream.name, self._number)
                 if found.uid != self._stream.uid:
                     raise NotFoundError(
@@ -509,7 +509,7 @@ class _PartitionTaking:
         """Return whether the log still contains the end of the earlier pieces: the LeaderEpoch at that offset is the same."""
         try:
             batches = await self._batches(last.end - 1)
-        except (_TakenAwayError, _DeletesGoneError):
+        except (_RecordsDeletedError, _TombstonesGoneError):
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
@@ -578,7 +578,7 @@ class _PartitionTaking:
                 if str(error).startswith("OFFSET_OUT_OF_RANGE"):
                     bounds = await self._home.client.bounds(self._stream.name, self._number)
                     if offset < bounds.log_start_offset:
-                        raise _TakenAwayError from None
+                        raise _RecordsDeletedError from None
             self._nodes_tried += 1
             if asked % len(self._nodes) == len(self._nodes) - 1:
                 await asyncio.sleep(AGAIN_S)
@@ -592,7 +592,7 @@ class _PartitionTaking:
     def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
         """Note how far the replica that answered has compacted.
 
-        All records below ``offset`` were read before. Raises _DeletesGoneError.
+        All records below ``offset`` were read before. Raises _TombstonesGoneError.
         """
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
         known = reads.deletes_end
@@ -601,14 +601,14 @@ class _PartitionTaking:
         self._deletes_end = reads.deletes_end if self._deletes_end is None else min(self._deletes_end, reads.deletes_end)
         self._answered, self._last_deletes_end = node, reads.deletes_end
         if reads.deletes_end > max(known, offset):
-            raise _DeletesGoneError
+            raise _TombstonesGoneError
 
 
-class _TakenAwayError(Exception):
+class _RecordsDeletedError(Exception):
     """Raised if retention has deleted records that the backup needs."""
 
 
-class _DeletesGoneError(Exception):
+class _TombstonesGoneError(Exception):
     """Raised if a log has removed tombstones that were not read. Records in the backup may be deleted ones."""
 
 
@@ -633,7 +633,7 @@ class _PieceWriter:
 
 
 @contextmanager
-def _writing(home: _Taking, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
+def _writing(home: _BackupRun, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
     path = piece_path(stream.name, stream.uid, number, start, home.id)
     with home.store.writing(path) as file:
         yield _PieceWriter(path, start, file)

@@ -184,7 +184,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         for path in files:
             store.remove(path)
         left = [(path, path.split("/")[1]) for path in store.sizes("running")]
-        by = _judged_by(now, [*ids, *(backup for _, backup in left)])
+        by = _reference_time(now, [*ids, *(backup for _, backup in left)])
         for path, backup in left:
             if backup in died or not _may_run(backup, by):
                 store.remove(path)
@@ -193,7 +193,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     )
 
 
-def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
+def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:
     """Return the time by which the age of unfinished backups is measured.
 
     It is ``now``, but at most half a day after the newest backup or mark of the store. So a wrong clock makes no backup dead.
@@ -214,7 +214,7 @@ def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[s
     """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
-    by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
+    by = _reference_time(now, [*ids, *(backup for _, backup in marks)])
     for path, backup in marks:
         if backup not in died and _may_run(backup, by):
             try:

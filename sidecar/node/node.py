@@ -76,9 +76,9 @@ from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, begun, close_all, close_of, no_step, start_all
 from sidecar.runtime.logs import LOGS
-from sidecar.runtime.memory import look_seldom, memory_bytes, retain_freed_memory
-from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, leave_the_process_in, momentary, never_again
-from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
+from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
+from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, exit_after, momentary, never_again
+from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_open_nats_reported
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import attended, fatal_on, spawn
 from sidecar.runtime.timers import Timers
@@ -95,7 +95,7 @@ from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications, Requests
 from sidecar.workers.merged_status import WholeNode
 from sidecar.workers.quiescence import SharedQuiet
-from sidecar.workers.workers import Workers, shared_out
+from sidecar.workers.workers import Workers, divided_settings
 
 logger = logging.getLogger("liftpy.node")
 
@@ -116,7 +116,7 @@ class Node:
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
         self.reloading = Reloading(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
-        self.settings = settings = shared_out(settings) if share is None else settings
+        self.settings = settings = divided_settings(settings) if share is None else settings
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         one = settings if share is None else replace(settings, workers=1)
@@ -430,7 +430,7 @@ class Node:
         for link in links.all():
             link.on_denial(self._rights.denied)
         links.standby.on_denial = self._rights.denied
-        if not links.replication.asks_who_comes and not was_said_to_be_open():
+        if not links.replication.requires_credentials and not was_open_nats_reported():
             logger.warning(
                 "this NATS server accepts clients without credentials, and each client has all permissions: it can delete streams, "
                 "forge records and depose leaders. Create users with the permissions that `liftpy permissions` prints. "
@@ -594,7 +594,7 @@ class Node:
     def fatal(self, error: Exception) -> None:
         """Stop the node after a fatal error, without the clean-stop marker. It restarts if a restart may help."""
         if self._failure is None:
-            leave_the_process_in(HARD_STOP_S)
+            exit_after(HARD_STOP_S)
             self._failure = error
             logger.critical("node failed node=%s error=%s: stopping", self.settings.node_id, error)
         self._stopping.set()
@@ -605,7 +605,7 @@ class Node:
         The recovery at the start then quarantines the damage, and the replica fetches the data again.
         """
         if self._failure is None and not self._repairs:
-            leave_the_process_in(HARD_STOP_S)
+            exit_after(HARD_STOP_S)
             self._repairs = self._hand_over = True
             logger.error("log damaged node=%s log=%s: restarting to repair it", self.settings.node_id, reason)
         self._stopping.set()
@@ -707,7 +707,7 @@ class PublishMemory:
     def look(self, ingest: Inflow | None, waiting: int) -> None:
         """Update the memory in use. Called ten times a second. ``waiting``: number of publishers that wait for an answer."""
         if ingest is not None:
-            self.room.look_at_age(*ingest.passed_bytes, clock.now_ns())
+            self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
         self.room.look(
             HeldByNode(
                 unread=ingest.waiting_bytes if ingest is not None else 0,
@@ -731,12 +731,12 @@ async def run_node(
     ``again``: reads the settings again for SIGHUP. Raises the error of a failed start, except a temporary disk error.
     """
     retain_freed_memory()
-    look_seldom()
+    make_collections_rare()
     node = Node(settings, again=again)
     loop = asyncio.get_running_loop()
 
     def stop(hand_over: bool) -> None:
-        leave_the_process_in(HARD_STOP_S)
+        exit_after(HARD_STOP_S)
         node.request_stop(hand_over=hand_over)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)

@@ -20,7 +20,7 @@ from sidecar.runtime.logs import LOGS
 from sidecar.runtime.settings import NodeSettings, flat, rows, with_values
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.workers.workers import shared_out
+from sidecar.workers.workers import divided_settings
 
 logger = logging.getLogger("liftpy.node")
 
@@ -133,7 +133,7 @@ class Reloading:
         applied = tuple(name for name in changed if name in LIVE)
         running = with_values(self.running, {name: new[name] for name in applied})
         self.read, self.running = found, running
-        each = shared_out(running)
+        each = divided_settings(running)
         self.take_over(each)
         self._parts().others(each)
         result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))

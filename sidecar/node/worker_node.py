@@ -35,7 +35,7 @@ from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
 from sidecar.runtime.components import Component, Step, begun, no_step, start_all
 from sidecar.runtime.logs import LOGS
-from sidecar.runtime.memory import look_seldom, retain_freed_memory
+from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import momentary, never_again
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
@@ -43,7 +43,7 @@ from sidecar.runtime.tasks import attended, run_loop, spawn
 from sidecar.status.sampler import Said, Sampler
 from sidecar.status.status_api import StatusDesk
 from sidecar.workers.channel import Channel
-from sidecar.workers.merged_status import Telling
+from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.workers import settings_from_json
 
@@ -84,7 +84,7 @@ class WorkerNode(Node):
         self._marks: WorkerMarks | None = None
         self._signing: asyncio.Task[None] | None = None
         self.status = _NodesDesk(settings, self.counters, self._tell_sample)
-        self._telling: Telling | None = None
+        self._telling: WorkerStatus | None = None
         self.supervisor = Supervisor("")
 
     # ---- up --------------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class WorkerNode(Node):
         reporter = self.status.reporter
         if self._telling is None and reporter is not None:
             self.status.answers.share = self.share
-            self._telling = Telling(reporter, self.status.answers)
+            self._telling = WorkerStatus(reporter, self.status.answers)
         said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
         self._told(frame.token, said)
 
@@ -269,7 +269,7 @@ def main(descriptor: int, lock: int) -> int:
     settings = settings_from_json(said["settings"])
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     retain_freed_memory()
-    look_seldom()
+    make_collections_rare()
 
     async def run() -> int:
         loop = asyncio.get_running_loop()

@@ -64,7 +64,7 @@ YOUNG = 10_000
 """Number of new objects after which the collector examines the young ones. This takes 0.5 ms, and every tenth time a few ms."""
 
 
-def look_seldom() -> None:
+def make_collections_rare() -> None:
     """Make collections rare in this process. Reference cycles of young objects may use a few MB longer."""
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 

@@ -69,7 +69,7 @@ logger = logging.getLogger("liftpy.node")
 _deadlines: list[threading.Timer] = []
 
 
-def leave_the_process_in(seconds: float) -> None:
+def exit_after(seconds: float) -> None:
     """End the process after ``seconds`` even if something hangs, so that SIGTERM always works."""
 
     def leave() -> None:
@@ -82,7 +82,7 @@ def leave_the_process_in(seconds: float) -> None:
     _deadlines.append(timer)
 
 
-def stay_in_the_process() -> None:
-    """Cancel the deadlines of ``leave_the_process_in``, because the stop is complete and this process starts the node again."""
+def cancel_exit() -> None:
+    """Cancel the deadlines of ``exit_after``, because the stop is complete and this process starts the node again."""
     while _deadlines:
         _deadlines.pop().cancel()

@@ -422,7 +422,7 @@ def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float
     return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
-def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:
+def was_open_nats_reported(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether another process has warned that this NATS server has no authorization."""
     return bool((os.environ if environment is None else environment).get(_OPEN_NATS_SAID))
 

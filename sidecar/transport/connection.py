@@ -133,7 +133,7 @@ class BusConnection(StrictConnection):
         self._unsure = AckResendBuffer()
         """Recent acks, which are sent again after a reconnect."""
         self._lost_ns = 0
-        self._left_server = ""
+        self._last_server_id = ""
         """Id of the server of the last lost connection."""
         self.all_have_lost_it = False
         """True if the last reconnect shows that no node received the messages published before it."""
@@ -387,7 +387,7 @@ class BusConnection(StrictConnection):
         return self._problems.last
 
     @property
-    def asks_who_comes(self) -> bool:
+    def requires_credentials(self) -> bool:
         """True if the server requires credentials. Otherwise every client has all permissions."""
         return bool(self._server_info.get("auth_required"))
 
@@ -415,7 +415,7 @@ class BusConnection(StrictConnection):
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
         self._problems.told = {self.last_problem}
-        self._left_server, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
+        self._last_server_id, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection lost connection=%s reason=%s: reconnecting", self.name, self.last_problem)
             self._tell_all([partial(changed, False) for changed in self._on_change])
@@ -427,7 +427,7 @@ class BusConnection(StrictConnection):
         server = str(self._server_info.get("server_id", ""))
         if again := self._unsure.again(self._lost_ns):
             self._write((again,), len(again))
-        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._left_server, server)
+        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
         self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
 
     def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:

@@ -212,7 +212,7 @@ class Inflow(BusConnection):
         return self._arrived_bytes - self._done_bytes
 
     @property
-    def passed_bytes(self) -> tuple[int, int]:
+    def read_and_parsed_bytes(self) -> tuple[int, int]:
         """(bytes received from the socket, bytes parsed), in total."""
         return self._arrived_bytes, self._done_bytes
 
@@ -240,7 +240,7 @@ class Inflow(BusConnection):
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     def _take(self, data: bytes) -> bytes | None:
-        if not self._takes_at_once(data):
+        if not self._bypasses_buffer(data):
             return data
         left = super()._take(data)
         if left is None:
@@ -248,7 +248,7 @@ class Inflow(BusConnection):
         return left
 
     async def _taken(self, data: bytes) -> None:
-        if self._takes_at_once(data):
+        if self._bypasses_buffer(data):
             await self._parse(data)
         else:
             self._append(data)
@@ -263,7 +263,7 @@ class Inflow(BusConnection):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
             self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
 
-    def _takes_at_once(self, data: bytes) -> bool:
+    def _bypasses_buffer(self, data: bytes) -> bool:
         """Return whether ``data`` can be parsed without the buffer. If so, count it as processed."""
         if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
             return False
@@ -326,7 +326,9 @@ class Inflow(BusConnection):
             return False
         transport.pause_reading()
         try:
-            self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
+            self._thread = SocketThread(
+                descriptor.fileno(), self._append_from_thread, self._reads, lambda: self._call(self._resume_loop_reads)
+            )
         except (OSError, RuntimeError):  # no file descriptor or thread is available, so the loop continues to read
             transport.resume_reading()
             self.errors["no thread to read a burst"] += 1
@@ -335,7 +337,7 @@ class Inflow(BusConnection):
         self.bursts += 1
         return True
 
-    def _hand_back(self) -> None:
+    def _resume_loop_reads(self) -> None:
         """Let the loop read again. The loop also detects the end of the connection."""
         if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
             self._receiver.transport.resume_reading()
@@ -346,7 +348,7 @@ class Inflow(BusConnection):
             thread.stop()
         return thread is not None
 
-    def _read_aside(self, data: bytes) -> None:
+    def _append_from_thread(self, data: bytes) -> None:
         """Add data that the thread has read. Runs in the thread."""
         self._append(data)
         if not self._told:
@@ -385,7 +387,7 @@ class Inflow(BusConnection):
         """Wait for data. After a burst, the loop reads again."""
         self._look_at_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
-            self._hand_back()
+            self._resume_loop_reads()
         self._arrived.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._thread is None else _CALM_NS / 1e9):
@@ -405,7 +407,7 @@ class Inflow(BusConnection):
     def _look_at_age(self) -> bool:
         """Update the wait of the oldest unprocessed bytes. Return whether it is too long."""
         room = self._room_of_node
-        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
+        room.update_wait(self._arrived_bytes, self._done_bytes, clock.now_ns())
         self._parser.pauses = room.is_late or room.is_limited
         return room.is_late
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.core.publish.ports import Refuser, may_be_told_no
+from liftpy.core.publish.ports import Refuser, can_be_rejected_unread
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, message_fields, size_of
@@ -285,7 +285,7 @@ def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes],
             payload = start + int(headers or 0)
             if not headers or not start < payload < end - 1 or not other.startswith(b"H"):
                 break
-            if buffer.startswith(MAGIC, payload) or not may_be_told_no(buffer[start:payload], is_new):
+            if buffer.startswith(MAGIC, payload) or not can_be_rejected_unread(buffer[start:payload], is_new):
                 break
         lines_bytes += start - position + 2
         replies.append(reply)

@@ -201,7 +201,7 @@ class WholeNode:
 # Status data that a worker sends to its node: its parts of reports, stream rows and metrics.
 
 
-class Telling:
+class WorkerStatus:
     """Status that a worker sends to its node. ``reporter``: status of its partitions, connections and counters."""
 
     def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:

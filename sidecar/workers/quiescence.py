@@ -39,7 +39,7 @@ class SharedQuiet:
         question = self._talk.asked(reply, body)
         if question is None or self._waiting >= MOST_AT_ONCE:
             return
-        parts = taken_apart(question, len(self._handles) + 1)
+        parts = split_by_process(question, len(self._handles) + 1)
         own = parts.pop(0, None)
         over = [] if own is None else _places(own, self._talk.over(_part(question, own)))
         if not parts:
@@ -69,7 +69,7 @@ class SharedQuiet:
         return _places(places, answer.over) if answer.count == len(places) else places
 
 
-def taken_apart(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
+def split_by_process(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
     """Return number of a process -> indexes of its fetches in the request, ascending."""
     parts: dict[int, list[int]] = {}
     for place, fetch in enumerate(question.fetches):

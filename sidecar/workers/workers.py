@@ -47,7 +47,7 @@ _PROPOSAL = struct.Struct(">I")
 class Workers:
     """All workers of a node.
 
-    ``settings``: settings of each process (``shared_out``). ``fatal``, ``repair``: as those of the node.
+    ``settings``: settings of each process (``divided_settings``). ``fatal``, ``repair``: as those of the node.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ def _with(own: Signs, signs: dict[str, Any]) -> Signs:
 # Limits of one process (open files, maps), of a partition, of a connection or of an answer are not divided.
 
 
-SHARED_OUT = {
+DIVIDED_LIMITS = {
     "ingest_buffer_bytes": 8192,
     "node_unreplicated_bytes": 512,
     "node_dedup_state_bytes": 512,
@@ -239,14 +239,14 @@ SHARED_OUT = {
 """Name of a node limit in ``ReplicationConfig`` -> minimum for one process. A limit of 0 stays 0."""
 
 
-def shared_out(settings: NodeSettings) -> NodeSettings:
+def divided_settings(settings: NodeSettings) -> NodeSettings:
     """Return the settings for each process of the node: its limits are divided by the number of processes."""
     count = settings.workers
     if count == 1:
         return settings
     own: dict[str, Any] = {
         name: max(least, getattr(settings.replication, name) // count) if getattr(settings.replication, name) else 0
-        for name, least in SHARED_OUT.items()
+        for name, least in DIVIDED_LIMITS.items()
     }
     limit = settings.memory_limit_bytes
     return replace(

@@ -54,7 +54,7 @@ class Superseded:
     ids_from_ns: int
     """Time since which records with headers stay, because they may have a message id."""
     purges: Sequence[Purge] = ()
-    keeps_deletes_longer: bool = False
+    keeps_tombstones_longer: bool = False
     """True while a replica is copied or is not in the ISR.
 
     Tombstones then stay for twice ``delete_retention_s``, so that this replica does not need to fetch the whole log again.
@@ -108,7 +108,7 @@ class Superseded:
         newest: Mask | None = None
         if self.config.compaction and batch.columns.keys is not None:
             newest = self._is_newest(batch)
-            keep &= newest & ~self._is_old_delete(batch)
+            keep &= newest & ~self._is_old_tombstone(batch)
         if self.config.max_per_subject and batch.columns.subjects is not None:
             keep &= self._by_subject(batch.columns.subjects)
         purged = self._purged(batch)
@@ -141,11 +141,11 @@ class Superseded:
         is_newest: Mask = (newest <= batch.offsets()) | ~keys.valid()
         return is_newest
 
-    def _is_old_delete(self, batch: RecordBatch) -> Mask:
+    def _is_old_tombstone(self, batch: RecordBatch) -> Mask:
         keys, values = batch.columns.keys, batch.columns.values
         if values.validity is None or keys is None:
             return np.zeros(batch.record_count, dtype=np.bool_)
-        stays_s = self.config.delete_retention_s * (2 if self.keeps_deletes_longer else 1)
+        stays_s = self.config.delete_retention_s * (2 if self.keeps_tombstones_longer else 1)
         old: Mask = batch.timestamps_ns() < self.now_wall_ns - int(stays_s * NS_PER_S)
         return ~values.valid() & keys.valid() & old
 
@@ -253,7 +253,7 @@ class Compaction:
     now_wall_ns: int
     ids_from_ns: int
     """Time since which records with headers stay, because they may have a message id."""
-    keeps_deletes_longer: bool = False
+    keeps_tombstones_longer: bool = False
     """True if tombstones stay for twice ``delete_retention_s``, because a replica is copied or is not in the ISR."""
     producer_expiry_ns: int = 0
     """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
@@ -272,7 +272,7 @@ class Compaction:
             now_wall_ns=now_ns,
             ids_from_ns=ids_ns,
             purges=self.purges,
-            keeps_deletes_longer=self.keeps_deletes_longer,
+            keeps_tombstones_longer=self.keeps_tombstones_longer,
         )
 
     def run(self) -> None:
@@ -488,7 +488,7 @@ class Cleaning:
             now_wall_ns=now_wall_ns,
             ids_from_ns=max(newest_ns, now_wall_ns) - window_ns if window_ns else 1 << 63,
             purges=self.purges,
-            keeps_deletes_longer=self._lacks_replicas,
+            keeps_tombstones_longer=self._lacks_replicas,
         )
 
     def _worth(self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None) -> Sequence[Segment]:

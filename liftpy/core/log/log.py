@@ -29,7 +29,7 @@ from liftpy.core.log.reading import (
     read_forwards,
     read_part,
     segment_at,
-    without_past,
+    without_earlier_offsets,
 )
 from liftpy.core.log.recovery import OpenReport, Recovered, recover
 from liftpy.core.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
@@ -332,7 +332,7 @@ class Log:
             # a damaged header can hide a batch, so an empty result would be wrong
             if not result.chunks and from_offset < limit:
                 self._segment_at(from_offset).recheck(from_offset)
-            return without_past(result, from_offset) if self.may_have_gaps else result
+            return without_earlier_offsets(result, from_offset) if self.may_have_gaps else result
         except CorruptionError as error:
             self.met_damage(error)
             raise

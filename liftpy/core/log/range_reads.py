@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import offset_some_bytes_before, segment_at
+from liftpy.core.log.reading import offset_about_bytes_before, segment_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_header, split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, Piece
@@ -126,7 +126,7 @@ def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
     """Yield about LOOK_BYTES of checked batches below ``offset``, in descending order."""
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
-        at = max(offset_some_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
+        at = max(offset_about_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
         while at < offset:
             read = log.read(at, LOOK_BYTES, end_offset=end_offset)
             if not read.chunks:
@@ -159,7 +159,7 @@ def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
 # stays readable. The reader opens all files at once and checks each batch. If something does not fit, it asks a node.
 
 
-MAX_BORDERS = 128
+MAX_BOUNDARIES = 128
 """Maximum number of borders in an answer. Each one costs a lookup in the log."""
 
 
@@ -178,7 +178,7 @@ class RangeSize:
 
 def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
     """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries, at most
-    MAX_BORDERS.
+    MAX_BOUNDARIES.
 
     By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By
     records: the last batch that begins at most one step after the previous boundary, or the next batch if one is larger.
@@ -212,14 +212,14 @@ class _Range:
         segments[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
         sizes = (segment.size_bytes for segment in segments[:-1])
         self._begins = list(itertools.accumulate(sizes, initial=-segments[0].locate(start)))
-        last, at = last_begun(segments[-1], end - 1)
+        last, at = last_batch_at(segments[-1], end - 1)
         self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
 
     def by_bytes(self, step: int) -> list[tuple[int, int]]:
         """Return (offset, position) of the borders. All multiples of the step within one batch share a border."""
         found: list[tuple[int, int]] = []
         position = step
-        while position < self.size_bytes and len(found) < MAX_BORDERS:
+        while position < self.size_bytes and len(found) < MAX_BOUNDARIES:
             number = bisect_right(self._begins, position) - 1
             begin = self._begins[number]
             batch, at = _last_at(self._segments[number], position - begin)
@@ -232,7 +232,7 @@ class _Range:
         """Return (offset, position) of the borders."""
         found: list[tuple[int, int]] = []
         before = self._start
-        while before + step < self._end and len(found) < MAX_BORDERS:
+        while before + step < self._end and len(found) < MAX_BOUNDARIES:
             border = self._last_above(before, before + step)
             if border is None:
                 break
@@ -245,7 +245,7 @@ class _Range:
         range has no other border.
         """
         number = segment_at(self._segments, most)
-        batch, at = last_begun(self._segments[number], most)
+        batch, at = last_batch_at(self._segments[number], most)
         if batch.base_offset <= before:
             at += batch.size_bytes
             if at >= self._segments[number].size_bytes:
@@ -256,7 +256,7 @@ class _Range:
         return (batch.base_offset, self._begins[number] + at) if before < batch.base_offset < self._end else None
 
 
-def last_begun(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
+def last_batch_at(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
     """Return (header, position) of the last batch that begins at or below ``offset``, or of the first batch if there is none."""
     number = max(bisect_right(segment.entries, offset, key=lambda e: e.base_offset) - 1, 0)
     return _last_of_block(segment, number, lambda header, _: header.base_offset <= offset)
@@ -319,7 +319,7 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
         hint = reached[0].entry_at(start)
         reached[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
         begins = [reached[0].locate(start), *(0 for _ in reached[1:])]
-        batch, at = last_begun(reached[-1], end - 1)
+        batch, at = last_batch_at(reached[-1], end - 1)
     except CorruptionError as error:
         log.met_damage(error)
         raise

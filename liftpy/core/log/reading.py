@@ -65,7 +65,7 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
     return ReadResult(tuple(chunks), size_bytes, next_offset)
 
 
-def without_past(result: ReadResult, from_offset: int) -> ReadResult:
+def without_earlier_offsets(result: ReadResult, from_offset: int) -> ReadResult:
     """Return the result without the offsets below ``from_offset``. A filler at its start is shortened."""
     if not result.chunks:
         return result
@@ -94,7 +94,7 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
     return segment.file.read(start, end - start), next_offset
 
 
-def offset_some_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
+def offset_about_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
     """Return the base offset of a batch about ``size_bytes`` before ``offset``. Only indexes are read.
 
     The result is below ``offset`` and in the segment of the batch before it.

@@ -61,7 +61,7 @@ def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
     return () if headers is None else sampled_in(headers)
 
 
-def may_bear(batch: bytes) -> bool:
+def may_have_context(batch: bytes) -> bool:
     """Return whether a message of ``batch`` may have a trace context, by one search in its bytes.
 
     For a compressed batch, return whether it has headers.
@@ -252,7 +252,7 @@ class PartitionTraces:
         node = self._node
         now_ns, spans = node.now_ns(), _STEPS - (not awaited) + len(followers)
         if node.open_count >= MOST_OPEN or not node.budget.has(spans, now_ns):
-            node.budget.dropped += spans if may_bear(batch) else 0
+            node.budget.dropped += spans if may_have_context(batch) else 0
             return
         contexts = traced_in(batch)
         if not contexts:

@@ -65,7 +65,7 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
 }
 """Reason -> (code, err_code, description) for a JetStream client. The err_codes are those of nats-server."""
 
-MOST_UNTOLD = 1000
+MAX_DELAYED_REJECTIONS = 1000
 """Maximum number of batches with delayed rejections. That is a few seconds of batches."""
 
 
@@ -170,7 +170,7 @@ class PendingAcks:
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps of publishers that repeated a stored message, one per ack policy."""
-        self._untold: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
+        self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
         """Delayed rejections. A leader without a lease must not send them yet."""
         self._number = count()
         self._shown_stream = stream_of(key.stream, key.partition)
@@ -317,34 +317,34 @@ class PendingAcks:
         if lines := [b"PUB %b%b" % (reply, rest) for reply in replies if reply]:
             self._shell.send_lines(lines)
 
-    def say_no(
+    def reject_or_delay(
         self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
     ) -> None:
         """Reject publishers now if ``now`` is True.
 
-        If ``now`` is False and ``later`` is True, delay the rejection until ``say_untold``. In all other cases, and above
-        ``MOST_UNTOLD``, send nothing.
+        If ``now`` is False and ``later`` is True, delay the rejection until ``send_delayed_rejections``. In all other cases, and above
+        ``MAX_DELAYED_REJECTIONS``, send nothing.
         """
         if now:
-            self.say_untold()
+            self.send_delayed_rejections()
             self.reject(publishers, unfit, waits_ms=waits_ms)
-        elif later and len(self._untold) < MOST_UNTOLD:
-            self._untold.append((publishers, unfit, waits_ms))
+        elif later and len(self._delayed_rejections) < MAX_DELAYED_REJECTIONS:
+            self._delayed_rejections.append((publishers, unfit, waits_ms))
 
     @property
-    def owes_a_no(self) -> bool:
+    def has_delayed_rejections(self) -> bool:
         """True if there are delayed rejections."""
-        return bool(self._untold)
+        return bool(self._delayed_rejections)
 
-    def say_untold(self, *, may: bool = True) -> None:
+    def send_delayed_rejections(self, *, may: bool = True) -> None:
         """Send the delayed rejections if ``may`` is True. Otherwise drop them."""
-        untold, self._untold = self._untold, []
+        untold, self._delayed_rejections = self._delayed_rejections, []
         for publishers, unfit, waits_ms in untold if may else ():
             self.reject(publishers, unfit, waits_ms=waits_ms)
 
     def drop(self) -> None:
         """Forget all publishers without an answer. Their records may be stored or not."""
-        self._untold.clear()
+        self._delayed_rejections.clear()
         for waiting in self._waiting.values():
             waiting.clear()
         for again in self._again.values():

@@ -253,11 +253,11 @@ class RecentIds:
         """True if all ids within the window of the last committed record are known."""
         return not self.is_blind(0)
 
-    def hold_in_hand(self, ids: Iterable[bytes]) -> None:
+    def reserve_ids(self, ids: Iterable[bytes]) -> None:
         """Count the memory of ``ids`` that the leader has accepted."""
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
-    def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
+    def release_ids(self, ids: Iterable[bytes]) -> None:
         """Stop counting ``ids``, because their messages were stored or rejected."""
         self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
 

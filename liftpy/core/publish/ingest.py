@@ -245,11 +245,11 @@ class Ingest:
         self._takes = takes
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
-        self._ids_in_hand: dict[bytes, tuple[PendingBatch, int]] = {}
+        self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
         """Message id -> its pending batch, and the index of its record there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
-            ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
+            ids=KnownIds(derived.ids, self._pending_ids, self._holds_unread), reject_or_delay=self._say_no, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
@@ -303,7 +303,7 @@ class Ingest:
         hearing = taken.hearing
         assert hearing is not None
         self._taken_over, self._listener, self.heard = taken, hearing, True
-        hearing.feed_to(self._arrived, self._given_up, self._hearing_lost)
+        hearing.feed_to(self._arrived, self._given_up, self._on_standby_lost)
         for stored, publishers in taken.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if taken.known:
@@ -314,12 +314,12 @@ class Ingest:
             self._drain_soon()
 
     def _say_no(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
-        self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
+        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
         """Send the delayed rejections if they may be sent now."""
-        if self._acks.owes_a_no and self._may.refuse():
-            self._acks.say_untold(may=self._may.refuse_for_now())
+        if self._acks.has_delayed_rejections and self._may.refuse():
+            self._acks.send_delayed_rejections(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
             messages, self._taken_over.undecided = self._taken_over.undecided, []
             for message in messages:
@@ -328,22 +328,22 @@ class Ingest:
     def link_lost(self) -> None:
         """Renew the subscription, because the connection of the shell was lost."""
         if self._hearing is None:
-            self._stops_taking()
+            self._leave_to_standby()
 
     @property
     def _hearing(self) -> Hearing | None:
         """Subscription of the standby buffer that delivers the publishes. None: the leader has its own subscription, or none."""
         return None if self._taken_over is None else self._taken_over.hearing
 
-    def _hearing_lost(self) -> None:
+    def _on_standby_lost(self) -> None:
         """Subscribe on the main connection, because the standby connection was lost or NATS denied its subscription."""
         hearing = self._hearing
-        if hearing is None or self._left or (not hearing.is_denied and self._stops_taking()):
+        if hearing is None or self._left or (not hearing.is_denied and self._leave_to_standby()):
             return
         hearing.close()
         self._listen()
 
-    def _stops_taking(self) -> bool:
+    def _leave_to_standby(self) -> bool:
         """Unsubscribe if standby followers receive the publishes. Return whether they do.
 
         This node must then not store later messages before theirs. Either ``come_back`` follows, or another node becomes
@@ -406,7 +406,7 @@ class Ingest:
         self._raw_bytes = 0
         self._derived.index_wait.forget()
         self._tokens.clear()
-        self._ids_in_hand.clear()
+        self._pending_ids.clear()
         self._derived.ids.in_hand.hold(0)
         self._desk.begin()
         self._again_count = 0
@@ -419,7 +419,7 @@ class Ingest:
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_full():
-            self._overload.turn_away([(subject, reply, payload, headers)])
+            self._overload.reject_for_overload([(subject, reply, payload, headers)])
             return
         self._raw.append((subject, reply, payload, headers))
         self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
@@ -498,12 +498,12 @@ class Ingest:
                 self._submit_piece(rest)
             return
         if columns.asked is not None:
-            self._tell_of_producer(columns.asked, columns.publishers)
+            self._answer_producer(columns.asked, columns.publishers)
             return
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
-            self._leave_out(repeats, columns, messages)
+            self._submit_without_repeats(repeats, columns, messages)
             return
-        if columns.unfit_then and not self._has_nothing_unfit_to_store(columns):
+        if columns.unfit_after_sequence and not self._forbids_only_stored(columns):
             self._refuse_by_settings(columns, messages)
             return
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
@@ -522,10 +522,10 @@ class Ingest:
                 self._submit_piece(run)
             return
         if acks_are_full:
-            self._overload.turn_away(messages)
+            self._overload.reject_for_overload(messages)
             return
         bound = bool(columns.expected or columns.of_others)
-        if bound and not self._as_expected(columns, messages):
+        if bound and not self._meets_conditions(columns, messages):
             return
         # a message with a condition does not wait, and no other message is rejected for it
         if bound and len(messages) > 1 and not self._takes():
@@ -544,9 +544,9 @@ class Ingest:
         )
         self._tokens[token] = in_hand
         if columns.ids:
-            self._derived.ids.hold_in_hand(columns.ids.values())
+            self._derived.ids.reserve_ids(columns.ids.values())
             for index, message_id in columns.ids.items():
-                self._ids_in_hand[message_id] = in_hand, index
+                self._pending_ids[message_id] = in_hand, index
         self._feed(
             PublishesReceived(
                 token=token,
@@ -559,7 +559,7 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _tell_of_producer(self, asked: Question, publishers: Publishers) -> None:
+    def _answer_producer(self, asked: Question, publishers: Publishers) -> None:
         """Answer a process that wants to continue a producer. The answer is sent when its data is committed."""
         if asked.acked is not None and self._derived.has_lost(*asked.acked):
             self._refuse(publishers, RECORDS_LOST)
@@ -569,7 +569,7 @@ class Ingest:
             self._refuse(publishers, self._desk.why_not(given))
             return
         envelope_of(publishers).producer = given.told
-        self._answer_as_stored(Stored(-1, given.last_offset), publishers)
+        self._await_stored_ack(Stored(-1, given.last_offset), publishers)
 
     def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
         """Check a producer's batch.
@@ -586,7 +586,7 @@ class Ingest:
             envelope.known_records = claim.record_count
             state = self._derived.producers.state_of(claim.producer_id)
             assert state is not None
-            self._answer_as_stored(Stored(ruling.offset, last_offset_of(state)), publishers)
+            self._await_stored_ack(Stored(ruling.offset, last_offset_of(state)), publishers)
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
@@ -602,7 +602,7 @@ class Ingest:
         said = (claim.name, claim.position, claim.partitioning)
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
-    def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
+    def _forbids_only_stored(self, columns: MessageColumns) -> bool:
         """Return whether the settings forbid only records that are already stored.
 
         If not, the rejection of the batch gets the expected sequence.
@@ -626,7 +626,7 @@ class Ingest:
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
-    def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
+    def _await_stored_ack(self, stored: Stored, publishers: Publishers) -> None:
         """Let the publisher wait for the ack of the record ``stored``.
 
         Above the limit of waiting publishers it gets no answer until it sends again.
@@ -668,18 +668,20 @@ class Ingest:
         for index, message_id in columns.ids.items():
             if self.reader.is_command(columns, index):
                 continue
-            stored = None if message_id in self._ids_in_hand else self._derived.ids.find(message_id, now_wall_ns)
-            if stored is not None or message_id in seen or message_id in self._ids_in_hand:
+            stored = None if message_id in self._pending_ids else self._derived.ids.find(message_id, now_wall_ns)
+            if stored is not None or message_id in seen or message_id in self._pending_ids:
                 found[index] = stored
             seen.add(message_id)
         return found
 
-    def _leave_out(self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]) -> None:
+    def _submit_without_repeats(
+        self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]
+    ) -> None:
         """Remove the repeated messages, keep their publishers, and submit the others.
 
         A message that repeats another one of these messages is checked after it, because that one may be rejected.
         """
-        ids_in_hand, find = self._ids_in_hand, self._derived.ids.find
+        ids_in_hand, find = self._pending_ids, self._derived.ids.find
         repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
         here = set(repeated_here)
         self._answer_repeats({index: stored for index, stored in repeats.items() if index not in here}, columns)
@@ -710,7 +712,7 @@ class Ingest:
                 # it sends again
                 continue
             if stored is None:
-                in_hand, first = self._ids_in_hand[columns.ids[index]]
+                in_hand, first = self._pending_ids[columns.ids[index]]
                 in_hand.again.append((first, publishers))
                 self._again_count += 1
             else:
@@ -737,7 +739,7 @@ class Ingest:
                 self._refuse(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
             return None
 
-    def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
+    def _meets_conditions(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
         """Return whether all conditions on the log hold. If not, reject the messages or submit them in parts.
 
         The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message
@@ -769,7 +771,7 @@ class Ingest:
     def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
         """Reject messages that the settings of the stream forbid, and submit the others. Conditions are checked first."""
         bound = columns.expected.keys() | columns.of_others.keys()
-        unfit = columns.unfit_then
+        unfit = columns.unfit_after_sequence
         if len(messages) == 1:
             unmet = unmet_conditions(columns, self._derived, self._log_end_offset(), of_ids=False)
             self._refuse_or_wait(columns, messages, unmet or unfit)
@@ -880,8 +882,8 @@ class Ingest:
         in_hand = self._tokens.pop(token, None)
         if in_hand is not None and in_hand.ids:
             self._again_count -= len(in_hand.again)
-            self._derived.ids.let_go_in_hand(in_hand.ids.values())
+            self._derived.ids.release_ids(in_hand.ids.values())
             for message_id in in_hand.ids.values():
-                if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
-                    del self._ids_in_hand[message_id]
+                if self._pending_ids.get(message_id, (None, 0))[0] is in_hand:
+                    del self._pending_ids[message_id]
         return in_hand

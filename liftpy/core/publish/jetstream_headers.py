@@ -103,7 +103,7 @@ def asks(block: bytes) -> bool:
     return _MARK in block
 
 
-def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | None:
+def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> Rejection | None:
     """Return the rejection for headers that are checked before the expected sequence. None: the message passes."""
     given = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
@@ -131,7 +131,7 @@ def _ttl_refused(value: bytes) -> Rejection | None:
     return _FIRST[_TTL] if sum(float(number) * _UNITS[unit] for number, unit in parts) >= 1 else _NO_TTL
 
 
-def why_not_then(headers: Headers) -> Rejection | None:
+def rejection_after_sequence(headers: Headers) -> Rejection | None:
     """Return the rejection for headers that are checked after the expected sequence. None: the message passes."""
     names = [name for name, value in headers if name.startswith(_PREFIX) and value]
     for name, unfit in _THEN.items():

@@ -16,12 +16,12 @@ from contextlib import suppress
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.invariants import check
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import offset_before, offset_some_bytes_before
+from liftpy.core.log.reading import offset_about_bytes_before, offset_before
 from liftpy.core.publish.dedup_window import ID_NAME, RecentIds, ids_of, is_id
 from liftpy.core.publish.jetstream_headers import OF_SUBJECT
 from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects, last_of_each
 from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Numbering, Part
-from liftpy.core.publish.producer_state import Producers, count_for
+from liftpy.core.publish.producer_state import Producers, max_producers
 from liftpy.core.publish.state_file import State, Unwritten, epoch_before
 from liftpy.core.wire.batch import FEW, RecordBatch, few_headers, parse_header, split_batches
 from liftpy.core.wire.batch_columns import Columns
@@ -59,7 +59,7 @@ class LogState:
         self.first_look_bytes = REPLAY_BYTES
         """Number of bytes of the log that the first condition on a subject reads at once. 0: none."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
-        self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
+        self.producers = Producers(0, max_producers(max_bytes), 0, node) if producers is None else producers
         self.subjects = LastOfSubjects(
             self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
@@ -338,7 +338,7 @@ class LogState:
             return True
         low = subjects.low
         assert low is not None
-        at = begin = max(offset_some_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
+        at = begin = max(offset_about_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
         found: dict[str, int] = {}
         while at < low:
             result = log.read(at, max_bytes, end_offset=low)
@@ -417,7 +417,7 @@ def derived_state(
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     # compaction keeps the records that this state needs
     log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)
-    producers = Producers(expiry_ns, count_for(node.partition_producer_bytes), expiry_ns, held)
+    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, held)
     return LogState(
         log,
         window_ns,

@@ -99,11 +99,11 @@ class Unanswered:
         if not since_ns or not late_ns or waited_ns <= late_ns // 4:
             self._oldest_ns, self.is_late = 0, False
             return False
-        stands = self._stands(since_ns, waited_ns, now_ns, late_ns)
+        stands = self._is_lasting(since_ns, waited_ns, now_ns, late_ns)
         self.is_late = self.is_late or stands or (is_pressed and waited_ns > late_ns // 2)
         return self.is_late
 
-    def _stands(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
+    def _is_lasting(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
         """Return whether acks are sent, but all of them too late."""
         if waited_ns <= late_ns:
             self._oldest_ns = 0
@@ -175,7 +175,7 @@ class MemoryBudget:
         self.open_part = 1.0
         """Share of its own limit that each partition may use now."""
 
-    def look_at_age(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
+    def update_wait(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
         """Update the wait of the oldest publish, from the number of bytes that arrived and that were processed.
 
         ``now_ns``: monotonic clock.
@@ -189,7 +189,7 @@ class MemoryBudget:
         self.is_late = self._lateness.look(self.waited_ns, now_ns)
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
-    def refuses_for_commit(self, now_ns: int) -> None:
+    def note_slow_commits(self, now_ns: int) -> None:
         """Note that a partition rejects publishes because commits are slow."""
         self._lateness.refused(now_ns)
 

@@ -253,7 +253,7 @@ class MessageColumns:
     """Indexes of whole batches among several messages. Each of them is then decoded alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> rejection of a message that cannot be stored, ascending. Its other columns are incomplete."""
-    unfit_then: dict[int, Rejection] = field(default_factory=dict)
+    unfit_after_sequence: dict[int, Rejection] = field(default_factory=dict)
     """Record index -> rejection of a message that is rejected only if its expected offset is correct, ascending."""
 
 
@@ -344,7 +344,7 @@ class MessageDecoder:
             columns.unfit = dict.fromkeys(fast_batches, jetstream_headers.FAST_BATCH)
             special = [index for index in special if index not in columns.unfit]
         if special and self._policy is not AckPolicy.NONE:
-            special = self._take_ordinary(columns, messages, special, now_wall_ns)
+            special = self._decode_common(columns, messages, special, now_wall_ns)
         if not self._takes_plain:
             plain = [index for index, message in enumerate(messages) if not message[2].startswith(magic)]
             columns.unfit.update(dict.fromkeys(plain, self._no_plain()))
@@ -353,9 +353,9 @@ class MessageDecoder:
         for index in special:
             opened = self._opened_batch(messages[index]) if len(messages) == 1 else None
             if opened is None:
-                self._look_into(columns, index, messages[index], now_wall_ns)
+                self._inspect(columns, index, messages[index], now_wall_ns)
             else:
-                self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
+                self._inspect_batch(columns, messages[index], *opened, now_wall_ns)
         if 0 < opened_count < len(columns.ids):
             columns.ids = dict(sorted(columns.ids.items()))
         if not self._takes_plain or (fast_batches and len(columns.unfit) > len(fast_batches)):
@@ -365,7 +365,7 @@ class MessageDecoder:
         return columns
 
     def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
-        """Add the messages that the settings of this stream forbid to ``unfit_then``."""
+        """Add the messages that the settings of this stream forbid to ``unfit_after_sequence``."""
         found: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:
@@ -384,7 +384,7 @@ class MessageDecoder:
             if len(bound) < len(messages):
                 found.update((index, _NO_OFFSET) for index in range(len(messages)) if index not in bound)
         if found:
-            columns.unfit_then = dict(sorted((found | columns.unfit_then).items()))
+            columns.unfit_after_sequence = dict(sorted((found | columns.unfit_after_sequence).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
         """Return whether the record is a command of a service.
@@ -410,7 +410,7 @@ class MessageDecoder:
             return [self._own_text] * len(messages)
         return [message[0].decode(*_TEXT) for message in messages]
 
-    def _look_into(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:
+    def _inspect(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:
         _, _, payload, block = message
         published: client_pb2.Message | None = None
         if payload.startswith(envelope.MAGIC):
@@ -440,13 +440,13 @@ class MessageDecoder:
             headers += [(header.name, header.value) for header in published.headers]
             asks = asks or bool(published.headers)
         if asks and self._policy is not AckPolicy.NONE:
-            unfit = jetstream_headers.why_not_first(headers, self._key.stream, self._key.partition)
+            unfit = jetstream_headers.rejection_before_sequence(headers, self._key.stream, self._key.partition)
             if unfit is not None:
                 columns.unfit[index] = unfit
                 return
-            unfit = jetstream_headers.why_not_then(headers)
+            unfit = jetstream_headers.rejection_after_sequence(headers)
             if unfit is not None:
-                columns.unfit_then[index] = unfit
+                columns.unfit_after_sequence[index] = unfit
             expected = jetstream_headers.expected_in(headers)
             if expected is not None:
                 columns.of_others[index] = expected
@@ -476,7 +476,7 @@ class MessageDecoder:
         if headers:
             _column(columns, "headers")[index] = headers
 
-    def _take_ordinary(
+    def _decode_common(
         self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
     ) -> list[int]:
         """Decode the messages with a common form of envelope. Return the indexes of the others."""
@@ -499,7 +499,7 @@ class MessageDecoder:
             policy = form.made_for[1]
             alike = self._alike.get((subject, policy, form.runs))
             self._policies(columns)[index] = policy
-            self._envelopes(columns)[index] = alike or self._wanted_alike(subject, policy, form.runs, now_wall_ns)
+            self._envelopes(columns)[index] = alike or self._shared_envelope(subject, policy, form.runs, now_wall_ns)
         return left
 
     def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
@@ -511,7 +511,7 @@ class MessageDecoder:
                 return form
         return otherwise
 
-    def _wanted_alike(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
+    def _shared_envelope(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
         """Return the envelope values that all messages with these options share."""
         alike = self._alike.get((subject, policy, runs))
         if alike is None:
@@ -538,7 +538,7 @@ class MessageDecoder:
         subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
         if published.runs and not (block or published.correlationId or published.ackInbox):
-            wanted = self._wanted_alike(subject, policy, True, now_wall_ns)
+            wanted = self._shared_envelope(subject, policy, True, now_wall_ns)
         else:
             wanted = Envelope(published.correlationId, published.ackInbox, subject.decode(*_TEXT), policy, now_wall_ns)
         self._note_wanted(columns, index, wanted)
@@ -591,7 +591,7 @@ class MessageDecoder:
             return None
         return (head, batch) if self._policy is not AckPolicy.NONE or self._is_ours(head) else None
 
-    def _look_into_batch(
+    def _inspect_batch(
         self, columns: MessageColumns, message: RawMessage, head: client_pb2.BatchPublish, batch: memoryview, now_wall_ns: int
     ) -> None:
         subject = message[0].decode(*_TEXT)
@@ -763,7 +763,7 @@ def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[li
         yield [message for message, _ in run]
 
 
-def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
+def split_late(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
     """Return the messages that may be rejected because they waited too long.
 
     The result has groups of messages that arrived together and have a reply subject, and the messages without one.

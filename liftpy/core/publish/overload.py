@@ -20,7 +20,7 @@ from liftpy.core.publish.dedup_window import RecentIds, Stored
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.log_state_part import Numbering
 from liftpy.core.publish.memory_budget import MemoryBudget, Unanswered
-from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, late_ones
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_late
 from liftpy.core.publish.ports import ReplyPolicy
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import Body, encode_body
@@ -46,7 +46,7 @@ class Overload:
     """Rejects publishes of one partition, as a ``Refuser``.
 
     ``is_full``: returns whether there is no room for more publishes. ``known``: returns the indexes of messages that are
-    stored or in progress. ``say_no``: sends rejections.
+    stored or in progress. ``reject_or_delay``: sends rejections.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Overload:
         is_full: Callable[[], bool],
         known: Callable[[MessageColumns], Mapping[int, Stored | None] | None],
         ids: KnownIds,
-        say_no: Callable[[Publishers, Rejection, int], None],
+        reject_or_delay: Callable[[Publishers, Rejection, int], None],
         wall_ns: Callable[[], int],
     ) -> None:
         self.unanswered_since_ns: Callable[[], int] = lambda: 0
@@ -70,7 +70,7 @@ class Overload:
         self._is_full = is_full
         self._known = known
         self._ids = ids
-        self._say_no = say_no
+        self._say_no = reject_or_delay
         self._wall_ns = wall_ns
 
     @property
@@ -83,7 +83,7 @@ class Overload:
         now_ns = self._counters.times.now_ns()
         late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
         if late:
-            node.refuses_for_commit(now_ns)
+            node.note_slow_commits(now_ns)
         return late
 
     def refuses(self) -> bool:
@@ -106,12 +106,12 @@ class Overload:
         """Return the messages to accept. If the node is late, reject the others."""
         if not self._is_late:
             return messages
-        waited_for, others = late_ones(messages)
+        waited_for, others = split_late(messages)
         for refused in waited_for:
-            self.turn_away(refused)
+            self.reject_for_overload(refused)
         return others
 
-    def turn_away(self, messages: list[RawMessage]) -> None:
+    def reject_for_overload(self, messages: list[RawMessage]) -> None:
         """Reject messages with a reply subject and drop the others, because there is no room."""
         self._counters.overloaded += len(messages)
         plain = len(messages)

@@ -47,10 +47,10 @@ def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Call
 
     It has a reply subject, no envelope, and no message id that may be stored.
     """
-    return bool(reply) and not payload.startswith(MAGIC) and may_be_told_no(headers, is_new)
+    return bool(reply) and not payload.startswith(MAGIC) and can_be_rejected_unread(headers, is_new)
 
 
-def may_be_told_no(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
+def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
     """Return whether a header block has no message id, or a new one."""
     if ID_NAME not in headers:
         return True

@@ -161,7 +161,7 @@ class Ruling(NamedTuple):
     next_sequence: int = 0
 
 
-def at_odds(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
+def conflict_with(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
     """Return the finding if a process with this name and position must not continue the producer. None: it may continue.
 
     CONFLICT: the producer has another name or source. FENCED: it has a newer process. ``name`` '': not given.
@@ -420,7 +420,7 @@ class Producers:
             return Ruling(Finding.FENCED, next_sequence=due)
         if claim.reset and newer > 0:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
-        if (ruling := self._by_position(state, claim)) is not None:
+        if (ruling := self._judge_by_position(state, claim)) is not None:
             return ruling
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
@@ -429,19 +429,19 @@ class Producers:
             return Ruling(Finding.APPEND, next_sequence=due)
         known = min(-ahead, claim.record_count)
         at_the_end = known == -ahead
-        if not (self._repeats if at_the_end else self._is_stored_so)(state, claim, columns, known, newer):
+        if not (self._repeats if at_the_end else self._equals_stored)(state, claim, columns, known, newer):
             return Ruling(Finding.DIVERGED, next_sequence=due)
         finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
         return Ruling(finding, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
-    def _by_position(state: ProducerState, claim: Claim) -> Ruling | None:
+    def _judge_by_position(state: ProducerState, claim: Claim) -> Ruling | None:
         """Check a batch that names its source position: whether the source matches, and whether its records are stored.
 
         Return None if the batch is new.
         """
         due = state.next_sequence
-        finding = at_odds(state, claim.name, claim.position)
+        finding = conflict_with(state, claim.name, claim.position)
         if finding is not None:
             return Ruling(finding, next_sequence=due)
         if claim.position is None or state.position is None:
@@ -463,7 +463,7 @@ class Producers:
         return claim.digest.over(columns, 0, known) == state.digest
 
     @staticmethod
-    def _is_stored_so(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
+    def _equals_stored(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
         """Return whether a completely stored batch is equal to the stored records. It is not the producer's last batch.
 
         Without a digest, or in a newer epoch, return True.
@@ -520,7 +520,7 @@ def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
     return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
 
 
-def count_for(max_bytes: int) -> int:
+def max_producers(max_bytes: int) -> int:
     """Return how many producers of a partition fit into ``max_bytes`` of memory."""
     return max(1, max_bytes // STATE_BYTES)
 
@@ -677,7 +677,7 @@ class ProducerDesk:
         return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
 
     def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
-        if state is not None and (finding := at_odds(state, asked.name, asked.position)) is not None:
+        if state is not None and (finding := conflict_with(state, asked.name, asked.position)) is not None:
             return finding
         if self._producers.has_another_plan(asked.position):
             return Finding.PLAN_CHANGED

@@ -69,10 +69,10 @@ class StandbyBuffer:
     bound_bytes: int
     age_ns: int
     blocks: deque[Block] = field(default_factory=deque)
-    held_out: list[Block] | None = None
+    in_replay: list[Block] | None = None
     """Messages that are being replayed. They do not count for the limits, so that later messages have room."""
     size_bytes: int = 0
-    pushed_out: int = 0
+    displaced_count: int = 0
     """Number of messages that were dropped in favor of later ones while the log grew, since the start."""
 
     def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
@@ -81,7 +81,7 @@ class StandbyBuffer:
         size_bytes += MESSAGE_BYTES * len(messages)
         self.expire(now_ns)
         while self._lacks(size_bytes) and self.blocks and self.blocks[0].heard_ns <= grown_ns:
-            self.pushed_out += len(self.blocks[0].messages)
+            self.displaced_count += len(self.blocks[0].messages)
             self._drop_first()
         if self._lacks(size_bytes):
             return False
@@ -103,25 +103,25 @@ class StandbyBuffer:
         while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
             self._drop_first()
 
-    def hold_out(self, now_ns: int) -> list[Block]:
+    def take_all(self, now_ns: int) -> list[Block]:
         """Take out all blocks in order for a replay. Call ``put_back`` or ``clear`` afterwards."""
         self.expire(now_ns)
         blocks = list(self.blocks)
         self._empty()
-        self.held_out = blocks
+        self.in_replay = blocks
         return blocks
 
     def put_back(self) -> None:
-        """Return the blocks that ``hold_out`` took out to the buffer."""
-        for block in reversed(self.held_out or ()):
+        """Return the blocks that ``take_all`` took out to the buffer."""
+        for block in reversed(self.in_replay or ()):
             self.blocks.appendleft(block)
             self.size_bytes += block.size_bytes
             self.node.size_bytes += block.size_bytes
-        self.held_out = None
+        self.in_replay = None
 
     def clear(self) -> None:
-        """Drop all messages, including those that ``hold_out`` took out."""
-        self.held_out = None
+        """Drop all messages, including those that ``take_all`` took out."""
+        self.in_replay = None
         self._empty()
 
     def _empty(self) -> None:
@@ -284,7 +284,7 @@ class FailoverBacklog:
     """Number of ``fresh`` messages that were not processed yet. No quota applies to messages of the time of the failover."""
 
 
-def origin_of(reply: bytes, value: bytes | None) -> bytes:
+def connection_of(reply: bytes, value: bytes | None) -> bytes:
     """Return the inbox prefix that identifies a connection, b"" if unknown."""
     return reply.rpartition(b".")[0]
 
@@ -299,7 +299,7 @@ class SortingRules:
     gap_ns: int = _REORDERED_NS
     slice_ns: int = _SLICE_NS
     step_messages: int = _STEP_MESSAGES
-    origin: Callable[[bytes, bytes | None], bytes] = origin_of
+    origin: Callable[[bytes, bytes | None], bytes] = connection_of
 
 
 class Seen:
@@ -386,7 +386,7 @@ class _Step:
     def is_bound(self, index: int) -> bool:
         """Return whether the message at ``index`` has a condition."""
         columns = self.columns
-        return index in columns.expected or index in columns.of_others or index in columns.unfit_then
+        return index in columns.expected or index in columns.of_others or index in columns.unfit_after_sequence
 
     def publishers(self, index: int) -> Publishers:
         """Return the publisher of the message at ``index``."""
@@ -420,7 +420,7 @@ class StandbyReplay:
                 yield
         if not steps:
             return
-        unheard_ns = yield from self._recognise(steps)
+        unheard_ns = yield from self._match_with_log(steps)
         yield from self._pass_over(steps, unheard_ns)
         for step in steps:
             self._sort(step, taken)
@@ -432,7 +432,7 @@ class StandbyReplay:
         Whole batches and invalid messages are steps of their own, the messages between them are one step.
         """
         columns = self.reader.read(messages, self.wall_ns)
-        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_then.keys())
+        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
         if len(messages) > 1 and alone:
             for piece in split_at(messages, alone):
                 yield from self._read(piece, heard_ns)
@@ -446,7 +446,7 @@ class StandbyReplay:
             keys = [*record_keys(columns.values, columns.keys, columns.headers, columns.subjects)]
         yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
-    def _recognise(self, steps: list[_Step]) -> Generator[None, None, int]:
+    def _match_with_log(self, steps: list[_Step]) -> Generator[None, None, int]:
         """Search each message in the end of the log.
 
         Return the latest time at which the log got a record that matches no message. -1: all records match.
@@ -634,14 +634,14 @@ class Standby:
     @property
     def has_counted(self) -> bool:
         """True if any counter or size of ``report`` is above 0."""
-        return self.heard.pushed_out > 0 or self.counters != _NOTHING
+        return self.heard.displaced_count > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
         """Return memory use in bytes and messages, for status and metrics."""
         counters = self.counters
         return {
             "held_bytes": self.heard.size_bytes,
-            "pushed_out": self.heard.pushed_out,
+            "displaced_count": self.heard.displaced_count,
             "appended": counters.appended,
             "recognised": counters.recognised,
             "answered": counters.answered,
@@ -677,9 +677,9 @@ class Standby:
         if hearing is None:
             then(None)
             return
-        hearing.when_settled(lambda: self._sort_on(hearing, turn, self._sorted(hearing), then))
+        hearing.when_settled(lambda: self._run_slice(hearing, turn, self._sorted(hearing), then))
 
-    def _sort_on(
+    def _run_slice(
         self,
         hearing: Hearing,
         turn: int,
@@ -704,7 +704,7 @@ class Standby:
             self.stop()
             then(None)
         else:
-            hearing.soon(lambda: self._sort_on(hearing, turn, work, then))
+            hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
 
     def cancel(self) -> None:
         """Cancel ``take_over``, because the node has lost the leadership. The buffer stays."""
@@ -714,9 +714,9 @@ class Standby:
     def _sorted(self, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
         self._read()
         taken, sorting = FailoverBacklog(hearing), self._sorting()
-        yield from sorting.run(self.heard.hold_out(self.now_ns()), taken)
+        yield from sorting.run(self.heard.take_all(self.now_ns()), taken)
         self._read()
-        if self.heard.held_out is None:
+        if self.heard.in_replay is None:
             taken = FailoverBacklog(hearing)  # the buffer was cleared in the meantime
         else:
             self.counters.add(sorting.counters)

@@ -152,7 +152,7 @@ class ServiceMachine:
             self.effects.load(snapshot.section(Section.EFFECTS))
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
-        with _blamed("on_start"):
+        with _service_errors("on_start"):
             self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
@@ -160,7 +160,7 @@ class ServiceMachine:
         if (role, leader_epoch) == (self.role, self.leader_epoch):
             return False
         self.role, self.leader_epoch = role, leader_epoch
-        with _blamed("on_role_change"):
+        with _service_errors("on_role_change"):
             self._service.on_role_change(role, leader_epoch)
         return True
 
@@ -239,7 +239,7 @@ class ServiceMachine:
     def _apply(self, record: Record) -> None:
         """Apply one record. A record without headers, due timers and skips takes one call."""
         now_ns = max(self.now_ns, record.timestamp_ns)
-        passed_over, number = self._look_into(record) if record.headers else (False, None)
+        passed_over, number = self._inspect(record) if record.headers else (False, None)
         if self._timers.due_ns <= now_ns:
             self._fire(now_ns, record)
         self.now_ns = now_ns
@@ -261,7 +261,7 @@ class ServiceMachine:
             if self.role is Role.FOLLOWER:
                 self.outbox.trim()
 
-    def _look_into(self, record: Record) -> tuple[bool, int | None]:
+    def _inspect(self, record: Record) -> tuple[bool, int | None]:
         """Inspect a record with headers.
 
         Return (True if no callback gets the record, number of the effect whose result it has). None: it has no result.
@@ -410,7 +410,7 @@ class ServiceMachine:
                 f"{self.identity} failed at offset {self.position}. Its state is invalid, so it makes no snapshot. "
                 "Fix the error, then restart the service."
             )
-        with _blamed("take_snapshot"):
+        with _service_errors("take_snapshot"):
             state = self._service.take_snapshot()
         make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
@@ -454,7 +454,7 @@ class ServiceMachine:
                 f"{self.identity} failed at offset {self.position}. Its state is invalid, so it answers no queries. "
                 "Fix the error, then restart the service."
             )
-        with _blamed("on_query"):
+        with _service_errors("on_query"):
             answer = self._service.on_query(body)
         if not isinstance(answer, bytes):
             raise ServiceFailedError(f"on_query returned {type(answer).__name__}. Return bytes.")
@@ -566,7 +566,7 @@ def _made_later(make: object) -> Callable[[], bytes]:
         )
 
     def made() -> bytes:
-        with _blamed("what take_snapshot returned"):
+        with _service_errors("what take_snapshot returned"):
             state = make()
         if not isinstance(state, bytes):
             raise ServiceFailedError(
@@ -606,7 +606,7 @@ def _told(to: str) -> Pairs:
     return ((OUTPUT_TO, to.encode()),) if to else ()
 
 
-class _blamed:
+class _service_errors:
     """Context manager that turns an error of the service's code into a ServiceFailedError with the name of the callback."""
 
     def __init__(self, where: str) -> None:

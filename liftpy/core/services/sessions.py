@@ -273,8 +273,8 @@ class ServiceSessions:
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
         self._moved(session, hello.position, view)
-        self._give_order(session, view)
-        return [self._join_log(session, view), *self._gate_moved()]
+        self._send_order(session, view)
+        return [self._join_log(session, view), *self._check_gate()]
 
     def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
         """Note that a service has its role, or has reached its stop position."""
@@ -287,8 +287,8 @@ class ServiceSessions:
         if order.stop_position != NO_STOP and ack.position >= order.stop_position:
             session.replayed_epoch = order.leader_epoch
             session.excused = False
-        told: list[Effect] = [self._join_log(session, view)] if self._give_order(session, view) else []
-        return [*told, *self._gate_moved()]
+        told: list[Effect] = [self._join_log(session, view)] if self._send_order(session, view) else []
+        return [*told, *self._check_gate()]
 
     def _why_not(self, hello: pb.ServiceHello, now_ns: int) -> tuple[pb.ServiceRefusal.Reason, str] | None:
         try:
@@ -331,7 +331,7 @@ class ServiceSessions:
         ended = self._forget(session, now_ns, _ENDINGS.get(hello.ending, STOPPED))
         if self._gate is not None:
             self._gate.names -= {hello.service}
-        return [*ended, *self._gate_moved()]
+        return [*ended, *self._check_gate()]
 
     def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
         session.position = position
@@ -435,7 +435,7 @@ class ServiceSessions:
         may_fail = not (self._failed_one or view.is_retry)
         patience_ns = self._patience_ns if may_fail else self._patience_ns // 2  # it ends before the candidate's own timeout
         self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
-        return [*self._new_orders(view), *self._gate_moved()]
+        return [*self._new_orders(view), *self._check_gate()]
 
     @property
     def waits_until_ns(self) -> int | None:
@@ -476,9 +476,9 @@ class ServiceSessions:
         return self._new_orders(view)
 
     def _new_orders(self, view: ReplicaView) -> list[Effect]:
-        return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
+        return [self._join_log(session, view) for session in self._sessions.values() if self._send_order(session, view)]
 
-    def _give_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
+    def _send_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
         """Give the service the order for the current role. Return True if it is a new order."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
@@ -496,7 +496,7 @@ class ServiceSessions:
         self._next_ack_id += 1
         return True
 
-    def _gate_moved(self) -> list[Effect]:
+    def _check_gate(self) -> list[Effect]:
         gate = self._gate
         if gate is None:
             return []

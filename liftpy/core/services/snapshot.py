@@ -326,7 +326,7 @@ class PeerSearch:
     _agreed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     """Position -> (digest, number of nodes that have it), from the last reports."""
     _failed: set[Offer] = field(default_factory=set)
-    _lies: set[tuple[str, bytes]] = field(default_factory=set)
+    _mismatched: set[tuple[str, bytes]] = field(default_factory=set)
     """(node, digest) of downloads whose bytes did not have the digest."""
     _said: dict[str, str] = field(default_factory=dict)
 
@@ -347,17 +347,17 @@ class PeerSearch:
 
     def best(self, reach: SnapshotRange) -> Offer | None:
         """Return the best offer. None: no offer is usable."""
-        found = [offer for offers in self._offers.values() for offer in offers if self._will_do(offer, reach)]
+        found = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
         return max(found, key=self._rank, default=None)
 
-    def _will_do(self, offer: Offer, reach: SnapshotRange) -> bool:
+    def _is_usable(self, offer: Offer, reach: SnapshotRange) -> bool:
         digest, _ = self._agreed.get(offer.position, (b"", 0))
         return (
             digest == offer.digest
             and reach.lowest <= offer.position <= reach.highest
             and 0 < offer.size_bytes <= reach.max_bytes
             and offer not in self._failed
-            and (offer.node, offer.digest) not in self._lies
+            and (offer.node, offer.digest) not in self._mismatched
             and offer.digest not in self.barred
         )
 
@@ -368,7 +368,7 @@ class PeerSearch:
         """Note a failed download. ``lies``: True if the bytes did not have the offered digest."""
         self._failed.add(offer)
         if lies:
-            self._lies.add((offer.node, offer.digest))
+            self._mismatched.add((offer.node, offer.digest))
         self.said(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:

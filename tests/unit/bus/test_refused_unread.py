@@ -245,7 +245,7 @@ async def test_inflow_with_an_empty_buffer_opens_the_door(monkeypatch: pytest.Mo
     bench.bus._room_of_node = room
     bench.parsing()
     bench.bus._append(bytes(2))
-    room.look_at_age(2, 0, bench.now_ns)
+    room.update_wait(2, 0, bench.now_ns)
     bench.now_ns += 101 * MS
     await bench.bus._take_some()
     assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
@@ -264,7 +264,7 @@ async def test_inflow_turn_parses_more_while_most_messages_are_rejected(
     bench.bus._room_of_node = room
     pieces = bench.parsing(each_ns=1)
     bench.bus._append(bytes(20 * PIECE_BYTES))
-    room.look_at_age(20 * PIECE_BYTES, 0, bench.now_ns)
+    room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
     bench.now_ns += waited_ms * MS
     await bench.bus._take_some()
     assert len(pieces) == taken
@@ -345,7 +345,7 @@ def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
         at_ms = 7000 + 50 * step
         bench.ingest.counters.times.now_ns = lambda now_ms=at_ms: now_ms * MS  # type: ignore[misc]
         seen.append(door.refuses())
-        bench.node.look_at_age(0, 0, at_ms * MS)
+        bench.node.update_wait(0, 0, at_ms * MS)
         if seen[-1]:
             break
         bench.arrive((b"_INBOX.1", b"v", b""))
@@ -362,11 +362,11 @@ def test_overload_keeps_the_node_pressed_while_rejecting_for_commits() -> None:
     bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
     assert bench.ingest._overload.refuses()
-    bench.node.look_at_age(0, 0, 7502 * MS)
+    bench.node.update_wait(0, 0, 7502 * MS)
     assert bench.node.is_pressed
     bench.acks.release(AckPolicy.ALL, 0, 3, 0)
     assert not bench.ingest._overload.refuses()
-    bench.node.look_at_age(0, 0, (7501 + 7000) * MS)
+    bench.node.update_wait(0, 0, (7501 + 7000) * MS)
     assert not bench.node.is_pressed
 
 
@@ -424,10 +424,10 @@ def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
 def test_overload_checks_are_spaced_by_the_waiting_time() -> None:
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
-        node.look_at_age(1 + number, 0, number * ms)
+        node.update_wait(1 + number, 0, number * ms)
     assert len(node._looks) < 600
     assert node.waited_ns == 59_999 * ms
-    node.look_at_age(60_000, 30_000, 60_000 * ms)
+    node.update_wait(60_000, 30_000, 60_000 * ms)
     assert 29_000 * ms < node.waited_ns <= 30_010 * ms
 
 

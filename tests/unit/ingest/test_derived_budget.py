@@ -144,9 +144,9 @@ def test_message_ids_of_an_idle_log_expire_by_the_clock() -> None:
     assert made.lacks([an_id(9)], 999 + WINDOW)
     assert made.lacks([an_id(9)], 1000 + WINDOW) == ""
     assert (len(made), made.forgotten, made.is_whole) == (0, 0, True)
-    made.hold_in_hand([an_id(n) for n in range(30)])
+    made.reserve_ids([an_id(n) for n in range(30)])
     assert made.lacks([], 5000), "what is in hand counts"
-    made.let_go_in_hand([an_id(n) for n in range(30)])
+    made.release_ids([an_id(n) for n in range(30)])
     assert made.lacks([], 5000) == ""
     without = RecentIds(0, 4096, lambda: 0)
     assert without.lacks([an_id(n) for n in range(1000)], 0) == "", "without a window none is kept"

@@ -30,7 +30,7 @@ class Node:
             if coming := per_ms(step):
                 self.arrived += coming
                 self._came.append((self.arrived, self.now_ms))
-            self.room.look_at_age(self.arrived, self.done, self.now_ms * MS)
+            self.room.update_wait(self.arrived, self.done, self.now_ms * MS)
             no, did = self.room.is_late, min(self.rates[self.room.is_late], self.arrived - self.done)
             if did:
                 self.told[no].append(self.now_ms - self._came[0][1])
@@ -92,15 +92,15 @@ def test_lateness_rejects_until_half_of_the_short_bound() -> None:
 
 def test_memory_budget_is_pressed_from_its_first_rejection_until_its_bound_recovers() -> None:
     room = MemoryBudget(late_s=1.0)
-    room.look_at_age(10, 0, 0)
+    room.update_wait(10, 0, 0)
     assert not room.is_pressed
-    room.look_at_age(10, 0, 1001 * MS)
+    room.update_wait(10, 0, 1001 * MS)
     assert (room.is_late, room.is_pressed) == (True, True)
-    room.look_at_age(10, 10, 1002 * MS)
+    room.update_wait(10, 10, 1002 * MS)
     assert (room.is_late, room.is_pressed, room.retry_after_ms) == (False, True, 500)
-    room.look_at_age(10, 10, 8001 * MS)
+    room.update_wait(10, 10, 8001 * MS)
     assert room.is_pressed
-    room.look_at_age(10, 10, 8002 * MS)
+    room.update_wait(10, 10, 8002 * MS)
     assert not room.is_pressed
 
 

@@ -539,7 +539,7 @@ def test_standby_full_buffer_with_an_advancing_log_drops_the_oldest() -> None:
         bench.heard(b"%010d" % number, after_ns=2 * MS)
         bench.shows(b"other %d" % number, after_ns=2 * MS)
     assert [message[2] for block in bench.standby.heard.blocks for message in block.messages] == [b"0000000002", b"0000000003"]
-    assert (bench.standby.report()["pushed_out"], bench.lost) == (2, [])
+    assert (bench.standby.report()["displaced_count"], bench.lost) == (2, [])
     assert bench.standby.heard.size_bytes == 2 * SIZE
 
 

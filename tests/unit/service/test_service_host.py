@@ -345,7 +345,7 @@ async def test_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
     made: Any = node.feeder
     assert record_feeder._MAX_CHUNK_RECORDS == 128
     made._chunk_records = before
-    made._chunk_took(took_steps * node.settings.step_s)
+    made._adapt_chunk(took_steps * node.settings.step_s)
     assert made._chunk_records == after
 
 

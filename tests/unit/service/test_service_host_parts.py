@@ -89,7 +89,7 @@ KINDS = (
     "Emitter",
     "Router",
     "SnapshotFetcher",
-    "SnapshotGiver",
+    "SnapshotServer",
     "Replier",
     "RecordWriter",
     "EffectRunner",
@@ -156,7 +156,7 @@ async def test_service_host_parts_get_their_settings(running: Any) -> None:
     for part in made.all("Router"):
         assert part.named == {"source": "u1/2", "leads": server._leads, "fatal": server._fatal}
     peers = (bus, server._subjects, settings, identity, store)
-    fetcher, giver = made.one("SnapshotFetcher"), made.one("SnapshotGiver")
+    fetcher, giver = made.one("SnapshotFetcher"), made.one("SnapshotServer")
     assert fetcher.args[:-1] == (server._client, *peers)
     assert fetcher.args[-1]() is server._order
     assert giver.args == (*peers, server._keeper)
@@ -304,24 +304,24 @@ async def test_service_host_leader_ends_with_its_lease(running: Any, monkeypatch
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leaseMs=1500))
     assert server._leads()
     now_s[0] = 1001.49
-    server._obey()
+    server._apply_order()
     assert server._leads()
     now_s[0] = 1001.5
-    server._obey()
+    server._apply_order()
     assert not server._leads()
 
 
 async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, bus, _ = running
     told: list[Any] = []
-    for name in ("cut_at", "stop_at", "ask_again", "keep_state"):
+    for name in ("cut_at", "stop_at", "ask_again", "request_snapshot"):
         monkeypatch.setattr(server._feeder, name, lambda *args, name=name: told.append((name, *args)))
     await bus.tell(order(bus, 1, stopPosition=0, turn=2))
     assert told == [("stop_at", 0)], "the same order again brings nothing new"
     assert server._keeper.turn == 2
     told.clear()
     await bus.tell(order(bus, 2, stopPosition=-1, logEndOffset=0, snapshotRequest=1))
-    assert told == [("ask_again",), ("keep_state",), ("stop_at", None)]
+    assert told == [("ask_again",), ("request_snapshot",), ("stop_at", None)]
     assert server._keeper.turn == 0
     told.clear()
     server.machine.position = 6
@@ -329,7 +329,7 @@ async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkey
     assert told == [("stop_at", None)], "its state ends where the log does; the snapshot was asked for once"
     told.clear()
     await bus.tell(order(bus, 2, logEndOffset=5, snapshotRequest=2))
-    assert told == [("cut_at", 5), ("keep_state",), ("stop_at", None)]
+    assert told == [("cut_at", 5), ("request_snapshot",), ("stop_at", None)]
     told.clear()
     await bus.tell(order(bus, 1, stopPosition=3))
     stranger = order(bus, 9, stopPosition=3)

@@ -19,7 +19,7 @@ from liftpy.errors import CorruptionError, DataLossError, UnavailableError, Unkn
 from liftpy.nats.transport import NoRespondersError
 from liftpy.service import Identity, Outbox, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshots import SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
+from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Node
 
@@ -166,7 +166,7 @@ class Peer:
         transport: Any = bus
         client: Any = bus
         given = (transport, Subjects("ns"), self.settings, WHO, self.store)
-        self.giver = SnapshotGiver(*given, self.keeper)
+        self.giver = SnapshotServer(*given, self.keeper)
         self.fetcher = SnapshotFetcher(client, *given, lambda: bus.order)
         self.task: asyncio.Task[None] | None = None
 
