@@ -322,8 +322,8 @@ class PendingAcks:
     ) -> None:
         """Reject publishers now if ``now`` is True.
 
-        If ``now`` is False and ``later`` is True, delay the rejection until ``send_delayed_rejections``. In all other cases, and above
-        ``MAX_DELAYED_REJECTIONS``, send nothing.
+        If ``now`` is False and ``later`` is True, delay the rejection until ``send_delayed_rejections``. In all other cases,
+        and above ``MAX_DELAYED_REJECTIONS``, send nothing.
         """
         if now:
             self.send_delayed_rejections()
