@@ -370,7 +370,7 @@ class Transport:
         async with asyncio.timeout(timeout_s):
             await asyncio.wait({opening})
         if opening.cancelled():  # `close` has canceled the subscription, and not the caller
-            raise ClientClosedError("The client was closed. Nothing was sent.")
+            raise ClientClosedError("The client was closed. Nothing was sent. Open a new client.")
         opening.result()
 
     async def _open(self, timeout_s: float) -> None:
@@ -493,7 +493,9 @@ class Transport:
         if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
             self.connection.on_reconnected.remove(self._renewed)
         self._answers.end(
-            ClientClosedError("The client was closed before the answer arrived. The request may have been applied.")
+            ClientClosedError(
+                "The client was closed before the answer arrived. The request may have been applied. Open a new client to check it."
+            )
         )
         callbacks, self._on_close = self._on_close, set()
         for callback in callbacks:

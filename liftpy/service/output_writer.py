@@ -453,7 +453,7 @@ class Router:
         if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:
             raise ConfigError(
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
-                "policy of leader or all, and no compaction."
+                "policy of leader or all, and no compaction. Choose another stream (--route)."
             )
         places: dict[int, Place] = {}
         for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):

@@ -85,7 +85,7 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
     try:
         image = decode_snapshot(data)
     except CorruptionError as error:
-        raise CorruptionError(f"File {manifest.image.path} of the backup is damaged: {error}") from None
+        raise CorruptionError(f"File {manifest.image.path} of the backup is damaged: {error}. Use another backup.") from None
     for stream in manifest.streams:
         known = image.streams.get(stream.name)
         if known is None or known.uid != stream.uid or len(known.partitions) != len(stream.partitions):

@@ -227,7 +227,7 @@ class LiftbridgeCluster:
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             raise UnavailableError(
-                f"Liftbridge did not create the stream within {_LIFTBRIDGE_READY_S:.0f} s: {said!r}"
+                f"Liftbridge did not create the stream within {_LIFTBRIDGE_READY_S:.0f} s. Check its version. Last answer: {said!r}"
             ) from None
         finally:
             await connection.close()
@@ -348,7 +348,9 @@ class KafkaCluster:
             formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
             done = subprocess.run(formatted, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
             if done.returncode:
-                raise UnavailableError(f"Cannot format the storage of Kafka: {(done.stderr or done.stdout)[-300:]}")
+                raise UnavailableError(
+                    f"Cannot format the storage of Kafka. Check --kafka-jars and `java`. Output: {(done.stderr or done.stdout)[-300:]}"
+                )
             with (self._folder / f"{number}.log").open("wb") as log:
                 started = [*words, "kafka.Kafka", str(settings)]
                 self._brokers.append(spawn(started, signal.SIGTERM, stdout=log, stderr=log))
@@ -361,7 +363,10 @@ class KafkaCluster:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             if time.monotonic() > give_up_at or any(broker.poll() is not None for broker in self._brokers):
-                raise UnavailableError(f"A Kafka broker did not start: {(self._folder / '0.log').read_text()[-300:]}")
+                raise UnavailableError(
+                    "A Kafka broker did not start. Check --kafka-jars and `java`. Last log lines: "
+                    f"{(self._folder / '0.log').read_text()[-300:]}"
+                )
             time.sleep(0.1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -390,7 +395,7 @@ class KafkaCluster:
         words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_KAFKA_READY_S, check=False)
         if done.returncode:
-            raise UnavailableError(f"Cannot create a Kafka topic: {done.stderr[-300:]}")
+            raise UnavailableError(f"Cannot create a Kafka topic. Check --kafka-jars. Output: {done.stderr[-300:]}")
 
 
 def _kafka_settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:

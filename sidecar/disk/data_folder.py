@@ -342,7 +342,7 @@ class DataFolder:
         """
         split = split_folder(name)
         if split is None:
-            raise StorageError(f"{name} is no directory of a stream")
+            raise StorageError(f"{name} is not the directory of a stream. Use the form STREAM-UID.")
         stream, uid = split
         path = self.partition_path(PartitionKey(stream, uid, 0)).parent
         size_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir() or file.is_symlink())

@@ -92,7 +92,9 @@ class Contexts:
                 os.unlink(new)
                 raise
         except OSError as error:
-            raise ConfigError(f"Cannot write the contexts to {self.path}: {error.strerror}. Nothing was changed.") from None
+            raise ConfigError(
+                f"Cannot write the contexts to {self.path}: {error.strerror}. Nothing was changed. Check its permissions."
+            ) from None
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
@@ -151,7 +153,9 @@ def decode_nats_context(content: bytes, path: Path) -> tuple[dict[str, str], lis
     except ValueError:
         table = None
     if not isinstance(table, dict):
-        raise ConfigError(f"{path} is not a context of the NATS CLI: it is no JSON object.")
+        raise ConfigError(
+            f"{path} is not a context of the NATS CLI, because it is no JSON object. `nats context ls` lists the contexts."
+        )
     given = {key: value for key, value in table.items() if value and key not in _OF_NATS_IGNORED}
     values = {
         _OF_NATS[key]: os.path.expanduser(value) for key, value in given.items() if key in _OF_NATS and type(value) is str

@@ -88,7 +88,7 @@ def check_command(command: pb.GroupCommand) -> None:
     if len(parts) != 1 and parts not in _TOGETHER:
         raise GroupCommandError(
             f"Invalid group command: it combines {sorted(parts)}. Only one action, or "
-            f"{' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}, is allowed."
+            f"{' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}, is allowed. Use several commands."
         )
     if command.HasField("commit"):
         _optional_name(command.commit.member, "member")

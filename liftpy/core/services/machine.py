@@ -360,7 +360,7 @@ class ServiceMachine:
             if returned is not None and isawaitable(returned):
                 getattr(returned, "close", bool)()
                 raise ServiceFailedError(
-                    "The callback returned a coroutine. Callbacks of a service must be plain functions, not `async`."
+                    "The callback returned a coroutine. Callbacks of a service must be plain functions: remove `async`."
                 )
         except Exception as error:
             self.failed = True

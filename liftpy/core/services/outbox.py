@@ -250,8 +250,7 @@ class Outbox:
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise OutputMismatchError(
-                f"The outputs up to {self._began_at} differ from the stored outputs. The state that this node "
-                "restored has diverged."
+                f"The outputs up to {self._began_at} differ from the stored outputs. The service uses an earlier snapshot."
             )
         self._proven = True
         if theirs:
@@ -276,7 +275,7 @@ class Outbox:
         if chained and extended(digest_before if number else b"", said, key, value, headers) != theirs:
             raise DivergedError(
                 f"Output {number} differs from the stored output of another node. The callbacks of a service must be "
-                "deterministic"
+                "deterministic. Check that they use no clock, random numbers or I/O"
             )
         if self._kept and self._kept[0].number == number:
             own = self._kept[0]
