@@ -144,7 +144,7 @@ class EffectRunner:
 
     async def _act(self, machine: ServiceMachine, effect: Effect, one: _Try) -> None:
         try:
-            value = effect.payload if effect.is_offer else await self._handled(machine, effect)
+            value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
             headers = result_headers(machine.identity.service, effect.number)
             await self._writer.append(
                 machine.identity.stream, machine.identity.partition, value, effect.key, headers, machine.identity.uid
@@ -161,7 +161,7 @@ class EffectRunner:
         finally:
             one.task = None
 
-    async def _handled(self, machine: ServiceMachine, effect: Effect) -> bytes:
+    async def _run_handler(self, machine: ServiceMachine, effect: Effect) -> bytes:
         """Run the handler and return its result. Raises its errors, and TimeoutError after ``effect_timeout_s``."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
@@ -177,7 +177,7 @@ class EffectRunner:
             try:
                 result = machine.run_effect(effect)
                 if inspect.iscoroutine(result):
-                    result = asyncio.run(_awaited(result))
+                    result = asyncio.run(_await_result(result))
             except Exception as raised:
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits for the result
@@ -212,5 +212,5 @@ class EffectRunner:
             self.problem = f"tick: {error.code}: {error}"
 
 
-async def _awaited(work: Coroutine[Any, Any, Any]) -> Any:
+async def _await_result(work: Coroutine[Any, Any, Any]) -> Any:
     return await work

@@ -95,7 +95,7 @@ class _Serving:
         return threading.get_ident() == self.thread
 
 
-def _in_words(error: Exception | str) -> str:
+def _text_of(error: Exception | str) -> str:
     text = str(error) if isinstance(error, LiftError | str) else f"{type(error).__name__}: {error}"
     return (text or type(error).__name__)[:MAX_REASON]
 
@@ -531,7 +531,7 @@ class ServiceHost:
             position=machine.position if machine is not None else 0,
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
-            problem=self.problem if ended_by is None else _in_words(ended_by),
+            problem=self.problem if ended_by is None else _text_of(ended_by),
             ending=ending,
             life=self._keeper.life if self._keeper is not None else 0,
             figures=self._figures(),

@@ -270,7 +270,7 @@ class Emitter:
                 f"Output stream {self._stream} was deleted and created again. Restart the service: it writes all outputs again."
             )
         end = bounds.end_offset
-        self._look_for_a_cut(end)
+        self._detect_truncation(end)
         proof = outbox.proof_at(bounds.log_start_offset, end)
         if proof is not None:
             await self._read(proof, proof + 1, outbox.prove)
@@ -284,7 +284,7 @@ class Emitter:
             outbox.known = True
             self._known()
 
-    def _look_for_a_cut(self, end: int) -> None:
+    def _detect_truncation(self, end: int) -> None:
         now_s = time.monotonic()
         if end >= self._outbox.emitted_end:
             self._shorter_since_s = None

@@ -204,11 +204,11 @@ class QueryServer:
             )
             return
         self.answered_count += 1
-        headers = {POSITION_HEADER: str(machine.position), **self._who()}
+        headers = {POSITION_HEADER: str(machine.position), **self._answer_headers()}
         with contextlib.suppress(UnavailableError):  # the client asks again
             await self._publish(query.reply, answer, headers)
 
-    def _who(self) -> dict[str, str]:
+    def _answer_headers(self) -> dict[str, str]:
         partitions = {PARTITIONS_HEADER: str(self._partitions)} if self._partitions else {}
         return {NODE_HEADER: self._settings.node, **partitions}
 
@@ -222,6 +222,6 @@ class QueryServer:
 
     async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
         self.refused_count += 1
-        headers = {ERROR_HEADER: error.code, **self._who()}
+        headers = {ERROR_HEADER: error.code, **self._answer_headers()}
         with contextlib.suppress(UnavailableError):
             await self._publish(reply, str(error).encode("utf-8", "replace")[:_HEADERS_BYTES], headers)

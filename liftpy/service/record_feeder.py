@@ -238,7 +238,7 @@ class Feeder:
                 if self._failing is not None and self._failing.undone:
                     _cancel(fetch)
                     fetch = None
-                    await self._settle()
+                    await self._handle_failure()
                     continue
                 if self._keeper.is_due:
                     await self._keeper.keep(self._machine)
@@ -248,7 +248,7 @@ class Feeder:
                 if fetch is None:
                     asked_from = self._progress.next_offset
                     fetch = asyncio.create_task(self._reader.fetch(self._progress))
-                if not await self._finished(fetch):
+                if not await self._wait_for_fetch(fetch):
                     continue
                 done, fetch = fetch, None
                 if asked_from != self._next_read() or self._cut is not None:
@@ -277,7 +277,7 @@ class Feeder:
             self._emitter.wake()
         return self._machine.waits_for_outputs
 
-    async def _finished(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
+    async def _wait_for_fetch(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
         waking = asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait((fetch, waking), return_when=asyncio.FIRST_COMPLETED)
@@ -342,16 +342,16 @@ class Feeder:
         except DecisionMissedError as missed:
             logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
             await self._keeper.drop_above(missed.unit.offset)
-            await self._pass_over(missed.unit)
+            await self._skip_unit(missed.unit)
 
-    async def _settle(self) -> None:
+    async def _handle_failure(self) -> None:
         """Handle a failed unit: search a decision about it, and act without one if there is none."""
         failing = self._failing
         assert failing is not None
         found = await self._scan(failing)
         if found:
             logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
-            await self._pass_over(failing.unit)
+            await self._skip_unit(failing.unit)
         elif found is not None:
             await self._do(
                 failing.next(
@@ -364,7 +364,7 @@ class Feeder:
         if step is Next.STOP:
             raise ServiceFailedError(f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}")
         if step is Next.TRY:
-            await self._remake(failing.unit)
+            await self._rebuild(failing.unit)
         elif step is Next.DECIDE and self._decider is not None:
             try:
                 await self._decider.decide(failing)
@@ -381,11 +381,11 @@ class Feeder:
             f"liftpy service skip {who.service} --stream {who.stream} --partition {who.partition} --offset {unit.offset}{timer}"
         )
 
-    async def _pass_over(self, unit: Unit) -> None:
+    async def _skip_unit(self, unit: Unit) -> None:
         self._decided.add(unit)
-        await self._remake(unit)
+        await self._rebuild(unit)
 
-    async def _remake(self, unit: Unit) -> None:
+    async def _rebuild(self, unit: Unit) -> None:
         """Restore the state. Apply records at most up to ``unit``."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
         if self._emitter is not None:
@@ -396,7 +396,7 @@ class Feeder:
         identity = self._identity
         progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
         fetch = asyncio.create_task(self._reader.fetch(progress))
-        if not await self._finished(fetch):
+        if not await self._wait_for_fetch(fetch):
             _cancel(fetch)
             return None
         slices = self._result(fetch)

@@ -550,11 +550,11 @@ class SnapshotServer:
             while True:
                 await asyncio.sleep(_LOOK_S)
                 now_s = time.monotonic()
-                self._let_go([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
+                self._release([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
         finally:
             with contextlib.suppress(Exception):
                 await subscription.unsubscribe()
-            self._let_go(list(self._held))
+            self._release(list(self._held))
 
     async def _arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:
@@ -623,10 +623,10 @@ class SnapshotServer:
                 return None
         held.used_s = time.monotonic()
         self._held[kept.digest] = held
-        self._let_go(list(self._held)[:-_MAX_HELD])
+        self._release(list(self._held)[:-_MAX_HELD])
         return held
 
-    def _let_go(self, digests: list[bytes]) -> None:
+    def _release(self, digests: list[bytes]) -> None:
         for digest in digests:
             self._held.pop(digest, None)
 

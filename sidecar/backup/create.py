@@ -202,7 +202,7 @@ class _BackupRun:
         self.step("barrier")
         state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
-        streams = self._chosen(state.image)
+        streams = self._chosen_streams(state.image)
         described = await self._described()
         bounds = await self._bounds(streams)
         self.step("pieces")
@@ -229,7 +229,7 @@ class _BackupRun:
             cursors=cursors,
         )
         self.step("check")
-        await self._must_be_there(manifest)
+        await self._check_files_exist(manifest)
         self.step("manifest")
         await _in_thread(self.store.put_manifest, manifest)
         self.step("end")
@@ -259,7 +259,7 @@ class _BackupRun:
                     raise
         return None
 
-    def _chosen(self, image: ClusterImage) -> list[StreamImage]:
+    def _chosen_streams(self, image: ClusterImage) -> list[StreamImage]:
         for name in self.options.streams:
             if name not in image.streams:
                 raise NotFoundError(f"Stream {name!r} does not exist. Check `liftpy stream list`.")
@@ -380,7 +380,7 @@ class _BackupRun:
             if stream.name not in self.deleted
         ]
 
-    async def _must_be_there(self, manifest: Manifest) -> None:
+    async def _check_files_exist(self, manifest: Manifest) -> None:
         sizes = await asyncio.to_thread(lambda: self.store.sizes("pieces") | self.store.sizes(f"backups/{self.id}"))
         missing = missing_files(manifest, sizes)
         if missing:
@@ -435,7 +435,7 @@ class _PartitionCopying:
     async def barrier(self) -> Barrier:
         """Return the state of producers and message ids, and then the bounds. So the state covers the log from its start."""
         for _ in range(_MOVED):
-            found = await self._asked_state()
+            found = await self._request_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
             if found is None or not found[1] or bounds.uid != self._stream.uid:
                 return Barrier(bounds, knows_dropped=found is not None)
@@ -451,7 +451,7 @@ class _PartitionCopying:
             "state of producers. Start the backup again, or increase the retention of the stream."
         )
 
-    async def _asked_state(self) -> tuple[int, bytes] | None:
+    async def _request_state(self) -> tuple[int, bytes] | None:
         """Return the state from a replica whose version supports the request. None: no replica does."""
         said, is_old = "nobody was asked", False
         for _ in range(_ROUNDS * len(self._nodes)):

@@ -247,7 +247,7 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
         image = (await client.admin.describe_cluster(linearizable=True)).image
         is_quota = isinstance(value, DefaultQuota)
         held = image.default_quota if is_quota else image.session_times
-        if held is not None and _alike(held) == _alike(value):
+        if held is not None and _comparable(held) == _comparable(value):
             return ""
         if held is not None and (held.has_rates if isinstance(held, DefaultQuota) else held.change):
             return f"the cluster has {'another one' if is_quota else 'others'}: {held.words}"
@@ -275,7 +275,7 @@ def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
     return time.time_ns() - node.session_time_ns > ABANDONED_S * NS_PER_S
 
 
-def _alike(value: DefaultQuota | SessionTimes) -> object:
+def _comparable(value: DefaultQuota | SessionTimes) -> object:
     return value if isinstance(value, DefaultQuota) else (value.session_ms, value.lease_ms)
 
 

@@ -104,8 +104,8 @@ def stage(
     begun = False
     unflushed = 0
     asked_ends: list[int] = []
-    wanted = _wanted(store, copy, until, tell, asked_ends)
-    for batches in _parts(without_purged(batch, purges) for batch in wanted):
+    wanted = _wanted_batches(store, copy, until, tell, asked_ends)
+    for batches in _portions(without_purged(batch, purges) for batch in wanted):
         if not begun:
             begun = True
             if batches[0].base_offset:
@@ -163,7 +163,7 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
     return (None, why) if why else (state, "")
 
 
-def _wanted(
+def _wanted_batches(
     store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
 ) -> Iterator[RecordBatch]:
     """Yield the batches from the log start to the requested end. All pieces are read and checked."""
@@ -188,7 +188,7 @@ def _wanted(
         before, epoch = piece.chain, piece.last_epoch
 
 
-def _parts(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
+def _portions(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
     """Yield lists of batches of about one megabyte. Each has at least one batch."""
     part: list[RecordBatch] = []
     size_bytes = 0

@@ -272,15 +272,15 @@ class DiskFile:
     def seal(self) -> None:
         """Read the file through a memory map from now on."""
         self._sealed = True
-        self._let_go()
+        self._close_descriptor()
 
     def close(self) -> None:
         """Close the file descriptor. A map stays open as long as it has views."""
         self._closed = True
         self._maps.forget(self)
-        self._let_go()
+        self._close_descriptor()
 
-    def _let_go(self) -> None:
+    def _close_descriptor(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -80,7 +80,7 @@ class FlushThread:
         """Return the result of ``work``. If it takes longer than ``within_s`` seconds, return a future."""
         if self._jobs is None:
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
-            threading.Thread(target=_serve, args=(jobs,), name=THREAD_NAME, daemon=True).start()
+            threading.Thread(target=_run_jobs, args=(jobs,), name=THREAD_NAME, daemon=True).start()
             self._jobs = jobs  # only after the start of the thread, which may fail
         job = _Job(work)
         self._jobs.put(job)
@@ -100,7 +100,7 @@ class FlushThread:
             self._jobs = None
 
 
-def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job.run()
         del job  # it refers to a log

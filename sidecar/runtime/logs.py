@@ -194,7 +194,7 @@ class Suppression(logging.Filter):
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, PartitionKey | None], tuple[float, float]] = {}
         """(event, partition) -> (number of lines that are allowed, time of this number)."""
-        self._unsaid: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
+        self._suppressed: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
         """(event, partition) -> (number of suppressed lines, the last of them)."""
         self.messages: Counter[str] = Counter()
         """Level -> number of logged lines."""
@@ -209,9 +209,9 @@ class Suppression(logging.Filter):
                 self.messages[record.levelname.lower()] += 1
             else:
                 self.left_out_count += 1
-                count, _ = self._unsaid.get(key, (0, record))
-                self._unsaid[key] = count + 1, record
-            told = self._unsaid.pop(key, None) if takes else None
+                count, _ = self._suppressed.get(key, (0, record))
+                self._suppressed[key] = count + 1, record
+            told = self._suppressed.pop(key, None) if takes else None
         if told is not None:
             self._tell(*told)
         return takes
@@ -230,12 +230,12 @@ class Suppression(logging.Filter):
 
         ``all_of_it``: True to log all, because the process ends.
         """
-        if not self._unsaid:
+        if not self._suppressed:
             return
         now = self._clock()
         with self._lock:
-            due = [key for key in self._unsaid if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
-            told = [self._unsaid.pop(key) for key in due]
+            due = [key for key in self._suppressed if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
+            told = [self._suppressed.pop(key) for key in due]
         for count, record in told:
             self._tell(count, record)
 

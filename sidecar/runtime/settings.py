@@ -538,7 +538,7 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
         if isinstance(default, tuple):
             return _split(raw) if isinstance(raw, str) else tuple(map(_text, raw))
         if isinstance(default, bool):
-            return _truth(raw)
+            return _to_bool(raw)
         if isinstance(raw, bool):
             raise ValueError("true and false are not allowed here")
         if isinstance(default, (int, float)):
@@ -582,7 +582,7 @@ def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
     return kind(raw)
 
 
-def _truth(raw: Any) -> bool:
+def _to_bool(raw: Any) -> bool:
     known = {"true": True, "1": True, "false": False, "0": False}
     if str(raw).lower() not in known:
         raise ValueError("use true or false")
@@ -638,17 +638,17 @@ def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], 
     return [
         {
             "name": name,
-            "value": _plain(name, value),
-            **({"read": _plain(name, waiting[name])} if waiting[name] != value else {}),
+            "value": _json_value(name, value),
+            **({"read": _json_value(name, waiting[name])} if waiting[name] != value else {}),
             "source": sources.get(name, "default"),
-            "default": _plain(name, without[name]),
+            "default": _json_value(name, without[name]),
             "applies": "live" if name in live else "restart",
         }
         for name, value in now.items()
     ]
 
 
-def _plain(name: str, value: Any) -> Any:
+def _json_value(name: str, value: Any) -> Any:
     """Return the value for JSON."""
     if name in SECRET:
         return HIDDEN if value else ""

@@ -46,10 +46,12 @@ class SharedQuiet:
             self._talk.answer(reply, question, over)
             return
         self._waiting += 1
-        gathering = self._gather(reply, question, over, parts)
+        gathering = self._collect_answers(reply, question, over, parts)
         spawn(self._guard.run(gathering, reply), "quiet fetches of workers")
 
-    async def _gather(self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]) -> None:
+    async def _collect_answers(
+        self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]
+    ) -> None:
         try:
             asked = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
             for more in await asyncio.gather(*asked):

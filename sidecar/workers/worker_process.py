@@ -169,7 +169,7 @@ class WorkerHandle(asyncio.Protocol):
         if process is not None:
             if not clean:
                 process.kill()
-            code = await asyncio.to_thread(_end_of, process)
+            code = await asyncio.to_thread(_wait_for_exit, process)
             clean = clean and code == 0
         if self._transport is not None:
             self._transport.close()
@@ -261,7 +261,7 @@ class WorkerHandle(asyncio.Protocol):
             raise ProtocolError(f"Internal error: a worker sent a frame {kind.name}. Please report it.")
 
 
-def _end_of(process: subprocess.Popen[Any]) -> int:
+def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
     """Wait for the end of the process and return its exit code. A process that hangs is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_END_S)

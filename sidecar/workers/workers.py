@@ -179,7 +179,7 @@ class Workers:
     def joined(self, own: Signs) -> Signs:
         """Return the health signs of all processes, combined."""
         for handle in self.handles:
-            own = _with(own, handle.signs)
+            own = _with_signs(own, handle.signs)
         return own
 
     @property
@@ -208,7 +208,7 @@ class Workers:
         return all(stopped)
 
 
-def _with(own: Signs, signs: dict[str, Any]) -> Signs:
+def _with_signs(own: Signs, signs: dict[str, Any]) -> Signs:
     return Signs(
         failure=own.failure,
         longest_flush_s=max(own.longest_flush_s, signs.get("longest_flush_s", 0.0)),

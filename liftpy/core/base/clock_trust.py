@@ -49,7 +49,7 @@ NO_AGE_NS = 0
 _UNTOLD = "no other node has told its time"
 
 
-class _ToldTime(NamedTuple):
+class _ReportedTime(NamedTuple):
     """Clock of another node, from its answer.
 
     ``offset_ns``: difference to our clock, None: the answer has no time. ``at_ns``: monotonic time of the request.
@@ -75,7 +75,7 @@ class ClockTrust:
         """Offset on which a majority of the other clocks agreed at the last check. None: there was no majority."""
         self.skew_ns = 0
         """Time in ns that the clock was ahead of the median of the other nodes at the last check. 0: no node answered."""
-        self._told: dict[str, _ToldTime] = {}
+        self._told: dict[str, _ReportedTime] = {}
         self._trusted_ns: int | None = None
         """Offset of the clock when a majority last agreed, or when it was trusted without peers."""
         self._by_others = False
@@ -97,7 +97,7 @@ class ClockTrust:
         """Note the answer of ``node``. ``wall_ns``: its wall time, None if the answer has none."""
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
-            self._told[node] = _ToldTime(offset_ns, asked_ns)
+            self._told[node] = _ReportedTime(offset_ns, asked_ns)
 
     def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
         """Return the time for age calculations: ``wall_ns``, or ``NO_AGE_NS`` while the clock is not trusted.
@@ -115,7 +115,7 @@ class ClockTrust:
             self.why, self.is_wrong = self._compared(offset_ns, offsets, others)
         else:
             is_one_of_many = len(self._told) < len(set(nodes) - {self.node_id})
-            self.why, self.is_wrong = self._alone(offset_ns, now_ns, is_one_of_many)
+            self.why, self.is_wrong = self._judge_alone(offset_ns, now_ns, is_one_of_many)
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
@@ -143,7 +143,7 @@ class ClockTrust:
         why = self._moved(offset_ns)
         return why, bool(why)
 
-    def _alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
+    def _judge_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
         """Check our clock while no other node is live. Return the same values as ``_compared``.
 
         ``is_one_of_many``: True if other nodes exist, which may report another time later.

@@ -35,7 +35,7 @@ def answered(machine: GroupMachine, query: bytes) -> bytes:
     if group is None:
         detail = f"there is no group {asked.group!r}"
         return pb.GroupQueryAnswer(code=pb.GROUP_NOT_FOUND, detail=detail).SerializeToString()
-    return _described(machine, asked.group, group).SerializeToString()
+    return _describe(machine, asked.group, group).SerializeToString()
 
 
 def _list(machine: GroupMachine, asked: pb.GroupQuery) -> pb.GroupQueryAnswer:
@@ -58,7 +58,7 @@ def _summary(name: str, group: GroupRecord) -> pb.GroupSummary:
     )
 
 
-def _described(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQueryAnswer:
+def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQueryAnswer:
     readers = group.readers
     return pb.GroupQueryAnswer(
         summary=_summary(name, group),

@@ -150,12 +150,12 @@ class GroupMachine:
                 answer.detail = f"there is no group {command.group!r}"
                 return
             if len(self.groups) >= commands.MAX_GROUPS:
-                _full(answer, f"{commands.MAX_GROUPS} groups: delete some, or use other names for their partitions")
+                _reject_full(answer, f"{commands.MAX_GROUPS} groups: delete some, or use other names for their partitions")
                 return
             group = self.groups[command.group] = GroupRecord(ConsumerGroup(self._generations))
         now_ns = self.clock.now_ns
         group.expire(now_ns)
-        if reason := _another_kind(group, command):
+        if reason := _wrong_kind_reason(group, command):
             answer.code, answer.detail = pb.GROUP_NOT_EMPTY, reason
             return
         if command.HasField("commit"):
@@ -193,7 +193,7 @@ class GroupMachine:
         held = group.readers.positions
         new = sum((at.stream, at.partition) not in held for at in positions)
         if new and (len(held) + new > commands.MAX_PARTITIONS or self._size_bytes >= commands.MAX_STATE_BYTES):
-            _full(
+            _reject_full(
                 answer,
                 f"positions of {commands.MAX_PARTITIONS} partitions in a group, {commands.MAX_STATE_BYTES} bytes of all groups",
             )
@@ -212,10 +212,10 @@ class GroupMachine:
         if join.member not in readers.members and (
             len(readers.members) >= commands.MAX_MEMBERS or self._size_bytes >= commands.MAX_STATE_BYTES
         ):
-            _full(answer, f"{commands.MAX_MEMBERS} members of a group, {commands.MAX_STATE_BYTES} bytes of all groups")
+            _reject_full(answer, f"{commands.MAX_MEMBERS} members of a group, {commands.MAX_STATE_BYTES} bytes of all groups")
             return
         if reason := readers.room_for(join.streams, join.member, join.instance):
-            _full(answer, reason)
+            _reject_full(answer, reason)
             return
         readers.join(join, answer.number, self.clock.now_ns)
         readers.tell(join.member, (), answer)
@@ -241,7 +241,7 @@ class GroupMachine:
         ready_ns = queue.next_ready_ns()
         answer.nextReadyMs = -1 if ready_ns is None else max(0, -(-(ready_ns - now_ns) // NS_PER_MS))
         if not may_grow or queue.is_full:
-            _full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
+            _reject_full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
         """Return the queue of a take, and create it if needed. None: ``answer`` has the reason of the rejection."""
@@ -253,7 +253,7 @@ class GroupMachine:
             answer.code, answer.detail = pb.GROUP_STALE, "the stream was made again since: look it up"
             return None
         if queue is None and (len(group.queues) >= commands.MAX_QUEUES or self._size_bytes >= commands.MAX_STATE_BYTES):
-            _full(
+            _reject_full(
                 answer, f"{commands.MAX_QUEUES} partitions of queues in a group, {commands.MAX_STATE_BYTES} bytes of all groups"
             )
             return None
@@ -333,11 +333,11 @@ def _encoded(answer: pb.GroupAnswer) -> bytes:
     return answer.SerializeToString(deterministic=True)
 
 
-def _full(answer: pb.GroupAnswer, what: str) -> None:
+def _reject_full(answer: pb.GroupAnswer, what: str) -> None:
     answer.code, answer.detail = pb.GROUP_FULL, f"no more than {what}"
 
 
-def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
+def _wrong_kind_reason(group: GroupRecord, command: pb.GroupCommand) -> str:
     """Return why a command does not fit the kind of its name (group, cursor or queue). '': it fits."""
     if group.cursor and (command.HasField("join") or command.HasField("take")):
         return "the name is that of a cursor: use another, or delete it"

@@ -276,7 +276,7 @@ class WorkQueue:
                 if piece.end - piece.start > room:
                     self._cut(piece.start + room)
                     piece = piece.between(piece.start, piece.start + room)
-                given.append(self._leased(piece, take.member, now_ns))
+                given.append(self._lease(piece, take.member, now_ns))
                 room -= piece.end - piece.start
         if may_grow and self.ordered:
             given += self._taken_in_order(take, room, commands.MAX_GRANTED_RANGES - len(given), now_ns)
@@ -284,7 +284,7 @@ class WorkQueue:
             start = self.frontier
             end = min(start + room, take.logEnd)
             if start < end:
-                given.append(self._leased(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
+                given.append(self._lease(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
         if not given:
             self.leases -= 1
         return [
@@ -302,7 +302,7 @@ class WorkQueue:
                 behind += 1
             piece = QueuePiece(at, behind, PieceKind.BACK, key=key)
             if key == NO_KEY or self._order.add(key, at):
-                given.append(self._leased(piece, take.member, now_ns))
+                given.append(self._lease(piece, take.member, now_ns))
                 room -= behind - at
             else:
                 self._put(piece)
@@ -331,7 +331,7 @@ class WorkQueue:
                 first, behind = max(0, self._index(start)), self._index(end - 1) + 1
                 own = self._own(first, behind, part.lease, member)
                 if len(own) < behind - first and len(lost) < most_lost:
-                    lost += self._not_own(first, behind, own, settlement.kind, start, end, most_lost - len(lost))
+                    lost += self._foreign_ranges(first, behind, own, settlement.kind, start, end, most_lost - len(lost))
                 if one_by_one:  # the maximum length of a reason depends on the current number of pieces
                     for piece in [self._pieces[index] for index in own]:
                         self._settle_one(settlement, piece, max(piece.start, start), min(piece.end, end), now_ns)
@@ -364,7 +364,7 @@ class WorkQueue:
         found = [index for index in range(first, behind) if pieces[index].lease == lease]
         return found if found and pieces[found[0]].member == member else []  # a lease has one member
 
-    def _not_own(
+    def _foreign_ranges(
         self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
     ) -> list[tuple[int, int]]:
         """Return at most ``most`` ranges between ``start`` and ``end`` that the member does not own.
@@ -410,7 +410,7 @@ class WorkQueue:
             dead, reason = True, self._short(f"delivered {deliveries} times")
         return QueuePiece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead, piece.key)
 
-    def _leased(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
+    def _lease(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
         deliveries = piece.deliveries + (not piece.dead)
         given = replace(
             piece, kind=PieceKind.OUT, deliveries=deliveries, lease=self.leases, due_ns=now_ns + self.wait_ns, member=member

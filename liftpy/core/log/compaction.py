@@ -110,17 +110,17 @@ class Superseded:
             newest = self._is_newest(batch)
             keep &= newest & ~self._is_old_tombstone(batch)
         if self.config.max_per_subject and batch.columns.subjects is not None:
-            keep &= self._by_subject(batch.columns.subjects)
-        purged = self._purged(batch)
+            keep &= self._newest_by_subject(batch.columns.subjects)
+        purged = self._purge_mask(batch)
         if keep.all() and not purged.any():
             return keep
         held = self._may_have_ids(batch)
         if held is not None:
-            self._hold(batch, held & (~keep | purged))
+            self._hold_for_ids(batch, held & (~keep | purged))
             keep |= held
             purged &= ~held
         keep &= ~purged
-        stays = self._superseders_of_held(batch, newest, purged)
+        stays = self._mask_of_superseders(batch, newest, purged)
         keep |= stays
         if (stays & purged).any():
             self._hold_purges(batch, stays & purged, self.ids_held_until_ns)
@@ -149,7 +149,7 @@ class Superseded:
         old: Mask = batch.timestamps_ns() < self.now_wall_ns - int(stays_s * NS_PER_S)
         return ~values.valid() & keys.valid() & old
 
-    def _by_subject(self, subjects: DictionaryColumn) -> Mask:
+    def _newest_by_subject(self, subjects: DictionaryColumn) -> Mask:
         """Return a mask that is True for the newest ``max_per_subject`` records of each subject."""
         names, counts = _counted(subjects)
         before = np.fromiter((self._seen.get(name, 0) for name in names), dtype=np.int64, count=len(names))
@@ -172,7 +172,7 @@ class Superseded:
             return None
         return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
 
-    def _hold(self, batch: RecordBatch, held: Mask) -> None:
+    def _hold_for_ids(self, batch: RecordBatch, held: Mask) -> None:
         """Keep the records of ``batch`` in the mask ``held`` because of their message ids.
 
         The method stores their keys and subjects, so that newer records of these stay too. It also stores the time until
@@ -197,7 +197,7 @@ class Superseded:
             if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
-    def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
+    def _mask_of_superseders(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
         """Return a mask of records that stay because they replace a record which is kept for its message id.
 
         These are the newest records of its key, and those that a purge matches by key or subject.
@@ -212,7 +212,7 @@ class Superseded:
             stays |= of_entry[batch.columns.subjects.index] & purged
         return stays
 
-    def _purged(self, batch: RecordBatch) -> Mask:
+    def _purge_mask(self, batch: RecordBatch) -> Mask:
         """Return a mask of the records that a purge deletes."""
         gone = np.zeros(batch.record_count, dtype=np.bool_)
         for purge, wanted in self._filters:
@@ -477,7 +477,7 @@ class Cleaning:
 
         ``newest_ns``: timestamp of the newest batch of the log.
         """
-        worth = self._worth(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
+        worth = self._segments_to_compact(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
         if not worth:
             return None
         window_ns = round(config.dedup_window_s * NS_PER_S)
@@ -491,7 +491,9 @@ class Cleaning:
             keeps_tombstones_longer=self._lacks_replicas,
         )
 
-    def _worth(self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None) -> Sequence[Segment]:
+    def _segments_to_compact(
+        self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None
+    ) -> Sequence[Segment]:
         """Return the segments to compact.
 
         ``min_dirty_ratio``: fraction of their bytes that must be new. None: remove only records of purges.

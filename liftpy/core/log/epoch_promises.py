@@ -108,7 +108,7 @@ class PromiseJournal:
         self._bound_bytes = 0
         self._failed = ""
         try:
-            self._write_anew()
+            self._rewrite_file()
         except NoSpaceError:
             pass  # `store` fails until the disk has room again
 
@@ -137,7 +137,7 @@ class PromiseJournal:
         frame = encode_promises(more)
         try:
             if self._file is None or self._file.size_bytes + len(frame) > self._bound_bytes:
-                self._write_anew(more)
+                self._rewrite_file(more)
             else:
                 self._file.append([frame])
                 self._file.sync()
@@ -148,7 +148,7 @@ class PromiseJournal:
             raise
         self._held |= more
 
-    def _write_anew(self, more: Mapping[str, int] | None = None) -> None:
+    def _rewrite_file(self, more: Mapping[str, int] | None = None) -> None:
         held = self._held | dict(more or {})
         data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
         if decode_promises(data) != held:

@@ -98,7 +98,7 @@ class GroupCommit:
     def appended(self) -> None:
         """Note that the log has unflushed data, from an append or from a truncation."""
         if self._always:
-            self._want()
+            self._request_flush()
             return
         self._shell.flushed(self._log.log_end_offset, 0)
         if self._interval and not self._armed:
@@ -108,9 +108,9 @@ class GroupCommit:
     def interval_over(self) -> None:
         """Note that the flush interval has passed. The timer that ``FlushShell.arm`` started calls it."""
         self._armed = False
-        self._want()
+        self._request_flush()
 
-    def _want(self) -> None:
+    def _request_flush(self) -> None:
         if self.running is not None or self._alone or self._waiting:
             self._again = True
         elif not self._wanted and not self._closed:
@@ -127,7 +127,7 @@ class GroupCommit:
         """Note that ``flush`` has run. The call has no effect if ``alone`` has already waited for this flush."""
         if flush is self.running:
             self._complete(flush, disk_ns, error)
-            self._go_on()
+            self._run_waiting()
 
     def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
         """Report the result of the flush to the log, then to the replica."""
@@ -143,13 +143,13 @@ class GroupCommit:
         if self._always:
             self._shell.flushed(end_offset, disk_ns)
 
-    def _go_on(self) -> None:
+    def _run_waiting(self) -> None:
         if self._waiting:
             if self.running is None and not self._checkpointing:
                 self.alone(self._waiting.popleft())  # it continues after the queued work
         elif self._again:
             self._again = False
-            self._want()
+            self._request_flush()
 
     def alone(self, work: Callable[[], T]) -> T:
         """Run ``work``, which changes files, while no flush and no checkpoint runs.
@@ -165,7 +165,7 @@ class GroupCommit:
             return result
         finally:
             self._alone = False
-            self._go_on()
+            self._run_waiting()
 
     def alone_later(self, work: Callable[[], object]) -> None:
         """Queue ``work``, and run it as ``alone`` does when the running operation is over.
@@ -193,7 +193,7 @@ class GroupCommit:
         """Note that the checkpoint is over. It may have failed."""
         self._checkpointing = False
         if self._waiting:
-            self._go_on()
+            self._run_waiting()
 
     def close(self) -> None:
         """Start no more flushes. The caller calls ``settle`` for the running flush and then closes the log."""

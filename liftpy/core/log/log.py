@@ -191,7 +191,7 @@ class Log:
         self._must_be_open()
         size_bytes = checked_to_follow(batches, self.log_end_offset, self.epochs.latest_epoch)
         if compacted.end_offset > self.horizon.end_offset and any(b.header.is_compacted for b in batches):
-            self._compacted_to(compacted)
+            self._store_horizon(compacted)
         check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
         self._roll_if_due(size_bytes, now_wall_ns)
         active = self.segments[-1]
@@ -208,7 +208,7 @@ class Log:
                 epoch = header.leader_epoch
                 self.epochs.assign(epoch, header.base_offset)
             position += header.size_bytes
-        self._advanced()
+        self._notify_advance()
 
     def _roll_if_due(self, size_bytes: int, now_wall_ns: int) -> None:
         active = self.segments[-1]
@@ -291,7 +291,7 @@ class Log:
         check(high_watermark <= self.newest_offset, "D7", "HW", high_watermark, "newest", self.newest_offset)
         if high_watermark > self.high_watermark:
             self.high_watermark = high_watermark
-            self._advanced()
+            self._notify_advance()
 
     def promised(self, leader_epoch: int) -> None:
         """Note that the journal of promises rejects epochs below ``leader_epoch`` durably.
@@ -326,7 +326,7 @@ class Log:
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
         self._must_be_readable(from_offset)
-        limit = self._limit(end_offset)
+        limit = self._end_limit(end_offset)
         try:
             result = read_forwards(self.segments, from_offset, max_bytes, limit)
             # a damaged header can hide a batch, so an empty result would be wrong
@@ -346,7 +346,7 @@ class Log:
         """
         self._must_be_readable(from_offset)
         try:
-            return read_part(self.segments, from_offset, position, size_bytes, self._limit(end_offset))
+            return read_part(self.segments, from_offset, position, size_bytes, self._end_limit(end_offset))
         except CorruptionError as error:
             self.met_damage(error)
             raise
@@ -405,7 +405,7 @@ class Log:
     def _segment_at(self, offset: int) -> Segment:
         return self.segments[segment_at(self.segments, offset)]
 
-    def _limit(self, end_offset: int | None) -> int:
+    def _end_limit(self, end_offset: int | None) -> int:
         return min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
 
     def _must_be_readable(self, offset: int) -> None:
@@ -438,7 +438,7 @@ class Log:
         if position < active.size_bytes or active.sealed:
             self.storage.remove(index_name(active.base_offset))
             self.storage.sync_folder()
-            self._shorten(active, position)
+            self._truncate_segment(active, position)
         self._forget_flushes(self.log_end_offset)
         self.epochs.cut(self.log_end_offset)
         if self.log_end_offset <= self.log_start_offset:
@@ -448,10 +448,10 @@ class Log:
         if self.high_watermark > self.newest_offset:
             self.high_watermark = self.newest_offset
             self._store_checkpoint()
-        self._advanced()
+        self._notify_advance()
         return self.log_end_offset
 
-    def _shorten(self, segment: Segment, position: int) -> None:
+    def _truncate_segment(self, segment: Segment, position: int) -> None:
         segment.file.truncate(position)
         kept = Segment(segment.base_offset, segment.file, segment.base_offset, checked=segment.checked)
         kept.size_bytes = position  # the scan of the remaining batches ends there
@@ -486,7 +486,7 @@ class Log:
         self._new_names = False
         self._horizon.forget(deletes_end)
         self.cleaning.cut(0)
-        self._advanced()
+        self._notify_advance()
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Stop serving records below ``log_start_offset``, and delete whole segments below it.
@@ -510,7 +510,7 @@ class Log:
         while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
             self._remove(self.segments.pop(0))
         self._forget_flushes(self.log_end_offset)
-        self._advanced()
+        self._notify_advance()
 
     def _batch_start(self, segment: Segment, offset: int) -> int:
         """Return the base offset of the batch that contains ``offset``."""
@@ -603,7 +603,7 @@ class Log:
         try:
             if compaction.outputs:
                 deletes_end = deletes_end_after(self.horizon, compaction.rules.deletes_start, compaction.rules.deletes_end)
-                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
+                self._store_horizon(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
             for output in compaction.outputs:
                 self._put_in_place(output)
         except StorageError as error:
@@ -612,7 +612,7 @@ class Log:
         self.cleaning.ran(compaction)
         return compaction.dropped_records if compaction.outputs else 0
 
-    def _compacted_to(self, horizon: Horizon) -> None:
+    def _store_horizon(self, horizon: Horizon) -> None:
         """Store the horizon durably before the compacted files are used."""
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
@@ -667,7 +667,7 @@ class Log:
         if self._flush is not None:
             self._flush.wait()
 
-    def _advanced(self) -> None:
+    def _notify_advance(self) -> None:
         if self.on_advance is not None:
             self.on_advance()
 

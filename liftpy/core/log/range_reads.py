@@ -46,13 +46,13 @@ def read_selected(
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes, position, looked_subjects = 0, offset, 0
-    for batch in _below(log, offset, end_offset) if backwards else _from(log, offset, end_offset):
+    for batch in _batches_below(log, offset, end_offset) if backwards else _batches_from(log, offset, end_offset):
         data = _kept(batch, wanted)
         if data is not None:
             if found and size_bytes + len(data) > most_bytes:
                 break
             if len(data) > room_bytes:
-                return _piece(data, room_bytes, offset, held)
+                return _piece_of(data, room_bytes, offset, held)
             found.append(data)
             size_bytes += len(data)
         position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset
@@ -72,12 +72,12 @@ def read_narrow(
     found: list[memoryview] = []
     size_bytes = looked_bytes = 0
     position = offset
-    for batch in _from(log, offset, end_offset):
+    for batch in _batches_from(log, offset, end_offset):
         data = narrow(batch, left_out)
         if found and size_bytes + len(data) > most_bytes:
             break
         if len(data) > room_bytes:
-            return _piece(data, room_bytes, offset, held)
+            return _piece_of(data, room_bytes, offset, held)
         found.append(data)
         size_bytes, looked_bytes, position = size_bytes + len(data), looked_bytes + len(batch.view), batch.next_offset
     return Portion(tuple(found), size_bytes, position, looked_bytes=looked_bytes)
@@ -108,21 +108,21 @@ def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     return batch.view if mask.all() else memoryview(kept(batch, mask))
 
 
-def _piece(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
+def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
     """Return a piece of one batch that is larger than a message."""
     crc = int.from_bytes(data[:4], "little")
     position = held.position if held.crc == crc and held.position < len(data) else 0
     return portion_of(Piece(crc, len(data), position, data[position : position + room_bytes]), offset)
 
 
-def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+def _batches_from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
     """Yield about LOOK_BYTES of checked batches, beginning with the batch that contains ``offset``."""
     read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
-        yield from _checked(log, chunk)
+        yield from _checked_batches(log, chunk)
 
 
-def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+def _batches_below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
     """Yield about LOOK_BYTES of checked batches below ``offset``, in descending order."""
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
@@ -132,13 +132,13 @@ def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
             if not read.chunks:
                 break
             for chunk in read.chunks:
-                batches += [batch for batch in _checked(log, chunk) if batch.base_offset < offset]
+                batches += [batch for batch in _checked_batches(log, chunk) if batch.base_offset < offset]
             at = read.next_offset
     while batches:
         yield batches.pop()
 
 
-def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
+def _checked_batches(log: Log, chunk: memoryview) -> list[RecordBatch]:
     try:
         return split_batches(chunk)
     except CorruptionError as error:

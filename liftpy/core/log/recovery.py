@@ -215,7 +215,7 @@ def _segments(
             continue
         segment = None if last else _from_index(storage, base)
         if segment is None:
-            segment, found = _walked(storage, base)
+            segment, found = _open_and_scan(storage, base)
             walked += segment.file.size_bytes
             rebuilt += not last
             torn = found.fault and not found.valid_behind and (last or _is_torn(storage, base, bases[number + 1 :], clean))
@@ -238,7 +238,7 @@ def _segments(
         if gap:
             fault = f"the segment before it ends at offset {segments[-1].next_offset}"
             damage.append(Damage(log_name(base), segments[-1].next_offset, 0, fault))
-            _set_behind_aside(storage, [base, *bases[number + 1 :]])
+            _quarantine_behind(storage, [base, *bases[number + 1 :]])
             break
         segments.append(segment)
         if last:
@@ -258,7 +258,7 @@ def _from_index(storage: Storage, base: int) -> Segment | None:
     return None
 
 
-def _walked(storage: Storage, base: int) -> tuple[Segment, Walk]:
+def _open_and_scan(storage: Storage, base: int) -> tuple[Segment, Walk]:
     segment = Segment(base, storage.open(log_name(base)), base)
     return segment, walk(segment)
 
@@ -268,7 +268,7 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False
     for later in behind:
-        segment, found = _walked(storage, later)
+        segment, found = _open_and_scan(storage, later)
         segment.file.close()
         if found.end or found.valid_behind:
             return False
@@ -289,7 +289,7 @@ def _remove_segment(storage: Storage, base: int) -> None:
 
 def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
     """Quarantine a damaged segment and all later ones. Return a new segment with the valid part, None if it is empty."""
-    _set_behind_aside(storage, later)
+    _quarantine_behind(storage, later)
     name = f"{log_name(segment.base_offset)}.tmp"
     kept = storage.create(name)
     for position in range(0, found.end, _COPY_BYTES):
@@ -304,10 +304,10 @@ def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]
         return None
     storage.rename(name, log_name(segment.base_offset))
     storage.sync_folder()
-    return _walked(storage, segment.base_offset)[0]
+    return _open_and_scan(storage, segment.base_offset)[0]
 
 
-def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
+def _quarantine_behind(storage: Storage, bases: list[int]) -> None:
     """Quarantine the good segments after a damaged one, newest first, so that a crash leaves no gap."""
     for base in reversed(bases):
         set_aside(storage, base, BEHIND)
@@ -391,7 +391,7 @@ def prove(
                 segment.file.sync()
     proved: list[Segment] = []
     for segment, position in zip(segments, positions, strict=True):
-        proved += [segment] if position == segment.size_bytes else _rewritten(storage, segment, position)
+        proved += [segment] if position == segment.size_bytes else _rewrite(storage, segment, position)
     base_offset = segments[0].base_offset if segments else 0
     _make_names_durable(storage, names, anew=flush_failed or checkpoint.log_start_offset > base_offset)
     return proved, sum(s.size_bytes for s in segments) - sum(positions)
@@ -430,16 +430,16 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
     storage.sync_folder()
 
 
-def _rewritten(storage: Storage, segment: Segment, position: int) -> list[Segment]:
+def _rewrite(storage: Storage, segment: Segment, position: int) -> list[Segment]:
     """Write everything from ``position`` on again. Return the result as one segment or two."""
     try:
-        return _split(storage, segment, position) if position else [_replaced(storage, segment)]
+        return _split(storage, segment, position) if position else [_replace_by_copy(storage, segment)]
     except NoSpaceError:
         segment.file.rewrite(position)
         return [segment]
 
 
-def _replaced(storage: Storage, segment: Segment) -> Segment:
+def _replace_by_copy(storage: Storage, segment: Segment) -> Segment:
     segment.file = _copy_in_place(storage, log_name(segment.base_offset), segment.file, segment.size_bytes)
     return segment
 
@@ -459,12 +459,12 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
         raise StorageError(
             f"{log_name(base_offset)}: the records cannot be read after the write: {found.fault}. Check the disk."
         )
-    head = _beginning(segment, file, position, tail)
+    head = _head_of(segment, file, position, tail)
     seal(storage, head)
     return [head, tail]
 
 
-def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
+def _head_of(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
     """Return the part of a segment before ``position``, where it was truncated. ``tail``: the removed bytes."""
     whole = bisect_left(segment.entries, position, key=lambda entry: entry.position) - 1
     entry = segment.entries[whole]

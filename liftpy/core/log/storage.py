@@ -134,9 +134,9 @@ class MemoryFile:
             if self.never_written_from is None:
                 self.never_written_from = self.synced
             raise
-        self._all_is_clean()
+        self._mark_all_clean()
 
-    def _all_is_clean(self) -> None:
+    def _mark_all_clean(self) -> None:
         size_bytes = len(self.data)
         self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
 
@@ -146,14 +146,14 @@ class MemoryFile:
         del self.data[size_bytes:]
         if self.never_written_from is not None and size_bytes <= self.never_written_from:
             self.never_written_from = None
-        self._all_is_clean()
+        self._mark_all_clean()
 
     def rewrite(self, position: int) -> None:
         """Write the bytes from ``position`` on again, so that the next sync makes them durable."""
         self._storage.called("rewrite")
         if self.never_written_from is not None and position <= self.never_written_from:
             self.never_written_from = None
-        self._all_is_clean()
+        self._mark_all_clean()
 
     def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
         """Return the first ``size_bytes`` as the next process finds them. After a power cut only synced bytes remain."""

@@ -58,7 +58,7 @@ class Model:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _NodeSummaries:
     """The last summaries of one node."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
@@ -93,7 +93,7 @@ class Watching:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _NodeSummaries] = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._in: deque[float | None] = deque(maxlen=HISTORY)
         self._out: deque[float | None] = deque(maxlen=HISTORY)
@@ -104,7 +104,7 @@ class Watching:
         Other nodes are forgotten.
         """
         self._glances = dict(glances)
-        self._seen = {node: self._seen.get(node) or _Seen() for node in glances}
+        self._seen = {node: self._seen.get(node) or _NodeSummaries() for node in glances}
         for node, glance in glances.items():
             self._seen[node].put(now_s, glance)
         self._in.append(self._sum("records_in"))
@@ -139,7 +139,7 @@ class Watching:
         )
 
     def _row(self, node: str, state: str, leads: bool) -> NodeRow:
-        seen = self._seen.get(node) or _Seen()
+        seen = self._seen.get(node) or _NodeSummaries()
         return NodeRow(
             node=node,
             state=state,

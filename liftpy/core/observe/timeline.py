@@ -99,7 +99,7 @@ def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
     groups: list[list[_Event]] = []
     newest: dict[tuple[str, ...], list[_Event]] = {}
     for event in events:
-        meaning = _meaning(event)
+        meaning = _group_key(event)
         group = newest.get(meaning) if meaning is not None else None
         if group is not None and group[-1]["time_ns"] - event["time_ns"] <= TOGETHER_NS:
             group.append(event)
@@ -126,7 +126,7 @@ def group_in_words(group: list[_Event]) -> str:
     return f"{len(group):,} partitions of {where}: {said}"
 
 
-def _meaning(event: _Event) -> tuple[str, ...] | None:
+def _group_key(event: _Event) -> tuple[str, ...] | None:
     """Return a key that is equal for events that belong to one group. None: the event is never grouped."""
     kind = str(event.get("kind"))
     if "stream" not in event or "partition" not in event:

@@ -94,14 +94,14 @@ def first_marked(columns: ColumnSet, pairs: Pairs) -> ColumnSet:
     names, values = [name.encode() for name, _ in pairs], [value for _, value in pairs]
     if had is None:
         ends = np.full(len(columns.values.ends), added, dtype=np.uint32)
-        return replace(columns, headers=HeadersColumn(ends, _before(names), _before(values)))
+        return replace(columns, headers=HeadersColumn(ends, _prepend(names), _prepend(values)))
     own = int(had.ends[0])
     if own and TRACEPARENT.encode() in bytes(had.names.data[: int(had.names.ends[own - 1])]).lower():
         return columns
-    return replace(columns, headers=HeadersColumn(had.ends + added, _before(names, had.names), _before(values, had.values)))
+    return replace(columns, headers=HeadersColumn(had.ends + added, _prepend(names, had.names), _prepend(values, had.values)))
 
 
-def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesColumn:
+def _prepend(entries: list[bytes], column: BytesColumn | None = None) -> BytesColumn:
     """Return a column with ``entries`` followed by those of ``column``, which has no nulls."""
     ends = np.cumsum([len(entry) for entry in entries], dtype=np.uint32)
     if column is None:

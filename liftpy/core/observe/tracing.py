@@ -169,7 +169,7 @@ class NodeTraces:
 
 
 @dataclass(slots=True, kw_only=True)
-class _OnItsWay:
+class _OpenBatch:
     """Times of the steps of one batch in ns (monotonic). 0: the step is not done."""
 
     last_offset: int
@@ -204,7 +204,7 @@ class PartitionTraces:
         self._node = node
         self._stream = stream
         self._partition = partition
-        self._open: list[_OnItsWay] = []
+        self._open: list[_OpenBatch] = []
         """Traced batches whose last step is not known, in the order of their offsets."""
         self._elected_ns = 0
         """Time when this replica became a candidate, in nanoseconds. 0: it is not a candidate."""
@@ -259,7 +259,7 @@ class PartitionTraces:
             return
         node.budget.takes(spans, now_ns)
         self._open.append(
-            _OnItsWay(
+            _OpenBatch(
                 last_offset=base_offset + record_count - 1,
                 leader_epoch=leader_epoch,
                 contexts=contexts,
@@ -326,11 +326,11 @@ class PartitionTraces:
 
     def ended(self, why: str = ENDED) -> None:
         """End all traces, because the leadership ended or for the reason ``why``."""
-        self._let_go(self._open, why)
+        self._close_batches(self._open, why)
 
     def look(self, now_ns: int) -> None:
         """Export the spans that waited long enough."""
-        self._let_go([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
+        self._close_batches([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
         self._hand_over(now_ns)
 
     def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
@@ -347,9 +347,9 @@ class PartitionTraces:
     def _hand_over(self, now_ns: int) -> None:
         done = [one for one in self._open if (since := one.decided_ns) and (not one.missing or now_ns - since >= LINGER_NS)]
         if done:
-            self._let_go(done)
+            self._close_batches(done)
 
-    def _let_go(self, some: list[_OnItsWay], error: str = "") -> None:
+    def _close_batches(self, some: list[_OpenBatch], error: str = "") -> None:
         node = self._node
         going = {id(one) for one in some}
         for one in some:
@@ -359,7 +359,7 @@ class PartitionTraces:
         if not self._open:
             node.open.pop(self, None)
 
-    def _tree(self, one: _OnItsWay, error: str) -> SpanTree:
+    def _tree(self, one: _OpenBatch, error: str) -> SpanTree:
         def wall_ns(at_ns: int) -> int:
             return one.appended_wall_ns + at_ns - one.appended_ns
 

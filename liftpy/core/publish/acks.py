@@ -152,7 +152,7 @@ class _Unanswered:
     arrived_ns: int = 0
 
 
-_Again = tuple[int, int, int, Publishers, bool]
+_RepeatedPublish = tuple[int, int, int, Publishers, bool]
 """A publisher that repeated a stored message and waits for its ack.
 
 (Last offset of the batch, sequence number, offset of the record, publisher, True if the ack says ``duplicate``).
@@ -168,7 +168,7 @@ class PendingAcks:
         self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
-        self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
+        self._again: dict[AckPolicy, list[_RepeatedPublish]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps of publishers that repeated a stored message, one per ack policy."""
         self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
         """Delayed rejections. A leader without a lease must not send them yet."""
@@ -227,7 +227,7 @@ class PendingAcks:
         while again and again[0][0] <= through_offset:
             _, _, offset, publishers, duplicate = heappop(again)
             self.count -= 1
-            self._answer_again(offset, publishers, leader_epoch, now_wall_ns, lines, duplicate=duplicate)
+            self._answer_repeated(offset, publishers, leader_epoch, now_wall_ns, lines, duplicate=duplicate)
         if lines:
             self._shell.send_lines(lines)
 
@@ -268,7 +268,7 @@ class PendingAcks:
                 lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
             index += length
 
-    def _answer_again(
+    def _answer_repeated(
         self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes], *, duplicate: bool
     ) -> None:
         reply, envelope = publishers.replies[0], publishers.envelopes and publishers.envelopes[0]

@@ -125,7 +125,7 @@ class RecentIds:
             self._note(taken)
         self._tail.append(taken)
         if last_offset <= self._high_watermark:
-            self._fold()
+            self._merge_committed()
         if taken.ids and (excess_bytes := self.share.excess_bytes(taken.size_bytes)):
             self._make_room(excess_bytes)
 
@@ -142,9 +142,9 @@ class RecentIds:
         """Set the high watermark (inclusive). It may be above the last processed record."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
-            self._fold()
+            self._merge_committed()
 
-    def _fold(self) -> None:
+    def _merge_committed(self) -> None:
         tail, high_watermark = self._tail, self._high_watermark
         while tail and tail[0].last_offset <= high_watermark:
             taken = tail.popleft()
@@ -350,7 +350,7 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
     if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
     found: dict[int, bytes] = {}
-    pairs = list(_named(headers.names))
+    pairs = list(_id_header_indexes(headers.names))
     records = np.searchsorted(headers.ends, pairs, side="right").tolist()
     ends, data = headers.values.ends, headers.values.data
     for pair, record in zip(pairs, records, strict=True):
@@ -360,7 +360,7 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
     return found
 
 
-def _named(names: BytesColumn) -> Iterable[int]:
+def _id_header_indexes(names: BytesColumn) -> Iterable[int]:
     """Yield the indexes of the headers that are message ids."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)

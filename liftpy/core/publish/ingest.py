@@ -85,7 +85,7 @@ _TOO_OFTEN = Rejection(
 )
 
 
-class _Before:
+class _EarlierMessages:
     """Subjects of the earlier messages of the batch that is checked. It finds the last offset of a subject or of a filter."""
 
     def __init__(self, derived: LogState) -> None:
@@ -139,7 +139,7 @@ def unmet_conditions(
     condition does not hold are left out. ``of_ids`` False: conditions on the last message id are not checked.
     """
     unmet: dict[int, Rejection] = {}
-    before = _Before(derived)
+    before = _EarlierMessages(derived)
     seen, end, last_id = 0, end_offset, derived.ids.last_id
     """Number of messages that ``before`` covers, the log end after them, and the last message id."""
     subjects, ids = columns.subjects, columns.ids
@@ -158,7 +158,7 @@ def unmet_conditions(
 
 
 def _unmet(
-    columns: MessageColumns, index: int, before: _Before, last_id: bytes | None, derived: LogState, end_offset: int
+    columns: MessageColumns, index: int, before: _EarlierMessages, last_id: bytes | None, derived: LogState, end_offset: int
 ) -> Rejection | None:
     if columns.expected.get(index, end_offset) != end_offset:
         return wrong_sequence(end_offset)
@@ -170,7 +170,7 @@ def _unmet(
     return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
-def _of_subject(wanted: Expected, own: str, before: _Before, derived: LogState) -> Rejection | None:
+def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
     subject = wanted.subject or own
     if has_wildcards(subject):
         if len(derived.subjects) > MANY:
@@ -248,8 +248,8 @@ class Ingest:
         self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
         """Message id -> its pending batch, and the index of its record there."""
         self._overload = Overload(
-            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
-            ids=KnownIds(derived.ids, self._pending_ids, self._holds_unread), reject_or_delay=self._say_no, wall_ns=wall_ns,
+            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._find_repeats,
+            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._say_no, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
@@ -361,9 +361,9 @@ class Ingest:
             self._subject, self._arrived, given_up=self._given_up, refuser=self._overload
         )
         self.heard = False
-        self._shell.when_heard(lambda: self._is_heard(listener))
+        self._shell.when_heard(lambda: self._on_subscribed(listener))
 
-    def _is_heard(self, listener: Subscription) -> None:
+    def _on_subscribed(self, listener: Subscription) -> None:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
@@ -385,9 +385,9 @@ class Ingest:
     def idle(self) -> bool:
         """True if all received messages are stored or rejected, and all waiting publishers have their answers."""
         undecided = self._taken_over is not None and self._taken_over.undecided
-        return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
+        return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
-    def _holds_unread(self) -> bool:
+    def _has_unread(self) -> bool:
         """Return whether publishes have arrived that were not checked yet."""
         return bool(self._raw or self._derived.index_wait)
 
@@ -434,7 +434,7 @@ class Ingest:
         if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
                 self._take(raw)
-            self._took(len(raw))
+            self._count_processed(len(raw))
             return
         start = 0
         most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby buffer has many messages
@@ -442,12 +442,12 @@ class Ingest:
             end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
             self._take(raw[start:end])
             start = end
-        self._took(start)
+        self._count_processed(start)
         if start < len(raw) and self._listener is not None:
             self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(message_size_bytes, raw[:start]))
             self._drain_soon()
 
-    def _took(self, count: int) -> None:
+    def _count_processed(self, count: int) -> None:
         if self._taken_over is not None:
             self._taken_over.fresh_left = max(0, self._taken_over.fresh_left - count)
 
@@ -493,7 +493,7 @@ class Ingest:
             self._submit_at(messages, columns.apart)
             return
         if columns.unfit:
-            self._refuse_some(columns, columns.unfit)
+            self._reject_some(columns, columns.unfit)
             if rest := [message for index, message in enumerate(messages) if index not in columns.unfit]:
                 self._submit_piece(rest)
             return
@@ -509,7 +509,7 @@ class Ingest:
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
         numbering = None
-        if columns.claim is not None and (numbering := self._judged(columns.claim, columns)) is None:
+        if columns.claim is not None and (numbering := self._judge_batch(columns.claim, columns)) is None:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
@@ -533,7 +533,7 @@ class Ingest:
             return
         if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
             return
-        body = self._measured(columns, messages)
+        body = self._encode_body(columns, messages)
         if body is None:
             return
         token = self._next_token
@@ -571,7 +571,7 @@ class Ingest:
         envelope_of(publishers).producer = given.told
         self._await_stored_ack(Stored(-1, given.last_offset), publishers)
 
-    def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
+    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
         """Check a producer's batch.
 
         Return the sequence numbers to append, with the records in ``columns``. None: append nothing. The publisher gets its
@@ -721,7 +721,7 @@ class Ingest:
         if lowest is not None:
             self._feed(DuplicateReceived(last_offset=lowest))
 
-    def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
+    def _encode_body(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
         """Return the encoded body of the batch [A10].
 
         Return None if the body is too large for a log. Several messages are then submitted in halves, and a single one is
@@ -766,7 +766,7 @@ class Ingest:
                     key = index_key(columns.of_others[index], columns.subjects[index])
                     if self._derived.index_wait.add(messages[index], key, lambda message: self._take([message])):
                         waits.add(index)
-        self._refuse_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
+        self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
     def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
         """Reject messages that the settings of the stream forbid, and submit the others. Conditions are checked first."""
@@ -777,7 +777,7 @@ class Ingest:
             self._refuse_or_wait(columns, messages, unmet or unfit)
             return
         plain = {index: why for index, why in unfit.items() if index not in bound}
-        self._refuse_some(columns, plain)
+        self._reject_some(columns, plain)
         left = [index for index in range(len(messages)) if index not in plain]
         alone = [place for place, index in enumerate(left) if index in unfit]
         self._submit_at([messages[index] for index in left], alone)
@@ -801,7 +801,7 @@ class Ingest:
             self._submit_piece(within)
         return True
 
-    def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
+    def _find_repeats(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
         """Return the result of ``_repeats``. None: a part of this producer's batch is already stored."""
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
@@ -811,7 +811,7 @@ class Ingest:
         """Count publishes that the connection dropped unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
-    def _refuse_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
+    def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
         """Reject the messages at these indexes. Consecutive ones with the same reason are rejected together."""
         for why, run in groupby(unfit.items(), key=itemgetter(1)):
             indices = [index for index, _ in run]
@@ -840,7 +840,7 @@ class Ingest:
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
         """Note that the batch was appended. Its publishers wait for their acks from now on."""
-        in_hand = self._taken_out(effect.token)
+        in_hand = self._remove_pending(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
         self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
@@ -862,7 +862,7 @@ class Ingest:
 
         ``reason``: counter for those without a reply subject. None: count nothing.
         """
-        in_hand = self._taken_out(token)
+        in_hand = self._remove_pending(token)
         if in_hand is not None and reason is not None:
             self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
             self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
@@ -872,13 +872,13 @@ class Ingest:
 
         It contains the leader, its LeaderEpoch and the Epoch of the partition, so that the publisher knows where to retry.
         """
-        in_hand = self._taken_out(token)
+        in_hand = self._remove_pending(token)
         if in_hand is not None:
             self.counters.not_stored(in_hand.publishers, reason)
             for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
                 self._acks.reject(publishers, Rejection(reason, ""), leader, leader_epoch, epoch)
 
-    def _taken_out(self, token: int) -> PendingBatch | None:
+    def _remove_pending(self, token: int) -> PendingBatch | None:
         in_hand = self._tokens.pop(token, None)
         if in_hand is not None and in_hand.ids:
             self._again_count -= len(in_hand.again)

@@ -249,7 +249,7 @@ class LastOfSubjects:
         self._over.update(found)
         self._grow(size_bytes)
         if batch.last_offset <= self._high_watermark:
-            self._fold()
+            self._merge_committed()
         self._make_room(size_bytes)
 
     def committed(self, high_watermark: int) -> None:
@@ -257,10 +257,10 @@ class LastOfSubjects:
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             if self._tail:
-                self._fold()
+                self._merge_committed()
                 self._make_room(0)
 
-    def _fold(self) -> None:
+    def _merge_committed(self) -> None:
         tail, over = self._tail, self._over
         while tail and tail[0][0] <= self._high_watermark:
             _, found, size_bytes = tail.popleft()

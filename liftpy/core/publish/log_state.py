@@ -138,9 +138,9 @@ class LogState:
         for part in self.parts:
             part.take(batch)
         if self.awaited is not None and self.end_offset >= self.awaited.end_offset:
-            self._take_over(batch)
+            self._use_awaited(batch)
 
-    def _take_over(self, batch: NewBatch) -> None:
+    def _use_awaited(self, batch: NewBatch) -> None:
         """Use the awaited state if it fits, because ``batch`` has brought the log to its end. It covers more than the log."""
         state, self.awaited = self.awaited, None
         assert state is not None

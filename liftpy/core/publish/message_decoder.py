@@ -302,7 +302,7 @@ class MessageDecoder:
         """Envelope values that publishers with equal options share, within one ``read``."""
         self.poison_envelopes = 0
         """Number of payloads that begin like an envelope and are none. They are stored as plain bytes."""
-        self.touched: Callable[[], None] = _nothing
+        self.touched: Callable[[], None] = _do_nothing
         """Called after each ``read`` and for publishes that are rejected unread, because counters may have changed."""
 
     @property
@@ -313,7 +313,7 @@ class MessageDecoder:
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
         """Return the publishers of plain NATS messages with these reply subjects."""
         self.touched()
-        return Publishers(self._policy, self._allowed(list(replies))[0])
+        return Publishers(self._policy, self._allowed_replies(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
         """Return the columns of ``messages``, in their order."""
@@ -323,7 +323,7 @@ class MessageDecoder:
         asked: list[bytes] = []
         fast_batches: list[int] = []
         if any(replies):
-            replies, fast_batches = self._allowed(replies)
+            replies, fast_batches = self._allowed_replies(replies)
             if self._policy is AckPolicy.NONE:
                 asked, replies, fast_batches = replies, [b""] * len(replies), []
         subjects = self._subjects(messages)
@@ -347,11 +347,11 @@ class MessageDecoder:
             special = self._decode_common(columns, messages, special, now_wall_ns)
         if not self._takes_plain:
             plain = [index for index, message in enumerate(messages) if not message[2].startswith(magic)]
-            columns.unfit.update(dict.fromkeys(plain, self._no_plain()))
+            columns.unfit.update(dict.fromkeys(plain, self._plain_rejection()))
             special = [index for index in special if index not in columns.unfit]
         opened_count = len(columns.ids)
         for index in special:
-            opened = self._opened_batch(messages[index]) if len(messages) == 1 else None
+            opened = self._decode_batch(messages[index]) if len(messages) == 1 else None
             if opened is None:
                 self._inspect(columns, index, messages[index], now_wall_ns)
             else:
@@ -394,7 +394,7 @@ class MessageDecoder:
         """
         return columns.replies is not None and columns.replies[index] is not None
 
-    def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
+    def _allowed_replies(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
         """Return the reply subjects that the node may answer, and the indexes of messages of a fast batch."""
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
             return replies, []
@@ -421,7 +421,7 @@ class MessageDecoder:
             elif (published := self._opened(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
         if published is None and not self._takes_plain:
-            columns.unfit[index] = self._no_plain()
+            columns.unfit[index] = self._plain_rejection()
             return
         if len(block) > jetstream_headers.MAX_BLOCK_BYTES:
             columns.unfit[index] = jetstream_headers.BLOCK_TOO_LARGE
@@ -556,9 +556,9 @@ class MessageDecoder:
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
         """Return the rejection of an envelope. None: it can be stored. ``beside``: NATS headers of the message."""
         if not self._takes_plain and not published.stream:
-            return self._no_plain()
-        if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_ours(published):
-            return self._misaddressed(published)
+            return self._plain_rejection()
+        if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_addressed_here(published):
+            return self._address_rejection(published)
         if published.tombstone and published.value:
             return _NO_TOMBSTONE
         if len(published.headers) > MAX_HEADERS:
@@ -577,10 +577,10 @@ class MessageDecoder:
         """
         found = [index for index in special if messages[index][2][_KIND] == BATCH and messages[index][2].startswith(MAGIC)]
         if found and self._policy is AckPolicy.NONE:
-            found = [index for index in found if self._opened_batch(messages[index]) is not None]
+            found = [index for index in found if self._decode_batch(messages[index]) is not None]
         return found
 
-    def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
+    def _decode_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
         """Return the content of a BatchPublish for this partition. None: the message is stored as plain bytes."""
         payload = message[2]
         if payload[TYPE_POSITION : TYPE_POSITION + 1] != BATCH or not payload.startswith(envelope.MAGIC):
@@ -589,7 +589,7 @@ class MessageDecoder:
             head, batch = frames.decode_batch_publish(payload)
         except ProtocolError:
             return None
-        return (head, batch) if self._policy is not AckPolicy.NONE or self._is_ours(head) else None
+        return (head, batch) if self._policy is not AckPolicy.NONE or self._is_addressed_here(head) else None
 
     def _inspect_batch(
         self, columns: MessageColumns, message: RawMessage, head: client_pb2.BatchPublish, batch: memoryview, now_wall_ns: int
@@ -598,10 +598,10 @@ class MessageDecoder:
         policy = _POLICIES.get(head.ackPolicy, self._policy)
         wanted = Envelope(head.correlationId, head.ackInbox, subject, policy, now_wall_ns)
         self._note_wanted(columns, 0, wanted)
-        if not self._is_ours(head):
-            columns.unfit[0] = self._misaddressed(head)
+        if not self._is_addressed_here(head):
+            columns.unfit[0] = self._address_rejection(head)
         elif is_internal(self._key.stream):
-            columns.unfit[0] = self._no_plain()
+            columns.unfit[0] = self._plain_rejection()
         elif message[3]:
             detail = "A batch must not have NATS headers. Put the headers into its records."
             columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
@@ -635,15 +635,15 @@ class MessageDecoder:
             if head.HasField("expectedOffset"):
                 columns.expected[0] = head.expectedOffset
 
-    def _no_plain(self) -> Rejection:
+    def _plain_rejection(self) -> Rejection:
         return Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
 
-    def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
+    def _address_rejection(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
         wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
         detail = f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
         return Rejection(RejectReason.WRONG_STREAM, detail)
 
-    def _is_ours(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
+    def _is_addressed_here(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
         """Return whether the message names this partition, or names none. Without a uid, partition 0 means that none is named."""
         key = self._key
         if published.streamUid:
@@ -678,7 +678,7 @@ class MessageDecoder:
         return publishers.policies
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing. It is the default of callbacks."""
 
 

@@ -178,7 +178,7 @@ def conflict_with(state: ProducerState, name: str, position: SourcePosition | No
 
 
 @dataclass(slots=True, eq=False)
-class _Numbered:
+class _StateBefore:
     """The state of a producer before an uncommitted batch."""
 
     last_offset: int
@@ -216,7 +216,7 @@ class Producers:
         self._states: dict[int, ProducerState] = {}  # the producer of the newest batch is at the end
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
         """(run, generation) of a round -> plan -> number of producers whose last batch has this plan."""
-        self._tail: deque[_Numbered] = deque()
+        self._tail: deque[_StateBefore] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
@@ -299,7 +299,7 @@ class Producers:
         if before is None or (newer and not base_sequence):
             known = None if base_sequence else RollingDigest()
         else:
-            partitioning = _merged(before.partitioning, partitioning)
+            partitioning = _merge_partitioning(before.partitioning, partitioning)
             known = before.digest if base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
@@ -307,8 +307,8 @@ class Producers:
         batches = (*earlier, stored)
         state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
         self._put(producer_id, state)
-        self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
-        self._fold()
+        self._tail.append(_StateBefore(batch.last_offset, self._time_ns, producer_id, before))
+        self._merge_committed()
         self._make_room(STATE_BYTES if before is None else 0)
 
     def _put(self, producer_id: int, state: ProducerState) -> None:
@@ -344,9 +344,9 @@ class Producers:
         """Note that the high watermark (inclusive) has risen."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
-            self._fold()
+            self._merge_committed()
 
-    def _fold(self) -> None:
+    def _merge_committed(self) -> None:
         while self._tail and self._tail[0].last_offset <= self._high_watermark:
             self._committed_ns = self._tail.popleft().time_ns
         states = self._states
@@ -375,7 +375,7 @@ class Producers:
             self._drop(taken.producer_id)
             if taken.before is not None:
                 self._put(taken.producer_id, taken.before)
-        self._states = _in_order(self._states)
+        self._states = _by_last_offset(self._states)
         self._count()
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ class Producers:
             if taken.before is not None:
                 states[taken.producer_id] = taken.before
         head = _TIME.pack(self._committed_ns, len(states))
-        return lambda: [head, *joined(_encoded(producer_id, state) for producer_id, state in states.items())]
+        return lambda: [head, *joined(_encode(producer_id, state) for producer_id, state in states.items())]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Load a state file. If there is less memory now, forget the producers that were idle the longest."""
@@ -403,9 +403,9 @@ class Producers:
             raise CorruptionError("the saved producers do not match their count. The node reads the log instead.")
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states, self._plans = {}, {}
-        for producer_id, state in _in_order(states).items():
+        for producer_id, state in _by_last_offset(states).items():
             self._put(producer_id, state)
-        self._fold()
+        self._merge_committed()
         self._make_room(0)
 
     # ---- checks of batches --------------------------------------------------------------------------------------------
@@ -477,7 +477,7 @@ class Producers:
         return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
 
 
-def _encoded(producer_id: int, state: ProducerState) -> bytes:
+def _encode(producer_id: int, state: ProducerState) -> bytes:
     digest = b"" if state.digest is None else state.digest.encode()
     note = ProducerNote(state.name, state.position, state.partitioning).encode()
     head = _STATE.pack(
@@ -504,7 +504,7 @@ def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
     return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, *note), at
 
 
-def _merged(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
+def _merge_partitioning(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
     """Return the partitioning of a producer after its next process has reported ``said``. None: not known."""
     if said is None or said == before:
         return before
@@ -515,7 +515,7 @@ def _merged(before: Partitioning | None, said: Partitioning | None) -> Partition
     return said if said.partitions == 1 else None
 
 
-def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
+def _by_last_offset(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
     """Return the states in the order of their last records in the log."""
     return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
 

@@ -77,25 +77,25 @@ class Quota:
         """
         records, sizes = batch_records or 1, self._sizes(messages)
         if not self._by_token:
-            return self._of_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
+            return self._charge_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
         tokens, groups = self._tokens(messages)
         buckets = [self._bucket(token, now_ns) for token in tokens]
         if len(buckets) == 1:
-            return self._of_all(len(messages), records, sizes, buckets[0], forced)
+            return self._charge_all(len(messages), records, sizes, buckets[0], forced)
         costs = [np.full(len(messages), float(records)), np.array(sizes, np.float64)]
         waits_ms = np.zeros(len(messages))
         for kind, rate in enumerate(self._rates):
             if rate:
                 left = np.array([bucket.left[kind] for bucket in buckets])
-                waits_ms = np.maximum(waits_ms, _waits(_before(costs[kind], groups) - left[groups], rate))
+                waits_ms = np.maximum(waits_ms, _waits(_cost_before(costs[kind], groups) - left[groups], rate))
         if forced or not waits_ms.any():
             sums = [np.bincount(groups, cost, len(buckets)).tolist() for cost in costs]
             for bucket, *paid in zip(buckets, *sums, strict=True):
                 self._pay(bucket, paid)
             return None
-        return _bounded(waits_ms)
+        return _limit_waits(waits_ms)
 
-    def _of_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
+    def _charge_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
         """Charge all messages to one bucket."""
         paid, last = [float(count * records), float(sum(sizes))], (records, sizes[-1] if sizes else 0)
         if forced or all(not self._rates[kind] or paid[kind] - last[kind] < bucket.left[kind] for kind in (0, 1)):
@@ -106,7 +106,7 @@ class Quota:
             if rate:
                 cost = np.array(sizes, np.float64) if kind else np.full(count, float(records))
                 waits_ms = np.maximum(waits_ms, _waits(np.cumsum(cost) - cost - bucket.left[kind], rate))
-        return _bounded(waits_ms)
+        return _limit_waits(waits_ms)
 
     def _pay(self, bucket: _Bucket, paid: Sequence[float]) -> None:
         bucket.left = [left - cost if rate else left for left, cost, rate in zip(bucket.left, paid, self._rates, strict=True)]
@@ -163,7 +163,7 @@ def _token(subject: bytes, number: int) -> str:
     return token.decode("latin-1")
 
 
-def _before(costs: _Floats, groups: _Indices) -> _Floats:
+def _cost_before(costs: _Floats, groups: _Indices) -> _Floats:
     """Return, for each message, the cost of the earlier messages of its group."""
     order = np.argsort(groups, kind="stable")
     sums = np.cumsum(costs[order]) - costs[order]
@@ -178,6 +178,6 @@ def _waits(owed: _Floats, rate: float) -> _Floats:
     return np.where(owed >= 0, np.floor(owed * _MS / rate + _ROUNDING) + 1, 0.0)
 
 
-def _bounded(waits_ms: _Floats) -> list[int]:
+def _limit_waits(waits_ms: _Floats) -> list[int]:
     found: list[int] = np.minimum(waits_ms, MAX_WAIT_MS).astype(np.int64).tolist()
     return found

@@ -423,7 +423,7 @@ class StandbyReplay:
         unheard_ns = yield from self._match_with_log(steps)
         yield from self._pass_over(steps, unheard_ns)
         for step in steps:
-            self._sort(step, taken)
+            self._sort_step(step, taken)
             yield
 
     def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
@@ -491,7 +491,7 @@ class StandbyReplay:
             step.passed = passed[::-1]
             yield
 
-    def _sort(self, step: _Step, taken: FailoverBacklog) -> None:
+    def _sort_step(self, step: _Step, taken: FailoverBacklog) -> None:
         counters, columns = self.counters, step.columns
         for index, stored in enumerate(step.stored):
             if stored is not None:
@@ -713,7 +713,7 @@ class Standby:
 
     def _sorted(self, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
         self._read()
-        taken, sorting = FailoverBacklog(hearing), self._sorting()
+        taken, sorting = FailoverBacklog(hearing), self._make_replay()
         yield from sorting.run(self.heard.take_all(self.now_ns()), taken)
         self._read()
         if self.heard.in_replay is None:
@@ -726,7 +726,7 @@ class Standby:
         self._forget()
         return taken
 
-    def _sorting(self) -> StandbyReplay:
+    def _make_replay(self) -> StandbyReplay:
         leader, _, incarnation = self._leader
         lives = incarnation != 0 and self.replica.live_incarnation(leader) == incarnation
         marks = self._marks

@@ -414,10 +414,10 @@ class ServiceMachine:
             state = self._service.take_snapshot()
         make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
-            make, state = _made_later(state), b""
+            make, state = _deferred_state(state), b""
         kind = type(self._service)
         if next(one for one in kind.__mro__ if "check_snapshot" in vars(one)) is not Service:
-            make, state = _checked(kind, make if make is not None else partial(_same, state)), b""
+            make, state = _with_check(kind, make if make is not None else partial(_same, state)), b""
         return Snapshot(
             identity=self.identity,
             position=self.position if position is None else position,
@@ -463,7 +463,7 @@ class ServiceMachine:
     # ---- methods for the service ------------------------------------------------------------------------------------------
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
         """Add an output of the current record to the outbox."""
-        source = self._changing("emit")
+        source = self._current_source("emit")
         if to and self.routes is not None and to not in self.routes:
             raise ServiceFailedError(
                 f"emit() was called with the unknown route {to!r}. Start the service with --route {to}=STREAM on all nodes."
@@ -499,7 +499,7 @@ class ServiceMachine:
 
     def reply(self, record: Record, value: bytes) -> None:
         """Send ``value`` as reply to the sender of the current record."""
-        source = self._changing("reply")
+        source = self._current_source("reply")
         if record.offset != source.offset or source.reply is not None:
             raise ServiceFailedError("reply() was called too late or twice. Call it once, inside on_record, before it returns.")
         if not isinstance(value, bytes) or len(value) > MAX_OUTPUT_BYTES:
@@ -519,7 +519,7 @@ class ServiceMachine:
         self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
 
     def _ask(self, what: str, asked: _RequestedEffect) -> None:
-        source = self._changing(what)
+        source = self._current_source(what)
         if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (asked, *source.asked))):
             raise ServiceFailedError(
                 f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
@@ -540,7 +540,7 @@ class ServiceMachine:
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at log time ``at_ns``."""
-        self._changing("set_timer")
+        self._current_source("set_timer")
         try:
             self._timers.set(name, at_ns)
         except ValueError as error:
@@ -548,10 +548,10 @@ class ServiceMachine:
 
     def cancel_timer(self, name: str) -> None:
         """Cancel a timer."""
-        self._changing("cancel_timer")
+        self._current_source("cancel_timer")
         self._timers.cancel(name)
 
-    def _changing(self, what: str) -> _Source:
+    def _current_source(self, what: str) -> _Source:
         if self._source is None or not self.at_home():
             raise ServiceFailedError(
                 f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
@@ -559,7 +559,7 @@ class ServiceMachine:
         return self._source
 
 
-def _made_later(make: object) -> Callable[[], bytes]:
+def _deferred_state(make: object) -> Callable[[], bytes]:
     if not callable(make):
         raise ServiceFailedError(
             f"take_snapshot returned {type(make).__name__}. Return bytes, or a function that returns bytes."
@@ -581,7 +581,7 @@ def _same(state: bytes) -> bytes:
     return state
 
 
-def _checked(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
+def _with_check(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
     """Return a function that calls ``make`` and checks the result with ``check_snapshot`` [S16]."""
 
     def made() -> bytes:

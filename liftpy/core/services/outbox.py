@@ -175,17 +175,17 @@ class Outbox:
         self.output_count = number + 1
         theirs = self._samples.pop(number, None)
         if theirs is not None:
-            self._compared(number, equal=output.digest == theirs)
+            self._note_comparison(number, equal=output.digest == theirs)
         if number >= self.emitted_end:
             self._kept.append(output)
             self._kept_bytes += output.size_bytes
 
-    def _compared(self, number: int, *, equal: bool) -> None:
+    def _note_comparison(self, number: int, *, equal: bool) -> None:
         if equal:
             self.compared_end = max(self.compared_end, number + 1)
             self._proven = True
         else:
-            self.diverged = self.diverged or _differs(number)
+            self.diverged = self.diverged or _difference_text(number)
 
     def trim(self) -> None:
         """Drop the oldest outputs until the limits are met. Only a FOLLOWER does this."""
@@ -281,9 +281,9 @@ class Outbox:
             own = self._kept[0]
             same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (said, key, value, sorted(headers))
             if not same or (theirs and own.digest != theirs):
-                raise DivergedError(_differs(number))
+                raise DivergedError(_difference_text(number))
             if theirs or self.compared_end == number:
-                self._compared(number, equal=True)
+                self._note_comparison(number, equal=True)
         elif theirs and number >= self.output_count:
             self._sample(number, theirs)
         elif theirs and number == self._began_at - 1:
@@ -357,7 +357,7 @@ def _id_in(record: Record) -> str:
     return dict(record.headers).get(OUTPUT_ID, b"").decode(errors="replace")
 
 
-def _differs(number: int) -> str:
+def _difference_text(number: int) -> str:
     return (
         f"output {number}, or one before it, differs from what was written: the service is not deterministic, or the log was cut "
         "below a record whose outputs were written (unclean election)"

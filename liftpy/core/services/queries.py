@@ -84,17 +84,17 @@ class QueryDesk:
 
     def ready(self, position: int) -> list[Query]:
         """Remove and return the queries that a state with all records below ``position`` can answer."""
-        return self._gone([query for query in self._waiting if query.position is not None and query.position <= position])
+        return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
 
     def expired(self, now_s: float) -> list[Query]:
         """Remove and return the queries that have waited too long."""
-        return self._gone([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
+        return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 
     def drop(self, queries: list[Query]) -> list[Query]:
         """Remove and return those ``queries`` that still wait."""
-        return self._gone([query for query in queries if query in self._waiting])
+        return self._remove([query for query in queries if query in self._waiting])
 
-    def _gone(self, queries: list[Query]) -> list[Query]:
+    def _remove(self, queries: list[Query]) -> list[Query]:
         for query in queries:
             del self._waiting[query]
             self._waiting_bytes -= len(query.body)

@@ -169,7 +169,7 @@ class _ServiceSession:
 
 
 @dataclass(slots=True)
-class _Gone:
+class _EndedService:
     """A service that was registered and has ended.
 
     ``failed_at``: offset of the record at which it failed, -1: it did not fail. ``snapshot_position``: position of its
@@ -191,7 +191,7 @@ class _Gone:
 
 
 @dataclass(slots=True)
-class _Gate:
+class _PromotionWait:
     """A promotion that waits for services. ``names``: services that must replay before it continues."""
 
     leader_epoch: int
@@ -234,9 +234,9 @@ class ServiceSessions:
         self._compacted = compacted
         self._shown_ns = shown_ns
         self._sessions: dict[str, _ServiceSession] = {}
-        self._gone: dict[str, _Gone] = {}
+        self._gone: dict[str, _EndedService] = {}
         """Services that were registered and have ended."""
-        self._gate: _Gate | None = None
+        self._gate: _PromotionWait | None = None
         self._failed_one = False
         """True if services made the last waiting promotion on this node fail."""
 
@@ -272,7 +272,7 @@ class ServiceSessions:
         session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
-        self._moved(session, hello.position, view)
+        self._note_position(session, hello.position, view)
         self._send_order(session, view)
         return [self._join_log(session, view), *self._check_gate()]
 
@@ -283,7 +283,7 @@ class ServiceSessions:
         if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
             return []
         order.acknowledged = True
-        self._moved(session, ack.position, view)
+        self._note_position(session, ack.position, view)
         if order.stop_position != NO_STOP and ack.position >= order.stop_position:
             session.replayed_epoch = order.leader_epoch
             session.excused = False
@@ -333,7 +333,7 @@ class ServiceSessions:
             self._gate.names -= {hello.service}
         return [*ended, *self._check_gate()]
 
-    def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
+    def _note_position(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
         session.position = position
         if position > view.high_watermark:
             session.excused, session.has_caught_up = False, True
@@ -345,7 +345,7 @@ class ServiceSessions:
 
     def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[Ended]:
         del self._sessions[session.service]
-        gone = self._gone[session.service] = _Gone(
+        gone = self._gone[session.service] = _EndedService(
             failed_at=session.position if session.failing else -1,
             snapshot_position=session.snapshot_position,
             position=session.position,
@@ -434,7 +434,7 @@ class ServiceSessions:
         began = {name: self._sessions[name].position for name in names}
         may_fail = not (self._failed_one or view.is_retry)
         patience_ns = self._patience_ns if may_fail else self._patience_ns // 2  # it ends before the candidate's own timeout
-        self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
+        self._gate = _PromotionWait(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
         return [*self._new_orders(view), *self._check_gate()]
 
     @property
@@ -461,7 +461,7 @@ class ServiceSessions:
         self._gate = None
         return [Replayed(gate.stop_position, True)]
 
-    def _replayed(self, name: str, gate: _Gate) -> bool:
+    def _replayed(self, name: str, gate: _PromotionWait) -> bool:
         session = self._sessions.get(name)
         return session is not None and session.replayed_epoch == gate.leader_epoch
 
@@ -725,7 +725,7 @@ class Wellness:
         why = ""
         for node in sorted(members):
             there = self._reports[node].services if node in self._reports else {}
-            helped = [name for name in ill if name in there and there[name].well and _is_past(there[name], own.get(name))]
+            helped = [name for name in ill if name in there and there[name].well and _has_passed(there[name], own.get(name))]
             hurt = [name for name, service in own.items() if service.well and not (name in there and there[name].well)]
             rank = (len(helped), sum(there[name].position for name in helped), node)
             if helped and not hurt and rank[:2] > best[:2]:
@@ -735,7 +735,7 @@ class Wellness:
         return best[2], why
 
 
-def _is_past(there: Wellbeing, here: Wellbeing | None) -> bool:
+def _has_passed(there: Wellbeing, here: Wellbeing | None) -> bool:
     """Return whether the service ``there`` has passed the record at which the one ``here`` is blocked.
 
     ``here`` None: the service was never registered here.

@@ -136,8 +136,8 @@ class Snapshot:
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()
-        timers = _named(self.timers)
-        skips = _named((unit.offset, unit.timer) for unit in self.skips)
+        timers = _encode_named(self.timers)
+        skips = _encode_named((unit.offset, unit.timer) for unit in self.skips)
         sections = b"".join(_SECTION.pack(kind, len(content)) + content for kind, content in self.sections)
         fields: tuple[object, ...] = (
             self.position,
@@ -220,7 +220,7 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
     )
 
 
-def _named(entries: Iterable[tuple[int, str]]) -> bytes:
+def _encode_named(entries: Iterable[tuple[int, str]]) -> bytes:
     names = [(number, name.encode()) for number, name in entries]
     return b"".join(_TIMER.pack(number, len(name)) + name for number, name in names)
 
