@@ -527,8 +527,7 @@ class Ingest:
         bound = bool(columns.expected or columns.of_others)
         if bound and not self._meets_conditions(columns, messages):
             return
-        # a message with a condition does not wait, and no other message is rejected for it
-        if bound and len(messages) > 1 and not self._takes():
+        if bound and len(messages) > 1 and not self._takes():  # it is rejected alone
             self._submit_at(messages, sorted(columns.expected.keys() | columns.of_others.keys()))
             return
         if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
