@@ -527,7 +527,7 @@ class Ingest:
         bound = bool(columns.expected or columns.of_others)
         if bound and not self._meets_conditions(columns, messages):
             return
-        if bound and len(messages) > 1 and not self._takes():  # it is rejected alone
+        if bound and len(messages) > 1 and not self._takes():  # messages with a condition are submitted alone
             self._submit_at(messages, sorted(columns.expected.keys() | columns.of_others.keys()))
             return
         if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
