@@ -16,7 +16,7 @@ from liftpy.errors import ConfigError, DataLossError, ProtocolError
 from liftpy.spark import retrying_fetch
 from liftpy.spark.catalog import _view_of
 from liftpy.spark.offsets import never_back
-from liftpy.spark.options import _columns
+from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.retrying_fetch import FetchRules, _after_loss, _Span, check_pieces
 
@@ -111,9 +111,12 @@ def test_replica_that_rejects_records_of_its_leader_is_skipped_a_bounded_number_
 
 
 def test_include_headers_option_decides_the_requested_columns() -> None:
-    assert _columns({"columns": "value, headers", "includeHeaders": "true"}) == ("value", "headers")
-    assert _columns({"columns": "value"}) == ("value",)
-    assert "headers" in _columns({"includeHeaders": "true"})
-    assert "headers" not in _columns({})
+    def columns(**given: str) -> tuple[str, ...]:
+        return SourceOptions.parse({"stream": "s", **given}).columns
+
+    assert columns(columns="value, headers", includeHeaders="true") == ("value", "headers")
+    assert columns(columns="value") == ("value",)
+    assert "headers" in columns(includeHeaders="true")
+    assert "headers" not in columns()
     with pytest.raises(ConfigError, match="columns does not contain headers"):
-        _columns({"columns": "value", "includeHeaders": "true"})
+        columns(columns="value", includeHeaders="true")
