@@ -760,7 +760,8 @@ def _position(given: GivenOptions, which: str) -> OffsetSpec | None:
     must_match = which == "starting" and given.value("startingOffsetsByTimestampStrategy") == "error"
     for name in (f"{which}Timestamp", f"{which}OffsetsByTimestamp"):
         if name in given:
-            return replace(given.value(name), must_match=must_match)
+            timed: OffsetSpec = given.value(name)
+            return replace(timed, must_match=must_match)
     found: OffsetSpec | None = given.value(f"{which}Offsets")
     return found
 

@@ -31,7 +31,7 @@ from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
 from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
 from liftpy.spark.process_connection import link_to
-from liftpy.spark.retrying_fetch import FetchRules, fetch_range
+from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,7 +232,8 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
         width_ns=width_ns or WIDTHS_NS[0],
         is_fixed=bool(width_ns),
     )
-    for pieces in fetch_range(link_to(access), planned, FetchRules(patience_s=patience_s, fail_on_data_loss=False)):
+    rules = FetchRules(patience_s=patience_s, fail_on_data_loss=False)
+    for pieces in RangeReader(link_to(access), planned, rules, [RetryingRequests]).read():
         for piece in one_by_one(pieces):
             found.add(piece)
     found.finish()
