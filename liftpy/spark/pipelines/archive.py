@@ -19,7 +19,7 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, coded, plainly
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,

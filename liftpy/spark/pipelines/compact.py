@@ -23,7 +23,7 @@ from liftpy.spark.failures import plainly
 from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     Commit,
