@@ -118,8 +118,8 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
     age_s = (time.time_ns() - planned.planned_ns) / 1e9 if planned.planned_ns else 0.0
     if age_s > OLD_PLAN_S:
         _logger.warning(
-            "%s was planned %.0f s ago, when its DataFrame first ran: Spark keeps that plan, so that later records are not seen; "
-            "load() again for a newer one",
+            "%s was planned %.0f s ago, when its DataFrame first ran. Spark keeps that plan, so the query does not see later "
+            "records. Call load() again for a newer plan.",
             planned,
             age_s,
         )
@@ -275,7 +275,9 @@ class RangeReader:
             share = counts[FILES] / max(counts[FILES] + counts[NATS], 1)
         if self.rules.files:
             level = logging.WARNING if self.rules.expects_files and over_nats else logging.INFO
-            text = "%s: %d records from files of this host, %d over NATS; of all that this process has read %.0f %% were from files"
+            text = (
+                "%s: %d records from files of this host, %d over NATS; %.0f %% of all records of this process came from files"
+            )
             _logger.log(level, text, self.planned, from_files, over_nats, 100 * share)
 
 
@@ -369,7 +371,9 @@ class LocalFiles:
                         begin += len(block)
                         yield self._accepted(block)
         except (LiftError, OSError) as error:
-            _logger.warning("%s: its files in %s are read no further: %s", planned, files.folder, error)
+            _logger.warning(
+                "%s: cannot read on in the files in %s, reading the rest over NATS: %s", planned, files.folder, error
+            )
 
     def _accepted(self, block: memoryview) -> list[BatchSlice]:
         """Return the slices of whole batches in ``block`` from the position on. A LiftError leaves the position unchanged."""
@@ -427,7 +431,9 @@ def _opened(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> list[
     folder = Path(files.folder)
     key = PartitionKey(planned.stream, planned.uid, planned.partition)
     if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
-        raise ProtocolError("The directory belongs to another partition. Check the option for local files.")
+        raise ProtocolError(
+            "The directory belongs to another partition. Check local_file_reads and the data directory of the node."
+        )
     opened = []
     for base_offset, begin, end in files.spans:
         descriptor = os.open(folder / log_name(base_offset), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -836,7 +842,7 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
     text += f"the log of {bounds.leader} starts at {bounds.log_start_offset}"
     if span.rules.fail_on_data_loss:
         raise DataLossError(f"{text}. Start from existing records, or set failOnDataLoss to false.")
-    _logger.warning("%s; reading goes on from there", text)
+    _logger.warning("%s; skipping them, because failOnDataLoss is false", text)
     progress.next_offset = lost_end
 
 

@@ -1,7 +1,7 @@
-"""``stats``: statistics of streams over time: rates, sizes, gaps, keys, subjects, for each partition.
+"""``stats``: statistics of streams over time, for each partition: rates, sizes, gaps, keys and subjects.
 
-Ranges are read as Spark's source reads them and measured where they are read (``measures``), in threads here or by executors: what
-travels is a few sums for each.
+Threads of this process or executors read ranges like the source of Spark, and measure them (``Measures``). Each range returns only
+a few sums.
 """
 
 from __future__ import annotations

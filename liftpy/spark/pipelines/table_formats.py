@@ -75,7 +75,7 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
 
 
 class DeltaFolder:
-    """A Delta table in a directory. ``_seen``: its version at the newest ``state``, which commits are based on."""
+    """A Delta table in a directory. A commit is based on the version that the newest ``state`` saw."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -144,7 +144,7 @@ class DeltaFolder:
             DeltaTable(str(self._root)).vacuum(dry_run=False, full=True)
 
     def only_added_to(self) -> bool:
-        """Return whether files were never taken away or merged."""
+        """Return whether no commit removed or merged files."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
@@ -191,7 +191,7 @@ def _text(ms: int) -> str:
 
 
 class IcebergFolder:
-    """An Iceberg table in a directory. ``_seen``: its version at the newest ``state``, which commits are based on."""
+    """An Iceberg table in a directory. A commit is based on the version that the newest ``state`` saw."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -217,7 +217,7 @@ class IcebergFolder:
         with _iceberg_errors(self._root):
             try:
                 table = self._seen = self._catalog().load_table(NAME)
-            except NoSuchTableError:  # who made the catalog died
+            except NoSuchTableError:  # the process that created the catalog failed before it created the table
                 return None
             files = _files(table)
             known = {mark: table.properties.get(_MARK + mark) for mark in marks}
@@ -244,7 +244,7 @@ class IcebergFolder:
                         change.delete(AlwaysTrue())
                     if commit.files:
                         change.add_files([str(self._root / one.path) for one in commit.files], check_duplicate_files=False)
-                    elif not emptied:  # a snapshot all the same: the next transaction goes by it
+                    elif not emptied:  # the next transaction needs a new snapshot
                         change.update_snapshot().fast_append().commit()
                 self._seen = self._catalog().load_table(NAME)
             except (CommitFailedException, TableAlreadyExistsError) as error:
@@ -298,7 +298,9 @@ def _iceberg_errors(root: Path) -> Iterator[None]:
     except (CommitFailedException, TableAlreadyExistsError, FencedError):
         raise
     except (SQLAlchemyError, OSError, ValueError) as error:
-        raise StorageError(f"Cannot read or write Iceberg table {root}: {error}") from error
+        raise StorageError(
+            f"Cannot read or write Iceberg table {root}: {error}. Check the path, its permissions and the disk."
+        ) from error
 
 
 KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaFolder, "iceberg": IcebergFolder}

@@ -152,7 +152,7 @@ def test_local_file_read_stops_at_foreign_or_damaged_files(log: Log, folder: Pat
         course = from_files(planned(), told)
         assert offsets(course) == [], what
         assert course.position == 0
-        assert "are read no further" in caplog.text
+        assert "cannot read on in the files" in caplog.text
     spoil(folder, log_name(40), 200)
     assert offsets(from_files(planned(), own)) == list(range(40)), "a bit that fell over"
     os.truncate(folder / log_name(20), one + 50)
@@ -209,7 +209,7 @@ def test_local_file_read_gets_missing_records_over_nats(
     spoil(folder, log_name(40), 200)
     caplog.clear()
     assert read(link, replace(RULES, expects_files=True)) == (list(range(RECORDS)), 40, 60)
-    assert [record.levelname for record in caplog.records if "over NATS" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "60 over NATS" in record.message] == ["WARNING"]
 
 
 def test_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Link, there: FakeNode) -> None:
@@ -247,5 +247,5 @@ def test_local_file_read_with_retention_before_opening_raises_data_loss(
     strategies = [partial(LocalFiles, find=then_retention), PipelinedRequests, RetryingRequests]
     with pytest.raises(DataLossError, match=r"offsets \[0, 40\) were deleted after planning"):
         read(link, strategies=strategies)
-    assert "are read no further" in caplog.text, "its files were told and are gone"
+    assert "cannot read on in the files" in caplog.text, "its files were told and are gone"
     assert read(link, replace(RULES, fail_on_data_loss=False), planned(), strategies) == (list(range(40, RECORDS)), 0, 60)

@@ -112,7 +112,7 @@ def test_session_names_a_java_that_fails_or_is_too_old(monkeypatch: pytest.Monke
     for given, problem in (
         (OSError("no such file"), "java does not run: no such file"),
         (session.subprocess.TimeoutExpired("java", 1), "java does not run"),
-        ("nothing", "says nothing that looks like a version"),
+        ("nothing", "prints no version"),
         (f'openjdk version "{oldest}.0.1"', f"java is Java {oldest}"),
         (f'openjdk version "{newest}.0.1"', ""),
     ):
