@@ -13,7 +13,6 @@ from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
-from liftpy.spark import range_reader
 from liftpy.spark.catalog import _view_of
 from liftpy.spark.offsets import never_back
 from liftpy.spark.options import SourceOptions
@@ -93,21 +92,6 @@ def test_deleted_records_raise_or_are_skipped_by_option(fail: bool, log_start: i
     else:
         asyncio.run(_after_loss(reader, progress, span, 1))
         assert progress.next_offset == goes_on
-
-
-def test_replica_that_rejects_records_of_its_leader_is_skipped_a_bounded_number_of_times() -> None:
-    async def bounds(uid: str) -> tuple[Bounds, None]:
-        return Bounds("u1", "n9", "n9", 7, 20, 99), None
-
-    reader: Any = SimpleNamespace(bounds=bounds, node="n2")
-    progress = ReadProgress("s", 0, 20, 50, uid="u1")
-    span = _Span(planned(), FetchRules(), 20, 50, "n2", 1)
-    for refusals in range(1, range_reader._MOST_REFUSALS + 1):
-        reader.node = "n2"
-        asyncio.run(_after_loss(reader, progress, span, refusals))
-        assert (reader.node, progress.next_offset) == ("n9", 20)
-    with pytest.raises(ProtocolError, match="was rejected, although n9 reports that it has it"):
-        asyncio.run(_after_loss(reader, progress, span, range_reader._MOST_REFUSALS + 1))
 
 
 def test_include_headers_option_decides_the_requested_columns() -> None:
