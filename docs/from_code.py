@@ -235,7 +235,7 @@ def spark_sink_options() -> str:
 
 
 SPARK_PAGE = ROOT / "docs" / "spark.md"
-_OPTION_BLOCK = re.compile(r"(<!-- options: (\w+), from liftpy/spark/options\.py -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+_OPTION_BLOCK = re.compile(r"(<!-- options: (\w+) -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
 
 
 def with_option_tables(page: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading planned ranges over the line: each batch once, and the sure way for all that the line does not bring. No Spark here."""
+"""Pipelined requests of planned ranges: the node sends each batch once, and retries fetch all that is missing. No Spark here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_ra
 
 
 @pytest.fixture(autouse=True)
-def surely(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def retried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the ends of spans that are fetched with retries, and forget the size of records."""
     found: list[int] = []
     real = RetryingRequests.fetch
@@ -49,13 +49,13 @@ def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_fast_fetch_requests_each_batch_once_wherever_spans_end(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[int]
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
     fill(node.add_stream("orders"), sizes, value_bytes=300)
     sent, end = sent_batches(node, monkeypatch), sum(sizes) - 7
     assert offsets(link, planned(13, end)) == list(range(13, end))
-    assert not surely
+    assert not retried
     assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
 
 
@@ -67,7 +67,9 @@ def test_fast_fetch_returns_records_of_growing_size(link: Link, node: FakeNode) 
     assert offsets(link, planned(0, end)) == list(range(end))
 
 
-def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(link: Link, node: FakeNode, surely: list[int]) -> None:
+def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(
+    link: Link, node: FakeNode, retried: list[int]
+) -> None:
     stream = node.add_stream("orders")
     fill(stream, [10, 10, 10], value_bytes=20)
     fill(stream, [3] * 5, value_bytes=340_000)  # each alone is nearly an answer
@@ -75,7 +77,7 @@ def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(link: L
 
 
 def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[int]
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -86,7 +88,7 @@ def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
     for pieces in reading:
         found += [record.offset for piece in pieces for record in piece.records()]
     assert found == list(range(30_000))
-    assert surely
+    assert retried
     assert link.line() is None, "it is not opened again at once"
     assert offsets(link, planned(0, 30_000)) == list(range(30_000))
     monkeypatch.setattr(link, "_line_after_s", 0.0)
@@ -94,13 +96,13 @@ def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
 
 
 def test_fast_fetch_without_an_answer_continues_on_the_slow_path(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[int]
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     monkeypatch.setattr(range_reader, "ANSWER_S", 0.05)
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     node.silent = {"n1"}
     assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
-    assert surely
+    assert retried
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
 
 
