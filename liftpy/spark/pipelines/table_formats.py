@@ -74,8 +74,8 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
     return found
 
 
-class DeltaFolder:
-    """A Delta table in a directory. A commit is based on the version that the newest ``state`` saw."""
+class _TableFolder:
+    """A table in a directory. A commit is based on the version that the newest ``state`` saw."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -85,6 +85,10 @@ class DeltaFolder:
     def root(self) -> Path:
         """Directory of the table."""
         return self._root
+
+
+class DeltaFolder(_TableFolder):
+    """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
         """Return the current state with the values of these marks, None without a table."""
@@ -190,17 +194,8 @@ def _text(ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
-class IcebergFolder:
-    """An Iceberg table in a directory. A commit is based on the version that the newest ``state`` saw."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._seen: Any = None
-
-    @property
-    def root(self) -> Path:
-        """Directory of the table."""
-        return self._root
+class IcebergFolder(_TableFolder):
+    """An Iceberg table in a directory."""
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog
