@@ -171,7 +171,7 @@ def check_option(name: str, text: str, written: dict[str, str]) -> None:
                 text.strip().lower().rstrip("b")[-1], 0
             )
         case "startingTimestamp" | "endingTimestamp":
-            assert said == text.lstrip("0")
+            assert said == (text.lstrip("0") or "0")
         case _:
             assert said == text or not text
 
