@@ -112,6 +112,12 @@ class Option:
         only = "" if len(self.takers) != 1 else f"Only for {self.takers[0]}."
         return " ".join(filter(None, (self.help, words, only)))
 
+    @property
+    def description(self) -> str:
+        """The meaning, the valid values and the default."""
+        default = f" Default: {self.shown_default}." if self.shown_default else ""
+        return f"{self.meaning} Use {self.expected}.{default}"
+
     def parse(self, text: str) -> Any:
         """Return the value of ``text``. Raises ConfigError or InvalidNameError that names the option."""
         return self.kind.parse(self, text)
@@ -455,9 +461,9 @@ def options_of(takers: Iterable[str]) -> dict[str, Option]:
 
 
 _SOURCE, _SINK = options_of(READS), options_of(WRITES)
-OPTIONS = {name: option.meaning for name, option in _SOURCE.items()}
+OPTIONS = {name: option.description for name, option in _SOURCE.items()}
 """Option for reading -> description."""
-SINK_OPTIONS = {name: option.meaning for name, option in _SINK.items()}
+SINK_OPTIONS = {name: option.description for name, option in _SINK.items()}
 """Option for writing -> description."""
 CREDENTIALS = {option.field: name for name, option in _SOURCE.items() if name.startswith("nats.")}
 """Field of ``Access`` -> option that sets it."""
