@@ -1,4 +1,4 @@
-"""The parser gives the same messages however the bytes are cut, and leaves the rest to nats-py."""
+"""Test that the parser delivers the same messages for any split of the bytes."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_parser_reads_random_hostile_streams_as_the_protocol_defines() -> None:
 
 
 def test_parser_cannot_be_redirected_to_another_subscription_by_publishers() -> None:
-    """``shop.a\\x0b7`` is one token for nats-server; white space once ended the field, and 7 was taken for the sid [A12]."""
+    """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
     got: list[tuple[int, bytes]] = []
     client = FakeClient()
     sinks = {b"%d" % sid: (lambda s, r, payload, h, sid=sid: got.append((sid, payload))) for sid in (5, 7)}

@@ -1,4 +1,4 @@
-"""At most one stream answers on a subject: the index against a plain comparison of every subject with every other."""
+"""Test the subject index against a plain comparison of all subjects."""
 
 from __future__ import annotations
 

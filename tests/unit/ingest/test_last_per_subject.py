@@ -1,4 +1,4 @@
-"""The last offset of each subject: a function of the log, whenever somebody asks first, whatever is cut, dropped or read back [A7]."""
+"""Test the index of the last offset per subject: it is a function of the log, after any truncation and replay [A7]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of derived state: what is loaded is what a replay of the log gives, or it is left out, and removed [A3, S5, S11]."""
+"""Test checkpoints of derived state: a loaded checkpoint equals a replay of the log, or is removed [A3, S5, S11]."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> No
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
 def test_state_file_random_part_bytes_are_rejected_or_bounded(data: bytes, name: str) -> None:
-    """The CRC can't be relied on here: a version with a bug may have written it."""
+    """The CRC is right: a version with a bug may have written the bytes."""
     log, state = filled()
     write(log, state)
     loaded, _ = load_state(log, OF)
@@ -517,7 +517,7 @@ def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_state_giver_with_two_alternating_askers_gives_each_a_whole_state(seconds: float) -> None:
-    """A follower and a backup, say. The second one must not make the first one begin again and again, nor the other way round."""
+    """A follower and a backup ask in turns. Neither makes the other one start again."""
     log = a_log()
     state = a_state(log)
     append(log, state, [f"m{n}" for n in range(200)], by=7)

@@ -1,4 +1,4 @@
-"""Damage of bytes that this process wrote or walked: every read, recheck, scan and compaction that meets it leads to its repair."""
+"""Test that every read, recheck, scan and compaction that meets damaged bytes starts the repair."""
 
 from __future__ import annotations
 

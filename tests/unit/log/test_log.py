@@ -1,4 +1,4 @@
-"""The log against a list, over cuts at every byte, flips of every bit and deaths at every call."""
+"""Test the log against a list, with truncation at every byte, a flip of every bit and a crash at every call."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_log_retention_by_age_applies_without_new_records() -> None:
 
 
 def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
-    """Its position in an election [C9]."""
+    """The last epoch decides its rank in an election [C9]."""
     storage = MemoryStorage()
     log = _log(storage, StreamConfig(retention_age_s=1.0))
     fill(log, 2, epoch=3)

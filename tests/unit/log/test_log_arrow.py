@@ -1,4 +1,4 @@
-"""Arrow's rows are the records, whatever the batches hold and wherever they are cut."""
+"""Test that the Arrow rows are the records, for any batches and any split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an opening shows is on the disk, whatever became of the flushes before: a power cut takes nothing of it [S1, S4, S12]."""
+"""Test that a power cut takes nothing of what a log showed when it was opened [S1, S4, S12]."""
 
 from __future__ import annotations
 
@@ -271,8 +271,7 @@ def test_log_with_interval_flush_proves_only_flushed_records() -> None:
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
 def test_log_open_empty_segment_after_a_power_cut_is_a_torn_tail(kept: float) -> None:
-    """A power cut between a roll and its flush: the new name is on the disk, empty, and the end of the segment before it is not. Nobody
-    was told of it, so nobody has to leave an ISR; all replicas roll at the same offset, and may lose power together [S1, S3]."""
+    """The power failed between a roll and its flush: the new name is durable, the end of the segment before it is not [S1, S3]."""
     storage = MemoryStorage()
     log, _ = opened(storage)
     fill(log, 2)

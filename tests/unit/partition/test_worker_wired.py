@@ -1,4 +1,4 @@
-"""What a partition's parts are given: the node's, the stream's and its own things, each in its place and none left out."""
+"""Test which objects of the node and the stream the parts of a partition get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host gives to its parts: settings, who it is, and the ways in which they speak to each other."""
+"""Test how a host connects its parts: settings, identity and calls between them."""
 
 from __future__ import annotations
 
