@@ -15,6 +15,7 @@ from nats.protocol.parser import ProtocolError
 
 from liftpy.nats.parser import Pattern
 from sidecar.transport.parser import SinkParser
+from tests.long import examples
 from tests.unit.bus.parser_fuzz import fuzz
 
 MESSAGES = [
@@ -79,7 +80,7 @@ def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], F
     return got, client
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 12_000), max_size=8))
 def test_parser_gives_the_same_messages_however_the_bytes_are_split(picks: list[int], cuts: list[int]) -> None:
     noise = [b"PING\r\n", b'INFO {"a":1}\r\n', b"PONG\r\n"]

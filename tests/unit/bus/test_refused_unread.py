@@ -17,6 +17,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, Ordinary
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
 from sidecar.transport.parser import InflowParser
+from tests.long import examples
 from tests.unit.bus.batches import Bench, published
 from tests.unit.bus.inflow_bench import MS
 from tests.unit.bus.inflow_bench import Bench as BusBench
@@ -186,7 +187,7 @@ def _bytes_of(frame: Any) -> bytes:
     return b" ".join([*words, *sizes, b"%d" % len(block + payload)]) + b"\r\n" + block + payload + b"\r\n"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
 async def test_unread_rejection_handles_each_message_once_however_the_bytes_are_split(
     frames: list[Any], cuts: list[int], data: Any

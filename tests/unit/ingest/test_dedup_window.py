@@ -21,6 +21,7 @@ from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.errors import InvariantError
+from tests.long import examples
 
 WINDOW = 120
 ROOM = 1 << 20
@@ -264,7 +265,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_dedup_window_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
     """The window also restarts and replays only the records that it needs."""

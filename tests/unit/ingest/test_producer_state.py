@@ -29,6 +29,7 @@ from liftpy.core.publish.producer_state import (
 )
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.errors import ProtocolError
+from tests.long import examples
 
 Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
 """(value, key, headers)"""
@@ -362,7 +363,7 @@ def test_producers_expire_by_committed_time_and_the_idlest_is_evicted() -> None:
     assert bench.producers.state_of(9) is None, "8 was heard of after it"
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(st.integers(7, 8), st.integers(0, 2), st.integers(0, 6), st.integers(1, 3), st.booleans(), st.integers(0, 9)),

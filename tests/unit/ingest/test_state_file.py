@@ -33,6 +33,7 @@ from liftpy.core.publish.state_transfer import StateGiver, StateQuestion
 from liftpy.core.publish.state_writer import Pace, StateWriter, pace_of, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.long import examples
 
 ROOM = 1 << 20
 OF = state_owner(PartitionKey("s", "u1", 3))
@@ -300,7 +301,7 @@ def test_state_file_incomplete_subjects_are_read_backward_after_restore() -> Non
     assert [again.last_of(f"s.{name}") for name in "abcd"] == [8, 9, 10, -1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> None:
     log, state = filled()
@@ -320,7 +321,7 @@ def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> No
     assert (loaded, list(unfit)) == (None, [name])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
 def test_state_file_random_part_bytes_are_rejected_or_bounded(data: bytes, name: str) -> None:
     """The CRC is right: a version with a bug may have written the bytes."""
@@ -422,7 +423,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=30))
 def test_state_with_and_without_files_is_equal_for_random_operations(steps: list[tuple[object, ...]]) -> None:
     log = a_log()

@@ -11,6 +11,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
+from tests.long import examples
 
 CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)
 NOW_NS = 1_000 * 10**9
@@ -196,7 +197,7 @@ _rows = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(_rows, min_size=1, max_size=60))
 def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: list) -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)

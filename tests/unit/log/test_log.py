@@ -13,7 +13,7 @@ from liftpy.core.log.small_files import EPOCHS_NAME, decode_epochs, encode_epoch
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import parse_batch, split_batches
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError, UnknownFormatError
-from tests.long import sampled
+from tests.long import examples, sampled
 from tests.unit.log.log_model import SMALL, batch, content, fill, reopened
 
 
@@ -212,7 +212,7 @@ _steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_steps, max_size=40))
 def test_log_random_operations_match_a_list_model(steps: list[tuple]) -> None:
     storage = MemoryStorage()
