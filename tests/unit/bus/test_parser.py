@@ -16,7 +16,7 @@ from nats.protocol.parser import ProtocolError
 from liftpy.nats.parser import Pattern
 from sidecar.transport.parser import SinkParser
 from tests.long import examples
-from tests.unit.bus.parser_fuzz import fuzz
+from tests.unit.bus.parser_fuzz import complete, fuzz
 
 MESSAGES = [
     (b"a.b", b"", b"hello", b""),
@@ -76,7 +76,7 @@ def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], F
         for chunk in chunks:
             await parser.parse(chunk)
 
-    asyncio.run(feed())
+    complete(feed())
     return got, client
 
 
