@@ -55,7 +55,7 @@ class Wired:
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=SimpleNamespace(of=lambda key: None),
-            flush_times=SimpleNamespace(flushed=None), touched=set(), **given,
+            flush_times=SimpleNamespace(flushed=print), touched=set(), **given,
         )  # fmt: skip
         self.joined: list[NodeDerived] = []
         self.went_past: list[PartitionKey] = []
