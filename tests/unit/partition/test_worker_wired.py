@@ -14,6 +14,8 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.standby import NodeHeard
 from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.errors import StorageError
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
 from sidecar.runtime import clock
@@ -41,6 +43,7 @@ class Wired:
             patch.setattr(worker_module, name, self._stand_in(name, getattr(worker_module, name)))
         self.fed: list[Any] = []
         self.dropped: list[Any] = []
+        self.failed: list[Any] = []
         self.log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
             "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
@@ -75,7 +78,7 @@ class Wired:
                 part.may_refuse_for_now = lambda now_ns: ("for now", now_ns)
                 part.high_watermark = 33
             elif name == "Executor":
-                part.execute, part.storage_failed, part.failed = "executes", False, None
+                part.execute, part.storage_failed, part.failed = "executes", False, self.failed.append
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard, part.reader = "heard", SimpleNamespace()
@@ -125,3 +128,19 @@ def test_partition_reports_dropped_publishes_to_the_node(wired: Wired) -> None:
     (on_drop,) = wired.taken("Ingest", "on_drop")
     on_drop("no room", 3)
     assert wired.dropped == [("orders/3", "no room", 3)]
+
+
+def test_partition_flush_tells_the_replica_the_durable_end_or_the_failure(wired: Wired) -> None:
+    flushed, failed = wired.taken("Flusher", "flushed", "failed")
+    flushed(6)
+    assert wired.fed == [events.LogFlushed(end_offset=6, took_ns=99)]
+    error = StorageError("broken")
+    failed(error)
+    assert wired.failed == [error]
+
+
+def test_partition_tools_follow_the_leader_and_the_high_watermark(wired: Wired) -> None:
+    high_watermark, leader = wired.taken("Tools", "high_watermark", "leader")
+    assert (high_watermark(), leader()) == (33, ("", 0, 0))
+    wired.worker.state = SimpleNamespace(leader="n8", leader_epoch=5, epoch=9)  # type: ignore[assignment]
+    assert leader() == ("n8", 5, 9)
