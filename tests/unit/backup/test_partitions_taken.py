@@ -1,4 +1,4 @@
-"""One partition of a backup: from whichever replica has it, within a pace, also where retention moves on meanwhile."""
+"""Test the backup of one partition: from any replica, at a limited rate, while retention deletes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A publish that expects the last sequence of a subject, or the last message id, is stored behind just that, or refused [A7]."""
+"""Test conditional publishes by the last sequence of a subject or the last message id [A7]."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ async def test_publish_that_expects_a_filter_with_many_wildcards_is_judged_at_on
 
 
 def test_flood_of_publishes_that_expect_filters_costs_a_bounded_time() -> None:
-    """[A21]."""
+    """[A21]"""
     derived = Bench(room=1 << 24).derived
     derived.last_of("ev.0")
     derived.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})

@@ -1,4 +1,4 @@
-"""A connection step by step, without a server: in which order bytes leave, what a subscription writes, who is told what, and when."""
+"""Test a connection without a server: the order of bytes, subscriptions and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quota does to publishers: the first are stored, the rest told when to come again, nobody is told no of what is stored."""
+"""Test what a quota does to publishers: the first are stored, the others learn when to retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection that standbys hear by: opened when it is first needed; a new leader's sink takes the place of its standby's."""
+"""Test the connection of standbys: it opens at first need, and a new leader's sink replaces its standby's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads the socket of the ingest connection: the loop, and in a burst a thread [A11]."""
+"""Test who reads the ingest socket: the event loop, and a thread in a burst [A11]."""
 
 from __future__ import annotations
 
@@ -64,7 +64,6 @@ async def test_burst_is_read_by_the_loop_if_a_thread_cannot_read(bench: Bench, w
 
 @pytest.mark.parametrize("error", [OSError(24, "no descriptor"), RuntimeError("can't start new thread")])
 async def test_burst_is_read_by_the_loop_if_no_thread_can_start(bench: Bench, error: Exception) -> None:
-    """A connection that ends for it would lose what is on its way, with every burst."""
     bus, transport = bench.bus, bench.bus._receiver.transport
 
     def fails(*given: Any) -> None:

@@ -1,4 +1,4 @@
-"""AlterStream: other settings, by compare-and-set on their version; what is fixed stays, and every replica hears of it."""
+"""Test AlterStream of settings: compare-and-set on their version, fixed settings, and every replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: what each entry did, and who asked for it, the same on every controller; kept within bounds."""
+"""Test events: what each entry did, who requested it, the same on every controller, within limits."""
 
 from __future__ import annotations
 

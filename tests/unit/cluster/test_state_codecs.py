@@ -1,4 +1,4 @@
-"""Every field of every state of the cluster, and every setting, comes back from its bytes."""
+"""Test that every field of every state and every setting survives its bytes."""
 
 from __future__ import annotations
 

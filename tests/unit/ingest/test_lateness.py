@@ -1,4 +1,4 @@
-"""From when on what waits unread is refused: a burst is taken as ever, a queue that stands is kept short, and that ends by itself."""
+"""Test when unread publishes are rejected: a burst is accepted, a standing queue is kept short."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_unanswered_acks_in_calm_wait_for_a_dead_follower() -> None:
 
 
 def test_unanswered_acks_in_calm_draining_after_a_stall_are_not_late() -> None:
-    """A follower, or this node, stood still for 3 s. Then it takes 200 ms until nobody waits for longer than a second."""
+    """A follower stopped for 3 s. Then the backlog needs 200 ms to become shorter than a second."""
     still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
     drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]
     again = [(13_400 + 10 * step, 1001) for step in range(25)]

@@ -1,4 +1,4 @@
-"""What a whole node may hold: partitions' bounds shrink near the limit, the largest queues first, and at it everybody is refused."""
+"""Test the memory of a whole node: the limits of partitions shrink, and the largest queues shrink first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is given which epoch, and who is fenced by it, within a leadership and over several."""
+"""Test which producer gets which epoch, and which one is fenced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Borders: sizes of ranges and where their batches begin, against a list of all batches; whatever the segments and the index."""
+"""Test the sizes of offset ranges and the first offsets of their batches against a list of all batches."""
 
 from __future__ import annotations
 

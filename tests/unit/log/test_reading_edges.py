@@ -1,4 +1,4 @@
-"""Reads at their edges: parts of a batch, by time, and a log that has no segment yet begins where its checkpoint says."""
+"""Test reads of parts of a batch, reads by time, and the start of a log without segments."""
 
 from __future__ import annotations
 

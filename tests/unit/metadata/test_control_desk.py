@@ -1,4 +1,4 @@
-"""Control requests from the bus: the leader answers, within a bound; the others are silent, unless nobody leads at all."""
+"""Test control requests from the bus: the leader answers, within a limit, and the others are silent."""
 
 from __future__ import annotations
 

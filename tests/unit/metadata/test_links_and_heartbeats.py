@@ -1,4 +1,4 @@
-"""A node's link to the metadata group, its heartbeats by the clock, and how its membership ends."""
+"""Test a node's link to the metadata group, its heartbeats, and the end of its membership."""
 
 from __future__ import annotations
 

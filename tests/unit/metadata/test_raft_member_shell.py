@@ -1,4 +1,4 @@
-"""RaftMember around scripted parts: what is counted, when a start is over, how leadership is handed over, and what a stop closes."""
+"""Test RaftMember: its counters, the end of a start, a leadership transfer, and a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller says of the group and of itself, and what is made of errors of the bus: each field, each kind of error."""
+"""Test each field of a controller's reports, and each kind of bus error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class Slow(Bus):
 
 
 async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_request() -> None:
-    """What is asked after it is waited for."""
     bus = Slow(silent=0)
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1", 1)

@@ -1,4 +1,4 @@
-"""The executor: each field of each effect arrives where it is carried out."""
+"""Test that the executor passes on each field of each effect."""
 
 from __future__ import annotations
 

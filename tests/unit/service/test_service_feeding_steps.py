@@ -1,4 +1,4 @@
-"""Single steps of the feeder: what it asks for, what a way back takes along, and what it does about a record that can't be applied."""
+"""Test the steps of the feeder: verification, rewinds, skipped records and reads."""
 
 from __future__ import annotations
 

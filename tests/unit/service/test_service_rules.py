@@ -1,4 +1,4 @@
-"""Whom a service obeys, and what an answer to an output says: every field of an order, a refusal and an ack [A9, R9]."""
+"""Test which orders a service obeys, and every field of an order, a rejection and an ack [A9, R9]."""
 
 from __future__ import annotations
 

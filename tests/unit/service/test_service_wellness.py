@@ -1,4 +1,4 @@
-"""To whom a leader hands over whose services are ill: to where they are well, and never twice for one record."""
+"""Test to which node a leader with failing services transfers, and that it does so once per record."""
 
 from __future__ import annotations
 

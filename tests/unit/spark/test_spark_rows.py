@@ -16,6 +16,7 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.spark import range_reader
 from liftpy.spark.range_reader import RowBuilder
 from liftpy.spark.schema import arrow_schema, default_columns
+from tests.long import examples
 
 ALL = default_columns(include_headers=True, topic=False)
 BUILDER = RowBuilder("orders", 3, ALL)
@@ -84,7 +85,7 @@ def sliced_batches(draw: st.DrawFn) -> list[BatchSlice]:
     return pieces
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(sliced_batches())
 def test_arrow_columns_equal_the_records_one_by_one(pieces: list[BatchSlice]) -> None:
     assert by_columns(pieces) == one_by_one(pieces)
