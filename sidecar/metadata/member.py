@@ -118,7 +118,7 @@ class RaftMember(MetadataGroup):
         nodes = InboxRule((subjects.inboxes(),))
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
-        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal)
+        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal, self._rest_s)
         self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer)
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._desk = ControlDesk(
@@ -160,6 +160,9 @@ class RaftMember(MetadataGroup):
             self._notify(before, image)
         self._orders.look()
         self._events.look()
+
+    def _rest_s(self) -> float:
+        return self._member.rest_ns(clock.now_ns()) / NS_PER_S
 
     def _ask_when_unled(self) -> None:
         """Ask other controllers if there is no leader: this node may have been removed without noticing."""
@@ -279,6 +282,7 @@ class RaftMember(MetadataGroup):
             self._log.transport.sessions.fit(self._connection.max_payload)
             self._feed.producer.fit(self._connection.max_payload)
         self._log.transport.sessions.set_online(online)
+        self._driver.wake()
 
     def prefer(self, every_s: float) -> None:
         """Set the interval of the preferred-leader check, in seconds. 0: no checks."""
@@ -487,9 +491,11 @@ class Orders:
 
     async def _look_for(self, node_id: str) -> None:
         self._member.looked_for(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
+        self._driver.wake()
 
     async def _ask(self, question: LeaderQuestion) -> None:
         self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
+        self._driver.wake()
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
         """Return the decision if this member leads, otherwise None."""

@@ -267,6 +267,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         """Time of the last message of a leader, in seconds. A time long ago means that there was none."""
         return self._leader_heard_at
 
+    def hears_a_leader(self, within_s: float) -> bool:
+        """Return whether a leader has sent a message within the last ``within_s`` seconds."""
+        return self._clock() - self._leader_heard_at <= within_s
+
     def confirmed_ns(self) -> int:
         """As the leader, return the time until which a majority certainly votes for no other leader."""
         assert self._core is not None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sidecar.quorum.driver import LATE_TICK_S, TICK_S
+from sidecar.quorum.driver import LATE_TICK_S, REST_S, TICK_S, GroupDriver
+from sidecar.quorum.library import LATE_S
 from tests.unit.raft.ours import bare_member
 
 
@@ -16,11 +19,16 @@ async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.M
     driver: Any = member._driver
     now = [1000.0]
     at: list[float] = []
+
+    def call_at(when: float, _: object) -> asyncio.TimerHandle:
+        at.append(when)
+        return asyncio.TimerHandle(when, str, (), asyncio.get_running_loop())
+
     monkeypatch.setattr(driver._loop, "time", lambda: now[0], raising=False)
-    monkeypatch.setattr(driver._loop, "call_at", lambda when, _: at.append(when), raising=False)
-    monkeypatch.setattr(driver, "tick", lambda: None)
+    monkeypatch.setattr(driver._loop, "call_at", call_at, raising=False)
+    monkeypatch.setattr(driver, "_tick", lambda: None)
     driver.start()
-    for late_s in (0.0, LATE_TICK_S - 0.001, 0.3):
+    for late_s in (-0.01, 0.0, LATE_TICK_S - 0.001, 0.3):
         now[0] = at[-1] + late_s
         driver._on_timer()
         assert at[-1] == pytest.approx(now[0] + TICK_S), "what was late is not made up for by ticking twice"
@@ -28,3 +36,25 @@ async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.M
     assert ticks["late"] == 1
     assert ticks["max_ms"] == pytest.approx(300, abs=0.1)
     member._log.journal.abandon()
+
+
+@pytest.mark.parametrize(("leads", "hears", "rest_s"), [(False, False, TICK_S), (False, True, REST_S), (True, False, 0.061)])
+async def test_quorum_timer_waits_for_the_next_deadline(leads: bool, hears: bool, rest_s: float) -> None:
+    core: Any = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06)
+    transport: Any = SimpleNamespace(hears_a_leader=lambda within_s: hears and within_s == REST_S)
+    nothing: Any = None
+    duties = [1.0]
+    driver: Any = GroupDriver(core, transport, nothing, nothing, nothing, nothing, lambda: duties[0])
+    driver._set_timer()
+    assert driver._due_s - driver._loop.time() == pytest.approx(rest_s, abs=0.01)
+    first = driver._timer
+    duties[0] = 0.02
+    driver._set_timer()
+    assert first.cancelled()
+    assert driver._due_s - driver._loop.time() == pytest.approx(0.02, abs=0.01)
+    driver.stop()
+
+
+def test_quorum_rest_of_a_follower_is_between_two_appends_and_a_late_tick() -> None:
+    append_pause_s = 0.1
+    assert append_pause_s < REST_S < LATE_S

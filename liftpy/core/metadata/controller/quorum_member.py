@@ -271,6 +271,13 @@ class QuorumMember:
             decided += self._in_office(now_ns, online)
         return decided
 
+    def rest_ns(self, now_ns: int) -> int:
+        """Return the time until a duty of the metadata leader is due, in nanoseconds, at most ``LOOK_EVERY_NS``."""
+        deadline_ns = self._duties.next_deadline_ns() if self.in_office else None
+        if deadline_ns is None or deadline_ns <= now_ns:  # what is due already waits for the end of an order
+            return LOOK_EVERY_NS
+        return min(deadline_ns - now_ns, LOOK_EVERY_NS)
+
     def _take_over(self) -> list[Decision]:
         """Propose the barrier before the duties.
 
