@@ -30,7 +30,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_INBOX, InboxRule, Subjects
 from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.parser import StrictConnection, watch_denials
+from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
@@ -39,6 +39,7 @@ from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberFolder
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, check_nats_py
 from sidecar.transport.credentials import Keys, RightsWatch
 
 logger = logging.getLogger("liftpy.metadata")
@@ -338,11 +339,12 @@ class GroupLink:
         self._folder = folder
         self._subjects = subjects
         self._inboxes = inboxes
-        self._connection = StrictConnection(counters)
+        self._connection = BusConnection("group", errors=counters)
         self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
         """Connect and join. Return when the local image is one that the group has had. Retry until the call is canceled."""
+        check_nats_py()
         await self._connect()
         settings = self._settings
         rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
@@ -426,7 +428,7 @@ class GroupLink:
             except (OSError, TimeoutError, nats.errors.Error):
                 with contextlib.suppress(Exception):
                     await self._connection.close()
-                self._connection = StrictConnection(self._connection.errors)
+                self._connection = BusConnection("group", errors=self._connection.errors)
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _error(self, error: Exception) -> None:

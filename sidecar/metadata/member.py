@@ -56,12 +56,13 @@ from sidecar.metadata.control import ControlDesk, Forwarder
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
-from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.metadata.publish_queue import Outgoing
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, Listener
 from sidecar.transport.liveness import is_absent
 
 logger = logging.getLogger("liftpy.quorum")
@@ -85,7 +86,7 @@ class RaftMember(MetadataGroup):
     def __init__(
         self,
         opened: MemberFolder,
-        connection: Client,
+        connection: BusConnection,
         subjects: Subjects,
         config: ReplicationConfig,
         fatal: Callable[[Exception], None],
@@ -131,7 +132,7 @@ class RaftMember(MetadataGroup):
             lambda node_id: node_id in self.image.nodes,
             config,
         )
-        self._subscriptions: list[Any] = []
+        self._listener: Listener | None = None
         self._listens_since = time.monotonic()
         """Time since which the member waits for a leader, or time of its last question about its membership."""
         self._asking: asyncio.Task[None] | None = None
@@ -177,10 +178,10 @@ class RaftMember(MetadataGroup):
         if self._log.told(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
             logger.warning("%s is no controller any more, as of index %d", self.node_id, self._log.core.dismissed_at)
 
-    async def _frame_received(self, message: Any) -> None:
-        sender = message.subject.rsplit(".", 1)[1]
+    def _frame_received(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        sender = subject.decode().rsplit(".", 1)[1]
         try:
-            frame = unseal(self.node_id, sender, message.data)
+            frame = unseal(self.node_id, sender, payload)
         except ProtocolError as error:
             self._log.transport.sessions.counters[refused(error)] += 1
             return
@@ -246,7 +247,7 @@ class RaftMember(MetadataGroup):
         self._listens_since = time.monotonic()
         inbox = self._subjects.raft_inbox(self.node_id)
         guard = RequestGuard("raft frame", self._outgoing.counters)
-        self._subscriptions.append(await self._connection.subscribe(inbox, cb=guard.callback(self._frame_received)))
+        self._listener = self._connection.listen(inbox, guard.handler(self._frame_received))
         await self._desk.open()
         await self._events.open()
         if self._event_writer is not None:
@@ -326,12 +327,12 @@ class RaftMember(MetadataGroup):
                 await asyncio.sleep(0.01)
         self._driver.stop()
         await end_tasks([self._asking])
-        await unsubscribe(self._subscriptions)
+        if self._listener is not None:
+            self._listener.close()
         await self._feed.close()
         await self._desk.close()
         await self._events.close()
         await self._orders.close()
-        await self._outgoing.close()
         try:
             self._log.journal.close()
         except StorageError as error:

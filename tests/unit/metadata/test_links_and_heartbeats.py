@@ -32,7 +32,8 @@ class Strict:
     made: ClassVar[list[Any]] = []
     failures: ClassVar[list[Exception]] = []
 
-    def __init__(self, errors: Any) -> None:
+    def __init__(self, name: str, errors: Any) -> None:
+        assert name == "group"
         self.errors, self.options = errors, {"max_reconnect_attempts": 1}
         self.calls: list[Any] = []
         Strict.made.append(self)
@@ -53,7 +54,7 @@ class Strict:
 
 async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
-    monkeypatch.setattr(group_role, "StrictConnection", Strict)
+    monkeypatch.setattr(group_role, "BusConnection", Strict)
     monkeypatch.setattr(group_role, "_RECONNECT_WAIT_S", 0.0)
     settings = NodeSettings("n1", tmp_path, nats=("nats://h:1", "nats://h:2"), controllers=("n1",))
     counters: Counter[str] = Counter()

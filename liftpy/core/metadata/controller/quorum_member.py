@@ -211,6 +211,8 @@ class QuorumMember:
         self._own_orders = 0
         self._looking: set[str] = set()
         self._look_at_ns = 0
+        self._deadline_ns: int | None = None
+        """Monotonic time of the next duty, as of the last tick. None: no duty has a time."""
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
         self._step_is_ordered = False
@@ -272,11 +274,11 @@ class QuorumMember:
         return decided
 
     def rest_ns(self, now_ns: int) -> int:
-        """Return the time until a duty of the metadata leader is due, in nanoseconds, at most ``LOOK_EVERY_NS``."""
-        deadline_ns = self._duties.next_deadline_ns() if self.in_office else None
+        """Return the time until a duty of the metadata leader is due, in nanoseconds, at most ``NS_PER_S``."""
+        deadline_ns = self._deadline_ns if self.in_office else None
         if deadline_ns is None or deadline_ns <= now_ns:  # what is due already waits for the end of an order
-            return LOOK_EVERY_NS
-        return min(deadline_ns - now_ns, LOOK_EVERY_NS)
+            return NS_PER_S
+        return min(deadline_ns - now_ns, NS_PER_S)
 
     def _take_over(self) -> list[Decision]:
         """Propose the barrier before the duties.
@@ -302,6 +304,8 @@ class QuorumMember:
             for request in self._duties.due(now_ns):
                 self._own_orders += 1
                 decided.append(Order(request, own=True))
+            deadline_ns = self._duties.next_deadline_ns()
+        self._deadline_ns = deadline_ns
         for barrier in barriers(view, self._own_orders):
             self._own_orders += 1
             decided.append(Order(barrier, own=True))
@@ -315,13 +319,12 @@ class QuorumMember:
         if birth is not None:
             self._own_orders += 1
             decided.append(Order(birth, own=True))
-        decided += self._controllers(now_ns)
+        decided += self._controllers(now_ns, view)
         decided += self._published(now_ns)
         return decided
 
-    def _controllers(self, now_ns: int) -> list[Decision]:
+    def _controllers(self, now_ns: int, view: GroupView) -> list[Decision]:
         """Return the next step of a controller change, which any member may have started."""
-        view = self._log.view()
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
             return [HandOver()]
