@@ -112,18 +112,38 @@ class ControlDesk:
         self._turns = Turns()
         self._under_way: set[asyncio.Task[None]] = set()
         self._listeners: list[Listener] = []
+        self._of_nodes: Listener | None = None
+        """Subscription to the requests of nodes. Only the metadata leader has one."""
+        self._is_open = False
         self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
         """Subscribe to the subjects of control requests."""
-        acls = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
-        acls |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
-        for subject, acl in acls.items():
-            sink = self._guard.handler(partial(self._received, acl))
-            self._listeners.append(self._connection.listen(subject, sink))
+        self._is_open = True
+        for subject in (self._subjects.info(), *self._subjects.control_admin_all()):
+            acl = RequestAcl.INFO if subject == self._subjects.info() else RequestAcl.ADMIN
+            self._listeners.append(self._listen(subject, acl))
+        self.follow_leadership()
+
+    def _listen(self, subject: str, acl: RequestAcl) -> Listener:
+        return self._connection.listen(subject, self._guard.handler(partial(self._received, acl)))
+
+    def follow_leadership(self) -> None:
+        """Subscribe to the requests of nodes when this controller leads, and unsubscribe when it does not.
+
+        Nodes send heartbeats all the time, and only the leader answers them. Without a leader, NATS reports no responders,
+        and nodes retry.
+        """
+        if self._is_open and self._leads():
+            self._of_nodes = self._of_nodes or self._listen(self._subjects.control_node("*"), RequestAcl.NODE)
+        elif self._of_nodes is not None:
+            self._of_nodes.close()
+            self._of_nodes = None
 
     async def close(self) -> None:
         """Unsubscribe and drop unfinished requests. Their senders retry at the next leader."""
+        self._is_open = False
+        self.follow_leadership()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()

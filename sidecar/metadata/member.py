@@ -145,6 +145,7 @@ class RaftMember(MetadataGroup):
         elif old == _LEADER:
             logger.info("%s no longer leads the metadata group", self.node_id)
             self._member.resign()
+        self._desk.follow_leadership()
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:

@@ -79,8 +79,14 @@ class Heartbeats:
         request = pb.ControlRequest(heartbeat=self._heartbeat)
         sent_ns = clock.now_ns()
         response = await self._role.current.propose(request, self.pace.session_s / 2)
+        self._asked_home = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
-            self._home.call_soon_threadsafe(self._answered, sent_ns, response)
+            self._home.call_soon_threadsafe(self._told, sent_ns, response)
+
+    def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
+        """Process an answer on the event loop of the node, which shows that this loop runs."""
+        self._turned()
+        self._answered(sent_ns, response)
 
     def _ask_home(self) -> None:
         """Check that the event loop of the node still runs."""
