@@ -99,6 +99,25 @@ async def test_control_desk_of_the_leader_answers(controller: Controller) -> Non
     assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
 
 
+async def test_control_desk_subscribes_to_requests_of_nodes_while_it_leads(controller: Controller) -> None:
+    of_nodes, of_operators = "space.control.node.*", "space.control.admin"
+    assert {of_nodes, of_operators, "space.info"} <= controller.listening.keys()
+    controller.leads = False
+    controller.desk.follow_leadership()
+    assert of_nodes not in controller.listening
+    assert {of_operators, "space.info"} <= controller.listening.keys()
+    for _ in range(2):
+        controller.leads = True
+        controller.desk.follow_leadership()
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    assert len(controller.replies) == 1
+    await controller.desk.close()
+    assert controller.listening == {}
+    controller.desk.follow_leadership()
+    assert controller.listening == {}
+
+
 async def test_control_desk_on_a_follower_is_silent_where_the_leader_decides(controller: Controller) -> None:
     controller.leads = False
     await controller.receive(Message(REQUEST))
