@@ -137,7 +137,7 @@ class GroupRole:
     async def _may_begin(self) -> bool:
         """Return whether a new directory may start a group with the controllers of the settings."""
         if len(self._settings.controllers) > 1:
-            return True  # whoever is left of the others knows better, and says so (``probation.py``)
+            return True  # the other controllers say if a group exists (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
         for _ in range(_ASK_TIMES):
             try:
@@ -217,8 +217,8 @@ class GroupRole:
         logger.info("%s starts as controller: %s", self._settings.node_id, self.controllers.said())
         try:
             self._next = member = self._make_member(self.controllers)
-            await member.start()  # bounded by being named: who is taken back is told so
-        except (StorageError, OSError) as error:  # its disk is full, say: a node that only follows the feed goes on without
+            await member.start()  # it ends if this node is removed again
+        except (StorageError, OSError) as error:  # for example a full disk. The node continues to follow the feed
             again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
             logger.error("%s cannot become a controller: %s: %s", self._settings.node_id, error, again)
             made, self._next = self._next, None
@@ -303,8 +303,8 @@ class GroupRole:
 
 # Joins the metadata group, as a controller or as a follower of the feed, on its own NATS connection.
 #
-# The group's traffic has its own connection, so that no flood of data delays an election; nothing is kept in it over a
-# reconnect, because the group's sessions would take late frames for losses anyway.
+# The group's traffic has its own connection, so that data does not delay an election. The connection keeps no messages over a
+# reconnect, because the sessions of the group treat late frames as lost.
 
 
 _CONNECT_TIMEOUT_S = 5

@@ -2,13 +2,12 @@
 
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
 
-``MemberLog`` is its part of the log, ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries
-out. This module
-starts, shows the applied image, transfers the leadership and stops. Every start ends with a barrier of this process:
-the applied image then
-has everything committed before, and a member with a new or emptied directory may vote from there on (``probation.py``).
-A member that later
-learns that its directory is an old copy asks for another barrier.
+``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries out the
+decisions. This module starts the member, shows the applied image, transfers the leadership and stops.
+
+Every start ends with a barrier of this process. The applied image then has everything that was committed before. From there on, a
+member with a new or emptied directory may vote (``probation.py``). A member that later learns that its directory is an old copy
+requests another barrier.
 """
 
 from __future__ import annotations
@@ -390,7 +389,7 @@ class RaftMember(MetadataGroup):
 # Carries out the decisions of a metadata group member (``liftpy.core.metadata.controller.quorum_member``), and waits for the
 # results.
 #
-# What a controller asks nodes over the bus, beside the group's own traffic; ``liftpy.cluster`` decides when, and what it means.
+# It also sends a controller's questions to nodes over NATS. The core decides when to ask, and what the answers mean.
 
 
 STEP_ASIDE_TIMEOUT_S = 0.8
@@ -409,7 +408,7 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
         answer = await connection.request(subject, frames.sealed(asked), timeout=timeout_s)
         said = frames.decode(answer.data, replication_pb2.LeaderTestimony)
         if said.HasField("question") and said.question != asked:
-            return None  # about another leadership; of an older version it does not say
+            return None  # about another leadership. Earlier versions do not name it
     except nats.errors.NoRespondersError:
         return ProbeResult.ABSENT
     except (nats.errors.Error, TimeoutError, OSError, ProtocolError):
@@ -431,7 +430,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
                 if frames.decode(answer.data, replication_pb2.StepAside) == request:
                     return
     except (nats.errors.Error, TimeoutError, OSError):
-        pass  # it stands still, or is gone: then nobody waits for its answers
+        pass  # the node is suspended or has ended. It answers no publisher now
 
 
 class Orders:

@@ -187,7 +187,7 @@ class PeerSessions:
     def _hello_if_needed(self, peer: Peer, now: float) -> None:
         """Send a hello, unless messages show that this member lives and the peer knows the content of the hello.
 
-        Only a hello tells what the directory holds. So a changed one is never delayed.
+        Only a hello describes the directory. A changed hello is never delayed.
         """
         flows = peer.up and now - peer.data_at <= _DATA_FLOWS_S and now - peer.hello_at <= SELDOM_HELLO_S
         if flows and peer.said_count >= _REPEATED_HELLOS and peer.said == self._hello_content(peer):

@@ -1,7 +1,6 @@
 """Commands to the coordinator and its answers as bytes. Both sides validate them. Pure.
 
-What ``decode_command`` returns is sound by itself: names are names, numbers are in their bounds, no partition is named twice. Whether
-it fits the state is for the machine to say.
+``decode_command`` checks names and bounds, and that no partition occurs twice. The machine checks whether a command fits its state.
 """
 
 from __future__ import annotations

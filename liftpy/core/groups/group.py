@@ -336,7 +336,7 @@ class ConsumerGroup:
             stream=place[0], uid=self.streams[place[0]].uid, partition=place[1], position=position, leaderEpoch=epoch
         )
 
-    # ---- what members and operators are told -----------------------------------------------------------------------------
+    # ---- answers to members and operators --------------------------------------------------------------------------------
     def tell(self, name: str, owned: Iterable[pb.GrantedPartitions], answer: pb.GroupAnswer) -> None:
         """Fill the answer to a join or a heartbeat of member ``name``, which says that it owns ``owned``."""
         member = self.members[name]
@@ -384,9 +384,10 @@ class ConsumerGroup:
 
 # Assigns partitions to members: balanced, with as few moves as possible.
 #
-# Of each stream every reader gets as many partitions as any other, or one more or less. What a member has, it keeps up to that
-# share. Who gets the one more: first whoever has it already, then whoever reads less in all; at last ones more go from those
-# that read more in all to those that read less by two and more, so that many streams of one partition are spread as well.
+# All readers of a stream get equal numbers of its partitions, give or take one. A member keeps its partitions up to that share. One
+# partition more goes first to a member that has it already, then to a member that reads fewer partitions of all streams. At the end,
+# such extra partitions move from members that read more in all to members that read at least two fewer. So many streams of one
+# partition are spread, too.
 #
 # Worked example: 4 partitions, a reads all, b comes: a keeps 0 and 1, b gets 2 and 3. c comes: shares are 2, 1, 1: a keeps 0
 # and 1, b keeps 2, c gets 3. a goes: b keeps 2, c keeps 3, 0 goes to b and 1 to c.

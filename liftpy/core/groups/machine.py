@@ -4,12 +4,10 @@ Answers and state depend only on the commands and their stamps, so every node th
 
 The coordinator's clock counts only time in which members could reach the coordinator. Goal: no session ends because the
 coordinator was away, and none lasts forever because a leader's clock was set back. The time of the log alone fails in
-both
-cases: an outage is a jump, and after a leader with a clock one hour ahead the time does not move for an hour. So the
-clock
-adds the difference between two records in a row of one leader epoch, at most one second each. Between two epochs it
-adds
-nothing. The clock is never faster than the leaders' clocks, except for one second when a clock is set forward.
+both cases. An outage is a jump. After a leader whose clock is one hour ahead, the time does not move for an hour. The
+coordinator's clock adds the difference between two consecutive records of one leader epoch, at most one second each.
+Between two epochs it adds nothing. The clock is never faster than the leaders' clocks, except for one second when a
+clock is set forward.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@ Goal: several members work on one partition, record by record in any order. No a
 none is forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state
 has a limit.
 
-Algorithm: everything below ``prefix`` is done. From there to ``frontier`` the offsets are divided into sorted pieces
-without
-gaps: DONE, OUT (leased to a member until a deadline) or BACK (to be delivered again from a time on). Records at and
-above the
-frontier were never delivered.
+Algorithm: all records below ``prefix`` are done. From ``prefix`` to ``frontier`` the offsets are divided into sorted
+pieces without gaps. A piece is DONE, OUT (leased to a member until a deadline) or BACK (to be delivered again from a
+time on). Records at and above the frontier were never delivered.
 
 - A take returns the BACK pieces that are due, then new records.
 - A settlement names ranges and their leases. Ranges that are no longer OUT by that lease are rejected.
@@ -44,12 +42,12 @@ from liftpy.core.wire._pb import group_pb2 as pb
 
 # Decides which records of a work queue wait for an earlier record with the same key.
 #
-# Goal: of the records of one key at most one is out, and they are done in order of offsets [Q7]; what has no key waits for
-# nobody. Constraint: the coordinator sees no records: whoever takes says the keys, as digests of 8 bytes. Two keys of one
-# digest wait for each other, which harms nobody.
+# Goal: at most one record of a key is out, and the records of a key are done in order of offsets [Q7]. Records without a key do
+# not wait. Constraint: the coordinator sees no records. The member that takes records names their keys, as digests of 8 bytes. Two
+# keys with the same digest wait for each other, which is harmless.
 #
-# Algorithm: each key has a line of the offsets that were seen and are not done, ascending. Its first may be given; the others
-# are *held*. What is done leaves the line, and the next one is free.
+# Algorithm: each key has a line of the offsets that were seen and are not done, ascending. The first record may be delivered. The
+# others are *held*. A record that is done leaves the line, and the next one is free.
 
 
 NO_KEY = 0
