@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.quorum import driver as driver_module
 from sidecar.quorum.driver import LATE_TICK_S, REST_S, TICK_S, GroupDriver
 from sidecar.quorum.library import LATE_S
 from tests.unit.raft.ours import bare_member
@@ -24,8 +25,9 @@ async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.M
         at.append(when)
         return asyncio.TimerHandle(when, str, (), asyncio.get_running_loop())
 
-    monkeypatch.setattr(driver._loop, "time", lambda: now[0], raising=False)
-    monkeypatch.setattr(driver._loop, "call_at", call_at, raising=False)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now[0], raising=False)
+    monkeypatch.setattr(loop, "call_at", call_at, raising=False)
     monkeypatch.setattr(driver, "_tick", lambda: None)
     driver.start()
     for late_s in (-0.01, 0.0, LATE_TICK_S - 0.001, 0.3):
@@ -39,19 +41,29 @@ async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("leads", "hears", "rest_s"), [(False, False, TICK_S), (False, True, REST_S), (True, False, 0.061)])
-async def test_quorum_timer_waits_for_the_next_deadline(leads: bool, hears: bool, rest_s: float) -> None:
-    core: Any = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06)
-    transport: Any = SimpleNamespace(hears_a_leader=lambda within_s: hears and within_s == REST_S)
+async def test_quorum_timer_waits_for_the_next_deadline(
+    monkeypatch: pytest.MonkeyPatch, leads: bool, hears: bool, rest_s: float
+) -> None:
+    loop: Any = asyncio.get_running_loop()
+    waits: list[float] = []
+
+    def call_at(when: float, _: object) -> asyncio.TimerHandle:
+        waits.append(when - loop.time())
+        return asyncio.TimerHandle(when, str, (), loop)
+
+    monkeypatch.setattr(driver_module, "tick_once", lambda *_: None)
+    core: Any = SimpleNamespace(leads=leads, until_append_s=lambda: 0.06, behind=False)
+    sessions = SimpleNamespace(outbox=[])
+    transport: Any = SimpleNamespace(hears_a_leader=lambda within_s: hears and within_s == REST_S, sessions=sessions)
     nothing: Any = None
     duties = [1.0]
-    driver: Any = GroupDriver(core, transport, nothing, nothing, nothing, nothing, lambda: duties[0])
-    driver._set_timer()
-    assert driver._due_s - driver._loop.time() == pytest.approx(rest_s, abs=0.01)
-    first = driver._timer
-    duties[0] = 0.02
-    driver._set_timer()
-    assert first.cancelled()
-    assert driver._due_s - driver._loop.time() == pytest.approx(0.02, abs=0.01)
+    driver = GroupDriver(core, transport, nothing, nothing, lambda: None, nothing, lambda: duties[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "call_at", call_at, raising=False)
+        driver.start()
+        duties[0] = 0.02
+        driver.tick()
+    assert waits == pytest.approx([rest_s, 0.02], abs=0.01)
     driver.stop()
 
 
