@@ -384,9 +384,9 @@ class Node:
         self._coordinators.follow(ClusterImage(), group.image)
         group.watch(self._coordinators.follow)
 
-    def _look_at_room(self) -> None:
+    def _look_at_room(self) -> bool:
         waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
-        self._memory.look(self._links.ingest if self._links is not None else None, waiting)
+        return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
         """Collect the facts about this node that the health checks need."""
@@ -704,20 +704,20 @@ class PublishMemory:
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
         self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
-    def look(self, ingest: Inflow | None, waiting: int) -> None:
-        """Update the memory in use. Called ten times a second. ``waiting``: number of publishers that wait for an answer."""
+    def look(self, ingest: Inflow | None, waiting: int) -> bool:
+        """Update the memory in use. Return whether nothing is in use. ``waiting``: publishers that wait for an answer."""
         if ingest is not None:
             self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
-        self.room.look(
-            HeldByNode(
-                unread=ingest.waiting_bytes if ingest is not None else 0,
-                held_back=self.intake.held_bytes,
-                uncommitted=self.intake.unreplicated_bytes,
-                publishers=waiting * WAITING_PUBLISHER_BYTES,
-                standby=self.heard.size_bytes,
-                readers=self.reads.used_bytes,
-            )
+        held = HeldByNode(
+            unread=ingest.waiting_bytes if ingest is not None else 0,
+            held_back=self.intake.held_bytes,
+            uncommitted=self.intake.unreplicated_bytes,
+            publishers=waiting * WAITING_PUBLISHER_BYTES,
+            standby=self.heard.size_bytes,
+            readers=self.reads.used_bytes,
         )
+        self.room.look(held)
+        return held == HeldByNode() and not self.room.is_pressed
 
 
 # Runs a node as a process until SIGTERM or SIGINT.

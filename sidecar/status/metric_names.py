@@ -358,7 +358,11 @@ TABLE: dict[str, Row] = {
         ),
         ("metadata_fsync_duration_seconds", "", "Duration of journal flushes on this controller, in seconds."),
         ("failover_duration_seconds", "", "Controllers: time that a partition had no leader, in seconds."),
-        ("event_loop_lag_seconds", "", "Delay of a timer on the node's event loop, in seconds, measured ten times a second."),
+        (
+            "event_loop_lag_seconds",
+            "",
+            "Delay of a timer on the node's event loop, in seconds, measured four to ten times a second.",
+        ),
     ),
 }
 

@@ -106,8 +106,8 @@ class BusConnection(StrictConnection):
     ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.
     """
 
-    def __init__(self, name: str = "", send_buffer_bytes: int = 0) -> None:
-        super().__init__()
+    def __init__(self, name: str = "", send_buffer_bytes: int = 0, errors: Counter[str] | None = None) -> None:
+        super().__init__(errors)
         self.name = name
         """Purpose of the connection, for logs and status."""
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES

@@ -80,7 +80,7 @@ def test_quorum_journal_counts_the_bytes_of_its_entries(tmp_path: Path) -> None:
 
 async def test_quorum_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_INBOX_BYTES", 1_000)
-    unused: Any = SimpleNamespace()
+    unused: Any = SimpleNamespace(leads=False)
     driver = GroupDriver(unused, unused, unused, lambda *_: None, lambda: None, lambda _: None)
     driver.stopped = True
     for number in range(50):

@@ -232,7 +232,15 @@ def test_quorum_journal_that_was_only_opened_is_not_rewritten(tmp_path: Path) ->
     opened = path.read_bytes()
     journal.sync()
     assert path.read_bytes() == opened == before, "nothing is new"
-    for change in (journal.onOneSecondTimer, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
+    journal.onOneSecondTimer()
+    journal.sync()
+    assert path.read_bytes() == opened, "the commit index has not changed"
+
+    def commits() -> None:
+        journal.setRaftCommitIndex(2)
+        journal.onOneSecondTimer()
+
+    for change in (commits, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
         size_bytes = path.stat().st_size
         change()
         assert path.stat().st_size == size_bytes, "not before the flush"
