@@ -152,6 +152,11 @@ class NodeRequests:
         """
         return await self._status_page(node_id, question, timeout_s)
 
+    @property
+    def is_connected(self) -> bool:
+        """True while the connection to NATS is up."""
+        return self._transport.connection.is_connected
+
     async def node_ids(self) -> list[str]:
         """Return the ids of all registered nodes, sorted. Cheap in a large cluster.
 
@@ -258,6 +263,26 @@ class NodeRequests:
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"remove_data": directories}).encode()
         return await self._asked(node_id, subject, question, timeout_s)
+
+    async def note_records_read(self, node_id: str, stream: str, partition: int, query: str, timeout_s: float = 2.0) -> None:
+        """Have a node keep the event that a person reads records of a stream. Needs operator permissions.
+
+        Args:
+            node_id: Id of the node.
+            stream: Name of the stream.
+            partition: Number of the partition.
+            query: What the person asked for, as text.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time, or its version does not know the request.
+            NotAllowedError: This user has no operator permissions.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        asked = {"stream": stream, "partition": partition, "sender": self._subjects.principal, "query": query}
+        said = await self._asked(node_id, subject, json.dumps({"records_read": asked}).encode(), timeout_s)
+        if said.get("noted") is not True:
+            raise UnavailableError(f"Node {node_id} cannot keep the audit event: {said.get('error')}. Upgrade the node.")
 
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers.

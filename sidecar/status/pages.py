@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, in_words
+from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
@@ -221,7 +222,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
-        for one in ("", *KINDS)
+        for one in ("", *KINDS, *node_events.KINDS)
         if one != "request"
     )
     note = "" if page["told"] else '<p class="note">No controller tells what happened.</p>'
@@ -281,8 +282,8 @@ def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
 def _at_a_glance(shown: dict[str, Any]) -> str:
     cluster = shown["cluster"]
     reasons = "".join(
-        f'<li class="{"stops" if reason["stops"] else "todo"}"><span>{html.escape(reason["text"])}</span> '
-        f'<a href="/runbook/{quote(reason["runbook"])}">runbook</a></li>'
+        f'<li class="{"stops" if reason["stops"] else "todo"}"><b>{html.escape(reason["word"])}</b> <span>{html.escape(reason["text"])}</span> '
+        f'<a href="/runbook/{quote(reason["runbook"])}">runbook</a>{_event_link(reason)}</li>'
         for reason in cluster["reasons"]
     )
     facts = (
@@ -321,6 +322,12 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
         f'{html.escape(cluster["word"])}</p><ul id="reasons" aria-live="polite">{reasons}</ul></div><dl class="facts">{rows}</dl></section>'
         f'{tiles}<dl class="counts" aria-label="partitions">{counts}</dl>'
     )
+
+
+def _event_link(reason: Mapping[str, Any]) -> str:
+    """Return a link to the newest events that tell of the problem, '' if there are none."""
+    events = reason["events"]
+    return f' <a href="/events?kind={quote(events[0])}">events</a>' if events else ""
 
 
 def _fact(one: Sequence[str]) -> tuple[str, str]:
