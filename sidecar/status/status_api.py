@@ -240,7 +240,7 @@ class StatusDesk:
         """Add the event of a person who reads records, and return the answer. None: the request is another one."""
         try:
             asked = load_json(payload)["records_read"]
-            stream = check_name(asked["stream"], "stream")
+            stream = check_name(str(asked["stream"]), "stream")
             partition, sender, query = whole_number(asked["partition"], 0, 1 << 31), str(asked["sender"]), str(asked["query"])
         except (ValueError, TypeError, KeyError, LiftError):
             return None

@@ -105,14 +105,14 @@ class NodeEvents:
 
 def checked_event(said: Any) -> dict[str, Any] | None:
     """Return an event of another node with known kind and valid fields, or None."""
-    if not isinstance(said, dict) or said.get("kind") not in TEXTS:
+    if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or said["kind"] not in TEXTS:
         return None
-    if not all(is_count(said.get(name)) for name in ("index", "number", "time_ns")) or said["time_ns"] >= 1 << 62:
+    numbers = {name: said.get(name) for name in ("index", "number", "time_ns")}
+    if not all(is_count(one) and one >= 0 for one in numbers.values()):
         return None
     texts = {name: said[name] for name in ("node", "stream", "sender", "detail", "time") if name in said}
     if not all(isinstance(text, str) and len(text) <= MOST_DETAIL_CHARS for text in texts.values()) or "time" not in texts:
         return None
-    numbers = {name: said[name] for name in ("index", "number", "time_ns")}
     partition = {"partition": said["partition"]} if is_count(said.get("partition")) else {}
     return {**numbers, "kind": said["kind"], **texts, **partition}
 
