@@ -26,7 +26,7 @@ ALL_ON = (
 )
 ALL_OFF = (
     "networkPolicy.enabled=false", "nats.credentials.secret=", "page.enabled=true", "page.secret=", "spreadHosts=false",
-    "storage.className=fast", "settings.LIFTPY_LOG_LEVEL=debug", "replicas=5", "controllers=5",
+    "storage.className=fast", "settings.LIFTPY_REPLICATION_SESSION_S=5", "replicas=5", "controllers=5",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(HELM is None, reason="there is no helm to render the chart with")
@@ -93,8 +93,15 @@ def test_helm_chart_node_equals_the_kustomize_base() -> None:
 def test_helm_chart_settings_are_settings_of_a_node() -> None:
     (settings,) = of_kind("ConfigMap", *ALL_OFF)
     assert settings["data"]["LIFTPY_CONTROLLERS"] == "liftpy-0,liftpy-1,liftpy-2,liftpy-3,liftpy-4"
-    given = GivenSettings(environment={**settings["data"], "LIFTPY_NODE_ID": "liftpy-0", "LIFTPY_DATA": "/data"})
-    assert given.node().log_level == "debug"
+    environment = {
+        **settings["data"],
+        "LIFTPY_NODE_ID": "liftpy-0",
+        "LIFTPY_DATA": "/data",
+        "LIFTPY_PROBE_LISTEN": "10.0.0.1:8224",
+    }
+    node = GivenSettings(None, {}, environment).load()
+    assert node.replication.session_s == 5
+    assert node.controllers == tuple(f"liftpy-{number}" for number in range(5))
 
 
 def test_helm_chart_page_runs_a_command_that_exists() -> None:
@@ -121,11 +128,7 @@ def test_helm_chart_selectors_match_their_pods() -> None:
         (found,) = of_kind(kind, *ALL_ON)
         assert found["spec"][field]["matchLabels"].items() <= pods["node"].items()
     (monitor,) = of_kind("ServiceMonitor", *ALL_ON)
-    (nodes,) = (
-        one
-        for one in of_kind("Service", *ALL_ON)
-        if one["spec"]["clusterIP" if "clusterIP" in one["spec"] else "ports"] == "None"
-    )
+    (nodes,) = [one for one in of_kind("Service", *ALL_ON) if one["spec"].get("clusterIP") == "None"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= nodes["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["relabelings"][0]["replacement"].startswith("liftpy"), "the alerts match this name"
 
