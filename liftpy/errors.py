@@ -174,8 +174,6 @@ class UnavailableError(LiftError):
 class NatsUnreachableError(UnavailableError):
     """The NATS server cannot be reached. Check that it runs, and check the URL."""
 
-    code = "NATS_UNREACHABLE"
-
 
 class TooFewNodesError(ConfigError):
     """The change needs more live nodes, or no node has room. Start nodes, or ask for fewer replicas."""

@@ -17,7 +17,7 @@ from liftpy.core.observe.node_summary import ASKED, NodeSummary, glance_of
 from liftpy.core.wire import envelope
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import LiftError, NotFoundError, ProtocolError
+from liftpy.errors import LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import NoRespondersError, Transport, open_connection
 

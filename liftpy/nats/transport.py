@@ -24,6 +24,7 @@ from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     LiftError,
+    NatsUnreachableError,
     NotAllowedError,
     OutcomeUnknownError,
     ProtocolError,

@@ -23,8 +23,7 @@ from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.log_level import seconds
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
@@ -37,18 +36,24 @@ POLL_S = 1.0
 
 @click.command(cls=HelpCommand, example="liftpy events --since 24h --follow")
 @click.option(
-    "--since", default="1h", show_default=True, metavar="TIME", help="Maximum age of the events, such as 90s, 5m or 24h."
+    "--since",
+    "since_s",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="Maximum age of the events.",
 )
 @click.option("--follow", is_flag=True, help="Wait for new events until Ctrl-C.")
 @json_option
 @connection_options
-def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
+def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
     """Show elections, ISR changes, node starts and stops, and requests with their principal. With --json, print one object per line.
 
     If the setting events_stream is on, the stream _liftpy-events keeps events for 30 days. Otherwise the controllers keep the newest
     10,000 events in memory. The first line of the output says so if --since reaches further back.
     """
-    since_ns = max(0, time.time_ns() - round(seconds(since, "--since") * NS_PER_S))
+    since_ns = max(0, time.time_ns() - round(since_s * NS_PER_S))
 
     async def work(client: Client) -> None:
         gone = attended(reader_gone(sys.stdout))
