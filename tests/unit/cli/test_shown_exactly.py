@@ -83,7 +83,7 @@ def test_status_text_shows_waiting_streams_and_missing_parts(capsys: pytest.Capt
     status._show(FOUND | {"waiting": waiting, "partitions": []})
     assert words(capsys) == [*HEAD, *told]
     status._show(FOUND | {"partitions": [], "metadata_leader": ""})
-    assert words(capsys)[3:] == [
+    assert words(capsys)[4:] == [
         "metadata leader: none", "no streams yet: liftpy stream create NAME --subject SUBJECT",
     ]  # fmt: skip
     status._show(FOUND | {"partitions": [PARTITION | {"leader": "", "high_watermark": None, "newest_offset": None}]})
