@@ -18,6 +18,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
@@ -92,7 +93,9 @@ RECORD_COLUMNS = _columns(
     ("offset", "offset", "int"), ("time", "time, UTC"), ("subject", "subject"), ("key", "key"), ("headers", "headers"), ("value", "value"),
 )  # fmt: skip
 SETTING_COLUMNS = _columns(("setting", "setting"), ("value", "value"))
-EVENT_COLUMNS = _columns(("time", "time, UTC"), ("place", "entry"), ("kind", "kind"), ("text", "what happened"))
+EVENT_COLUMNS = _columns(
+    ("time", "time, UTC", "text", "moment"), ("place", "entry"), ("kind", "kind"), ("text", "what happened")
+)
 _NAVIGATION = (("/", "Cluster"), ("/groups", "Groups"), ("/services", "Services"), ("/events", "Events"))
 PLOTS = (
     ("records", "Records per second"), ("bytes", "Bytes per second"), ("acks", "Ack latency"), ("heat", "Acks by latency"),
@@ -250,8 +253,9 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
     kind = str(event.get("kind", "?")).replace("_", " ")
-    text = group_event_text(group) if len(group) > 1 else event_text(event, named=False)
-    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "place": place, "kind": kind, "text": text}
+    text = group_in_words(group) if len(group) > 1 else event_text(event, named=False)
+    at = event["time_ns"] // NS_PER_S
+    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "at": at, "place": place, "kind": kind, "text": text}
 
 
 def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
@@ -318,7 +322,7 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
         )
     )  # fmt: skip
     return (
-        '<section class="glance" aria-label="at a glance"><div class="verdict"><p class="word" id="word" aria-live="polite">'
+        '<h1 class="offscreen">Cluster</h1><section class="glance" aria-label="at a glance"><div class="verdict"><p class="word" id="word" aria-live="polite">'
         f'{html.escape(cluster["word"])}</p><ul id="reasons" aria-live="polite">{reasons}</ul></div><dl class="facts">{rows}</dl></section>'
         f'{tiles}<dl class="counts" aria-label="partitions">{counts}</dl>'
     )
@@ -369,7 +373,9 @@ def _right(column: Column) -> str:
 def _cell(column: Column, row: dict[str, Any]) -> str:
     value = row.get(column.name)
     text = html.escape(figure(column.kind, value))
-    if column.link and value:
+    if column.link == "moment":
+        text = f'<a href="/?at={int(row["at"])}" title="Show this moment in the plots">{text}</a>'
+    elif column.link and value:
         text = f'<a href="/{column.link}/{quote(str(value), safe="")}">{text}</a>'
     state = f' data-is="{html.escape(str(value))}"' if column.name in ("state", "problem") and value else ""
     return f"<td{_right(column)}{state}>{text}</td>"

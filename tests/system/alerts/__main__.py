@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect, sync
+from liftpy.errors import UnavailableError
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports
 from tests.examples.processes import start_service
@@ -252,7 +253,7 @@ def _strike_applications(rounds: Rounds, url: str, folder: Path) -> None:
     """Strike streams, groups and services."""
 
     def wait_for_nodes() -> None:
-        with sync.connect(url) as client:
+        with contextlib.suppress(UnavailableError), sync.connect(url) as client:  # the stream waits
             client.create_stream("wide", "wide", replicas=5)
 
     def forget_stream() -> None:
