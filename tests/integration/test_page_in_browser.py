@@ -150,11 +150,12 @@ async def _the_page_works_by_keyboard(browsed: Browsed) -> None:
 async def _axe_finds_nothing(browsed: Browsed) -> None:
     if not AXE:
         return
+    script = await asyncio.to_thread(Path(AXE).read_text, "utf-8")
     context = await browsed.page.context.browser.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
     page = await context.new_page()
     for path in ("/", "/node/n1", "/stream/orders", "/groups", "/services", "/events", "/search?q=o", "/runbook/nats-lost"):
         await page.goto(browsed.base + path)
-        await page.evaluate(Path(AXE).read_text(encoding="utf-8"))
+        await page.evaluate(script)
         found = await page.evaluate("async () => (await axe.run()).violations.map((one) => [one.id, one.nodes[0].html])")
         assert found == [], path
     await context.close()
