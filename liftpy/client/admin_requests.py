@@ -264,6 +264,26 @@ class NodeRequests:
         question = json.dumps({"remove_data": directories}).encode()
         return await self._asked(node_id, subject, question, timeout_s)
 
+    async def node_events(self, node_id: str, after: int = -1, since_ns: int = 0, timeout_s: float = 2.0) -> dict[str, Any]:
+        """Return events that a node has seen by itself, oldest first. Needs operator permissions.
+
+        Args:
+            node_id: Id of the node.
+            after: Only events after this number. Default -1: all.
+            since_ns: Only events since this wall-clock time, in nanoseconds. Default 0: all.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Returns:
+            The answer of the node: ``node_events`` with ``events`` and ``more``. An older node returns ``error``.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            NotAllowedError: This user has no operator permissions.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        question = json.dumps({"node_events": {"after": after, "since_ns": since_ns}}).encode()
+        return await self._asked(node_id, subject, question, timeout_s)
+
     async def note_records_read(self, node_id: str, stream: str, partition: int, query: str, timeout_s: float = 2.0) -> None:
         """Have a node keep the event that a person reads records of a stream. Needs operator permissions.
 

@@ -119,9 +119,9 @@ class EventPages:
         """Return the new events that nodes have seen by themselves. A node without an answer is left out."""
 
         async def ask(node: str) -> list[dict[str, Any]]:
-            question = {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}}
             try:
-                said = (await self._client.admin.ask_node(node, json.dumps(question).encode(), _TIMEOUT_S)).get("node_events")
+                answer = await self._client.admin.node_events(node, self._numbers.get(node, -1), since_ns, _TIMEOUT_S)
+                said = answer.get("node_events")
             except LiftError:
                 return []
             found = said.get("events") if isinstance(said, dict) else None

@@ -54,6 +54,8 @@ FAILED = b'{"error":"the node failed at this request: its log says why"}'
 """Answer to a request that raised an unexpected error."""
 MOST_WAITING = 64
 """Maximum number of waiting callers. Further ones get no answer."""
+NOT_TOLD_OF_NODES = ("records_read",)
+"""Kinds of events of nodes that only operators may read, because they name people and keys."""
 MOST_NODE_EVENTS = 200
 """Maximum number of events of a node in one answer."""
 QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "node_events", "metrics", "settings")
@@ -235,7 +237,8 @@ def _node_events(events: NodeEvents | None, said: Any) -> dict[str, Any] | None:
     after, since_ns = said.get("after", -1), said.get("since_ns", 0)
     if type(after) is not int or type(since_ns) is not int:
         return None
-    return events.after(after, since_ns, MOST_NODE_EVENTS)
+    page = events.after(after, since_ns, MOST_NODE_EVENTS)
+    return {**page, "events": [one for one in page["events"] if one["kind"] not in NOT_TOLD_OF_NODES]}
 
 
 async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ from sidecar.partition.deletions import MOST_UNKNOWN, UnknownStreams, is_directo
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
-from sidecar.status.answers import FAILED, PageAnswers
+from sidecar.status.answers import FAILED, MOST_NODE_EVENTS, PageAnswers
 from sidecar.status.cluster_poller import Viewing
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
@@ -233,8 +233,17 @@ class StatusDesk:
         if payload == RELOAD:
             said = await self.on_reload()
         else:
-            said = self._records_read(payload) or await self._remove_data(payload)
+            said = self._records_read(payload) or self._events_asked(payload) or await self._remove_data(payload)
         self._answer(reply, json.dumps(said).encode())
+
+    def _events_asked(self, payload: bytes) -> dict[str, Any] | None:
+        """Return the events of this node for an operator, or None if the request is another one."""
+        try:
+            asked = load_json(payload)["node_events"]
+            after, since_ns = whole_number(asked["after"], -1, 1 << 62), whole_number(asked["since_ns"], 0, 1 << 62)
+        except (ValueError, TypeError, KeyError):
+            return None
+        return {"node_events": self.events.after(after, since_ns, MOST_NODE_EVENTS)}
 
     def _records_read(self, payload: bytes) -> dict[str, Any] | None:
         """Add the event of a person who reads records, and return the answer. None: the request is another one."""
@@ -244,9 +253,9 @@ class StatusDesk:
             partition, sender, query = whole_number(asked["partition"], 0, 1 << 31), str(asked["sender"]), str(asked["query"])
         except (ValueError, TypeError, KeyError, LiftError):
             return None
-        sender = shown(sender[:MOST_TEXT_CHARS])
+        sender = sender[:MOST_TEXT_CHARS]
         self.events.add("records_read", key=PartitionKey(stream, "", partition), sender=sender, detail=query)
-        logger.info("records read stream=%s partition=%d sender=%s query=%s", stream, partition, sender, shown(query))
+        logger.info("records read stream=%s partition=%d sender=%s query=%s", stream, partition, shown(sender), shown(query))
         return {"noted": True}
 
     async def _remove_data(self, payload: bytes) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def checked_event(said: Any) -> dict[str, Any] | None:
     """Return an event of another node with known kind and valid fields, or None."""
     if not isinstance(said, dict) or not isinstance(said.get("kind"), str) or said["kind"] not in TEXTS:
         return None
-    numbers = {name: said.get(name) for name in ("index", "number", "time_ns")}
+    numbers: dict[str, Any] = {name: said.get(name) for name in ("index", "number", "time_ns")}
     if not all(is_count(one) and one >= 0 for one in numbers.values()):
         return None
     texts = {name: said[name] for name in ("node", "stream", "sender", "detail", "time") if name in said}
