@@ -291,7 +291,7 @@ class NodeRequests:
             node_id: Id of the node.
             stream: Name of the stream.
             partition: Number of the partition.
-            query: What the person asked for, as text.
+            query: The request of the person, as text.
             timeout_s: Time limit, in seconds. Default 2.
 
         Raises:
