@@ -506,6 +506,18 @@ MOST_WAITING = 64
 """Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
+def _seen(watch: NodeWatch) -> dict[str, Any]:
+    """Return the fields of the summary that the node has seen by itself."""
+    repaired = watch.events.recent("damage_repaired", SHOWN_S)
+    return {
+        "nats_problem": watch.nats_problem[:MOST_TEXT_CHARS],
+        "leaderless_since": watch.leaderless_since,
+        "damaged": watch.damaged_count,
+        "repairs": _texts(repair_texts(reversed(repaired))),
+        "stuck_groups": _texts(watch.stuck_groups),
+    }
+
+
 def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
     """Return the summary of a node from its metric values. ``watch``: what the node has seen by itself."""
     group, image = reporter.group, reporter.group.image
@@ -538,14 +550,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         controllers["term"] = max((one.term for one in members.values()), default=0)
         controllers["members"] = {name: one.lag if one.connected or one.leader else -1 for name, one in members.items()}
     if watch is not None:
-        repaired = watch.events.recent("damage_repaired", SHOWN_S)
-        controllers |= {
-            "nats_problem": watch.nats_problem[:MOST_TEXT_CHARS],
-            "leaderless_since": watch.leaderless_since,
-            "damaged": watch.damaged_count,
-            "repairs": _texts(repair_texts(reversed(repaired))),
-            "stuck_groups": _texts(watch.stuck_groups),
-        }
+        controllers |= _seen(watch)
     return NodeSummary(
         node=reporter.node_id,
         version=__version__,
