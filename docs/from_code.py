@@ -23,6 +23,8 @@ from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, Replicat
 from liftpy.core.base import renamed
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
+from liftpy.core.observe import node_events
+from liftpy.core.observe.verdicts import VERDICTS
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
@@ -169,8 +171,23 @@ def log_events() -> str:
 def cluster_events() -> str:
     """Their kinds, then their fields."""
     said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
-    kinds = _table(("kind", "event"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
+    kinds = _table(("kind", "event"), ((f"`{kind}`", text) for kind, text in {**TEXTS, **node_events.TEXTS}.items()))
     return f"{kinds}\n" + _table(("field", "meaning"), [(f"`{n}`", _said(t)) for n, t in said.items()])
+
+
+def verdicts() -> str:
+    """One row for each word of a verdict."""
+    rows = (
+        (
+            f"`{word}`",
+            "unavailable" if row.stops else "degraded",
+            f"[{row.runbook}](runbooks/{row.runbook}.md)",
+            ", ".join(f"`{kind}`" for kind in row.events),
+            f"`{row.alert}`",
+        )
+        for word, row in VERDICTS.items()
+    )
+    return _table(("word", "cluster", "runbook", "events", "alert"), rows)
 
 
 def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
@@ -277,7 +294,8 @@ def renamed_options() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
-    "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
+    "cluster-events": cluster_events, "verdicts": verdicts,
+    "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
     "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
     "renamed-options": renamed_options, "renamed-client": renamed_client,
     "spark-options": spark_options, "spark-sink-options": spark_sink_options,

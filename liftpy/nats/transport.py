@@ -24,6 +24,7 @@ from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     LiftError,
+    NatsUnreachableError,
     NotAllowedError,
     OutcomeUnknownError,
     ProtocolError,
@@ -113,7 +114,7 @@ async def open_connection(
                 f"The NATS server at {shown(urls)} rejected the credentials. Check them (of a command: --creds, --nkey, --user or "
                 "the context) and the configuration of the server."
             ) from None
-        raise UnavailableError(
+        raise NatsUnreachableError(
             f"Cannot connect to NATS at {shown(urls)}: {plain_cause(seen.last or error)}. Check that the server "
             "is running, and check the URL (of a command: --nats, LIFTPY_NATS or the context)."
         ) from error

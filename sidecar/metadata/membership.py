@@ -307,7 +307,10 @@ class Membership:
         """Report the clean stop of this node, so that its session ends at once."""
         await self.close()
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
-        response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)
+        request = pb.ControlRequest(
+            fenceNode=fence, sender=self._settings.node_id
+        )  # the metadata leader asks itself without a subject
+        response = await self._group.propose(request, timeout_s)
         if response.error != pb.ControlResponse.OK:
             logger.info("could not report the stop to the metadata group: %s", response.detail or response.error)
 

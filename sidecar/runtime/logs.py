@@ -121,6 +121,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.partition", "%s: cannot remove quarantined files: %s"): "partition.quarantine_not_removed",
     ("liftpy.partition", "%s: what was heard can't be looked for in its log: %s"): "partition.standby_unreadable",
     ("liftpy.partition", "%s: ignoring and deleting state file %s: %s"): "partition.state_discarded",
+    ("liftpy.status", "records read stream=%s partition=%d sender=%s query=%s"): "records.read",
     ("liftpy.partition", "%s: replica is complete again, removed quarantined files=%s"): "replica.repaired",
     ("liftpy.ingest", "dropped publishes without reply subject: %s%s"): "publish.dropped",
     ("liftpy.ingest", "publishes lost with a connection that the server closed reas"): "publish.lost",

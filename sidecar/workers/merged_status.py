@@ -20,6 +20,7 @@ from liftpy.core.observe.app_rows import joined_groups, joined_services
 from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
+from sidecar.status.node_watch import Parts
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Said
 from sidecar.workers.workers import Workers
@@ -191,6 +192,10 @@ class WholeNode:
     def sampled(self) -> list[Said]:
         """Return the last samples of the workers."""
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
+
+    def watched(self) -> list[Parts]:
+        """Return the damage and the blocked services of the workers."""
+        return [said["watched"] for said in self.sampled() if "watched" in said]
 
     async def add(self, found: Figures) -> None:
         """Add the metrics of the other processes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
@@ -65,8 +65,11 @@ class PartitionReport:
         return found
 
 
-def inspect(storage: Storage) -> PartitionReport:
-    """Read and check every byte of every segment in a directory."""
+def inspect(storage: Storage, tell: Callable[[int, int], None] | None = None) -> PartitionReport:
+    """Read and check every byte of every segment in a directory.
+
+    ``tell`` is called after each segment with the number of checked segments and of all segments.
+    """
     names = storage.names()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
     segments, faults = [], []
@@ -82,6 +85,8 @@ def inspect(storage: Storage) -> PartitionReport:
             faults.append(f"{index_name(base)}: {report.index} (a cache: rebuilt when the log is opened)")
         next_offset = report.summary.next_offset
         segments.append(report)
+        if tell is not None:
+            tell(len(segments), len(bases))
     known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME, EPOCHS_NAME, HORIZON_NAME}
     data = storage.load(CHECKPOINT_NAME)
     checkpoint = decode_checkpoint(data)

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary, percentile
+from liftpy.core.observe.verdicts import reason
 
 HISTORY = 60
 """Seconds that sparklines show, one value each."""
@@ -97,12 +98,17 @@ class Watching:
         self._glances: dict[str, NodeSummary | None] = {}
         self._in: deque[float | None] = deque(maxlen=HISTORY)
         self._out: deque[float | None] = deque(maxlen=HISTORY)
+        self._is_nats_lost = False
 
-    def put(self, now_s: float, glances: Mapping[str, NodeSummary | None]) -> None:
-        """Add the summaries of all known nodes at ``now_s`` (monotonic). None: the node did not answer.
+    def put(self, now_s: float, glances: Mapping[str, NodeSummary | None], *, is_nats_lost: bool = False) -> None:
+        """Add the summaries of all known nodes. Other nodes are forgotten.
 
-        Other nodes are forgotten.
+        Args:
+            now_s: Monotonic time, in seconds.
+            glances: Node -> summary, None without an answer.
+            is_nats_lost: True if the viewer's own connection to NATS is down, so that no node can answer.
         """
+        self._is_nats_lost = is_nats_lost
         self._glances = dict(glances)
         self._seen = {node: self._seen.get(node) or _NodeSummaries() for node in glances}
         for node, glance in glances.items():
@@ -124,7 +130,9 @@ class Watching:
         acks = self._added("acks")
         return Model(
             namespace=self._namespace,
-            verdict=judge(self._glances),
+            verdict=verdict_of([reason("nats-lost", who="This command", why="")])
+            if self._is_nats_lost
+            else judge(self._glances),
             metadata_leader=leader,
             rows=tuple(self._row(node, of[node], node == leader) for node in sorted(of)),
             streams=newest.streams if newest is not None else None,

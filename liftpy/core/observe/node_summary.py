@@ -1,4 +1,4 @@
-"""Summary of a node: few numbers from the same values as its metrics, in about 1 KiB. Pure.
+"""Summary of a node: a few numbers from the same values as its metrics, in about 1 KiB. Pure.
 
 Counts only grow while a process lives. The viewer computes rates and percentiles from two summaries.
 """
@@ -14,11 +14,13 @@ from liftpy.core.base.instruments import LATENCY_S
 from liftpy.core.base.strict_json import is_count
 
 ASKED = b'{"glance": true}'
-"""Payload of a request on ``<ns>.status.<node>``."""
+"""Payload of a request for the summary on ``<ns>.status.<node>``."""
 MOST_ENDED, MOST_ENDED_CHARS = 3, 160
-"""Maximum number of ended services in a summary, and maximum number of characters of each."""
+"""Maximum number of ended services in a summary, and of characters for each."""
 MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
-"""Maximum number of partitions that a controller lists because they wait for an operator, and of characters of each."""
+"""Maximum number of partitions that wait for an operator in a summary, and of characters for each."""
+MOST_TEXTS, MOST_TEXT_CHARS = 3, 200
+"""Maximum number of waiting streams, stuck groups or repairs in a summary, and of characters for each."""
 MOST_NODES = 64
 """Maximum number of nodes that a controller lists."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
@@ -42,6 +44,10 @@ class NodeSummary:
     speaks: int = 0
     """The highest feature level that this version supports."""
     nats_connected: bool = True
+    nats_problem: str = ""
+    """URL and error of the connection to NATS that is down. '': all connections are up."""
+    leaderless_since: str = ""
+    """Controllers: UTC time at which they lost the metadata leader, such as ``12:03:10``. '': they know a leader."""
     records_in: int = 0
     """Number of records appended as leader."""
     bytes_in: int = 0
@@ -60,7 +66,15 @@ class NodeSummary:
     under_min_isr: int = 0
     failed: int = 0
     services_blocked: int = 0
+    damaged: int = 0
+    """Number of replicas with damaged files that are not repaired yet."""
+    repairs: tuple[str, ...] = ()
+    """Repairs of the last ten minutes, as texts."""
+    stuck_groups: tuple[str, ...] = ()
+    """Groups of this node that commit nothing while their lag grows, as texts."""
     services_ended: int = 0
+    services_diverged: int = 0
+    """Number of ended services whose state differed from that of the other instances."""
     ended_services: tuple[str, ...] = ()
     """First ``MOST_ENDED`` ended services with their reasons, in at most ``MOST_ENDED_CHARS`` characters."""
     lag_records: int = 0
@@ -80,6 +94,8 @@ class NodeSummary:
     """First ``MOST_SUSPECT`` offline partitions that wait for an operator, with the reason, in at most
     ``MOST_SUSPECT_CHARS``.
     """
+    waiting_streams: tuple[str, ...] = ()
+    """Controllers: streams that wait for nodes, with the reason."""
     electing: int = 0
     elections: int = 0
     """Number of elections since this controller started."""
@@ -98,7 +114,11 @@ _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
 """Field that is a mapping -> type of its values."""
 
 
-_TEXTS = {"ended_services": (MOST_ENDED, MOST_ENDED_CHARS), "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS)}
+_TEXTS = {
+    "ended_services": (MOST_ENDED, MOST_ENDED_CHARS),
+    "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS),
+    **dict.fromkeys(("repairs", "stuck_groups", "waiting_streams"), (MOST_TEXTS, MOST_TEXT_CHARS)),
+}
 """Field -> (maximum number of texts, maximum characters of each)."""
 
 

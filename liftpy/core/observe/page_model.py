@@ -1,7 +1,7 @@
 """JSON of the status pages, from the model of ``liftpy top``, histories, and the partitions of the nodes. Pure.
 
-Numbers have the unit that their name ends with. None: not known. ``figure`` formats a number as text. ``static/format.js``
-formats it in the same way in the browser, and a test compares the two. Both round halves up.
+Numbers are plain, in the unit that their name ends with. None means that a number is not known. ``figure`` formats a number as text.
+``static/format.js`` formats it in the browser in the same way, and a test compares the two. Both round halves up.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
     said = list(glances.values())
     return {
         "namespace": model.namespace,
-        "word": model.verdict.word,
-        "reasons": [reason._asdict() for reason in model.verdict.reasons],
+        **model.verdict.as_object(),
         "nodes": {state: states.count(state) for state in ("live", "fenced", "drained", "silent")},
         "streams": model.streams,
         "metadata": {

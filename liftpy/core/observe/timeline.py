@@ -38,6 +38,11 @@ _OF = {
     "leadership_transfer": "election",
     "isr_changed": "isr",
     "feature_level_changed": "upgrade",
+    "nats_lost": "fenced",
+    "metadata_leader_lost": "offline",
+    "damage_found": "offline",
+    "service_blocked": "offline",
+    "group_stuck": "offline",
 }
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -323,6 +323,7 @@ def audit(
     patience_s: float = 10.0,
     tasks: int = DEFAULT_TASKS,
     internal: bool = False,
+    tell: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
     """Compare the replicas of partitions record by record.
 
@@ -333,6 +334,8 @@ def audit(
         patience_s: Time without an answer until a replica counts as unreachable, in seconds (0.1 to 3600). Default 10.
         tasks: Number of tasks that run at once.
         internal: If True, a pattern also selects internal streams. Default False.
+        tell: Function that is called with the number of finished ranges and of all ranges. It is not called with ``spark``.
+            Default None.
 
     Returns:
         The report. ``report.first`` is the first difference, None if all replicas agree.
@@ -369,7 +372,7 @@ def audit(
     spans = [span for stream, one in plan for span in _spans(stream, one, patience_s)]
     by_key = {(one.stream, one.partition): one for _, one in plan}
     dropped: dict[tuple[str, int], Dropped] = {}
-    for span, done in zip(spans, spread(partial(audit_span, access), spans, spark=spark, tasks=tasks), strict=True):
+    for span, done in zip(spans, spread(partial(audit_span, access), spans, spark=spark, tasks=tasks, tell=tell), strict=True):
         key = (span.stream, span.partition)
         _add(by_key[key], done)
         dropped.setdefault(key, Dropped()).add(done.dropped)
