@@ -1,7 +1,6 @@
 """The metadata of one partition. The image and the replicas of the partition share this value.
 
-A new field wants a number in ``cluster.proto`` and a line in each direction of ``liftpy/core/metadata/codec.py``, nothing more: then
-every replica of the partition knows it.
+A new field needs a number in ``cluster.proto``, and nothing else. Then every replica of the partition has it.
 """
 
 from __future__ import annotations
