@@ -132,7 +132,7 @@ class _Majority:
         self._missing_since_s: float | None = None
 
     @property
-    def is_missed(self) -> bool:
+    def is_down_or_drained(self) -> bool:
         """True if the last answer showed too few controllers for a majority."""
         return self._missing_since_s is not None
 
@@ -359,7 +359,7 @@ class MetadataRequests:
             majority.said(cluster, time())
             if cluster is None and not is_patient:
                 return
-            if cluster is not None and cluster.metadataLeader and not majority.is_missed:
+            if cluster is not None and cluster.metadataLeader and not majority.is_down_or_drained:
                 return
             await asyncio.sleep(MAJORITY_S / 5)
 

@@ -147,8 +147,11 @@ def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
     """Return the state in the backup if it fits ``log``, and the reason if it does not."""
     if copy.state is None:
-        is_told = copy.knows_dropped or not copy.start
-        return None, "" if is_told else "the backup does not hold them: a program or a node of an earlier version made it"
+        is_always_an_event = copy.knows_dropped or not copy.start
+        return (
+            None,
+            "" if is_always_an_event else "the backup does not hold them: a program or a node of an earlier version made it",
+        )
     state = checked_state(copy.state, store.read(copy.state.file.path))
     if state.end_offset > log.log_end_offset:
         return None, f"they are those at offset {state.end_offset}, and the log ends at {log.log_end_offset}"

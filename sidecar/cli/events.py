@@ -17,7 +17,7 @@ import click
 from liftpy.client import Client
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.metadata.controller.cluster_events import in_words
+from liftpy.core.metadata.controller.cluster_events import event_text
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
@@ -136,4 +136,6 @@ def _show(said: dict[str, Any], as_json: bool) -> None:
     elif said["gap"]:
         click.echo(json.dumps({"kind": "gap", "up_to_index": said["begins"]}))
     for event in said["events"]:
-        click.echo(json.dumps(event) if as_json else f"{event['time']}  {event['index']}.{event['number']}  {in_words(event)}")
+        click.echo(
+            json.dumps(event) if as_json else f"{event['time']}  {event['index']}.{event['number']}  {event_text(event)}"
+        )

@@ -16,7 +16,7 @@ import click
 
 from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
-from liftpy.core.metadata.controller.nodes import still_a_controller, why_it_stays
+from liftpy.core.metadata.controller.nodes import still_a_controller, why_still_controller
 from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.controller.preflight import why_not
 from liftpy.core.metadata.image import ClusterImage, NodeImage
@@ -279,7 +279,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
         state = await client.admin.describe_cluster()
         if any(node_id == member.node_id for member in state.controllers):
             raise ConfigError(still_a_controller(node_id))
-        wrong = why_it_stays(state.image, node_id)
+        wrong = why_still_controller(state.image, node_id)
         known = state.image.nodes.get(node_id)
         if known is None:
             raise NotFoundError(wrong)

@@ -27,7 +27,7 @@ from liftpy.client.publisher import Publisher
 from liftpy.config import StreamConfig
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.codec import config_to_pb
-from liftpy.core.metadata.controller.cluster_events import NOTHING, EventLog, EventTrail, Tail, is_recent, newest_place
+from liftpy.core.metadata.controller.cluster_events import NOTHING, EventLog, EventTrail, Tail, is_recent, last_place_of
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import EVENTS_STREAM, Subjects, publish_answer, reply_to
@@ -303,6 +303,6 @@ class EventWriter:
         while place is None and looked_at > start:
             first = max(first, start)
             async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid, exact=True):
-                place = newest_place(part.values()) or place
+                place = last_place_of(part.values()) or place
             looked_at, first = first, first - _FURTHER * (end - first)
         return Tail(end - 1, place or NOTHING)

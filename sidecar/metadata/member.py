@@ -31,12 +31,12 @@ from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
     Decision,
     EntryOutcome,
-    HandOver,
-    LookFor,
-    Order,
+    ProbeNode,
+    ProposedEntry,
     PublishEntry,
     QuorumMember,
-    who_steps_aside,
+    TransferMetadataLeadership,
+    leader_to_ask_first,
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList
@@ -112,7 +112,7 @@ class RaftMember(MetadataGroup):
                 connect,
                 self.propose,
                 lambda: self.image,
-                lambda: self._member.in_office,
+                lambda: self._member.is_active,
                 lambda: len(self.controllers.voters),
             )
         nodes = InboxRule((subjects.inboxes(),))
@@ -465,13 +465,13 @@ class Orders:
         match decision:
             case PublishEntry():
                 self._feed.put(decision.entry)
-            case Order():
+            case ProposedEntry():
                 self._spawn(self.order(decision), "an order to the metadata group")
-            case LookFor():
+            case ProbeNode():
                 self._spawn(self._look_for(decision.node_id), f"looking for {decision.node_id}")
             case LeaderQuestion():
                 self._spawn(self._ask(decision), f"asking {decision.node}")
-            case HandOver():
+            case TransferMetadataLeadership():
                 self._hand_over()
             case CatchUp():
                 self._spawn(self._catch_up(), "catching up with the metadata group")
@@ -486,7 +486,7 @@ class Orders:
         await end_tasks(self._tasks)
 
     async def _look_for(self, node_id: str) -> None:
-        self._member.looked_for(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
+        self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
 
     async def _ask(self, question: LeaderQuestion) -> None:
         self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
@@ -496,11 +496,11 @@ class Orders:
         if self._driver.stopped:
             return None
         decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
-        return await self.order(decided) if isinstance(decided, Order) else decided
+        return await self.order(decided) if isinstance(decided, ProposedEntry) else decided
 
-    async def order(self, order: Order) -> pb.ControlResponse:
+    async def order(self, order: ProposedEntry) -> pb.ControlResponse:
         """Put the request into the log, and wait until it is applied here. Return the answer."""
-        asked = who_steps_aside(self._log.image, order.request)
+        asked = leader_to_ask_first(self._log.image, order.request)
         if asked is not None:
             await ask_to_step_aside(self._connection, self._subjects, *asked)
         entry = self._member.entry(order, time.time_ns(), MAX_APPEND_BYTES - 1)  # the library puts a byte in front

@@ -1,7 +1,7 @@
 """MemberLog: one member's share of the group's log, opened as one: folder, journal, library, state machine, probation.
 
 Both shells open it, asyncio's (``member.py``) and the simulator's. It refuses what a member must not go on with: a journal or a
-snapshot that is lost or damaged. It satisfies ``GroupLog``.
+snapshot that is lost or damaged. It satisfies ``MemberLogView``.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class MemberLog:
         levels = {i: self.transport.levels.get(i) for i in now.members if i != self.node_id}
         checkpoints = self.transport.checkpoints
         halted = checkpoints.halted if core.leads else ""
-        untold = checkpoints.untold(now.voters) if halted else frozenset[str]()
-        return GroupView(now, self.leader_id, live, caught_up, core.blocked, halted, untold, levels)
+        voters_without_digest = checkpoints.voters_without_digest(now.voters) if halted else frozenset[str]()
+        return GroupView(now, self.leader_id, live, caught_up, core.blocked, halted, voters_without_digest, levels)
 
     @property
     def is_member(self) -> bool:

@@ -28,7 +28,13 @@ from liftpy.config import SessionTimes
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import DEFAULT_WAIT_S, DirectoryIdentity, Predecessor, Sign, Verdict
+from liftpy.core.metadata.node_identity import (
+    DEFAULT_WAIT_S,
+    DirectoryIdentity,
+    EarlierProcessCheck,
+    EarlierProcessSign,
+    EarlierProcessStep,
+)
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registered
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
@@ -323,15 +329,15 @@ node_logger = logging.getLogger("liftpy.node")
 _ASK_EVERY_S = 0.1
 
 
-async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: Predecessor) -> None:
+async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: EarlierProcessCheck) -> None:
     """Return when no process answers for ``node_id``. Raise FencedError if another process keeps answering."""
     while True:
         was_present = inquiry.is_present
-        sign = await look_for(connection, subjects, node_id) if connection.is_connected else Sign.UNASKED
+        sign = await look_for(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED
         verdict = inquiry.heard(sign, clock.now_ns())
-        if verdict is Verdict.GO_ON:
+        if verdict is EarlierProcessStep.GO_ON:
             return
-        if verdict is Verdict.GIVE_UP:
+        if verdict is EarlierProcessStep.GIVE_UP:
             raise FencedError(
                 f"Another process runs as node {node_id!r} (it answers on {subjects.status(node_id)}). Two processes "
                 "must not use the same id or a copied data directory. Stop the other process, or start this one with "
@@ -339,5 +345,5 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
             )
         if inquiry.is_present and not was_present:
             node_logger.warning("another process runs as node %s: waiting for it to end", node_id)
-        if sign is not Sign.SILENT:
+        if sign is not EarlierProcessSign.SILENT:
             await asyncio.sleep(_ASK_EVERY_S)

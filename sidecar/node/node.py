@@ -29,7 +29,7 @@ from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.log.flush import FlushPlace
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import Predecessor, stopped_cleanly
+from liftpy.core.metadata.node_identity import EarlierProcessCheck, stopped_cleanly
 from liftpy.core.observe.node_health import Signs
 from liftpy.core.publish.log_state_part import NodeDerived
 from liftpy.core.publish.memory_budget import (
@@ -271,7 +271,7 @@ class Node:
         """Recover the logs and join the metadata group side by side, because the group may have to elect a leader first."""
         settings, folder, previous = self.settings, begun(self._folder), begun(self._identity).previous
         bus = begun(self._links).replication
-        await wait_for_predecessor(bus, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
+        await wait_for_predecessor(bus, self.subjects, settings.node_id, EarlierProcessCheck(clock.now_ns()))
         began = time.monotonic()
         await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
         recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
@@ -307,7 +307,7 @@ class Node:
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
         # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
-        inquiry = Predecessor(clock.now_ns(), silences=1)
+        inquiry = EarlierProcessCheck(clock.now_ns(), silences=1)
         await wait_for_predecessor(begun(self._links).replication, self.subjects, self.settings.node_id, inquiry)
         self.incarnation = await membership.register(
             previous.incarnation,

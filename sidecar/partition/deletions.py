@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from liftpy.core.base.ids import PartitionKey, split_folder
-from liftpy.core.metadata.data_deletion import may_go, question
+from liftpy.core.metadata.data_deletion import may_delete, question
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.errors import LiftError
 from sidecar.disk.data_folder import DataFolder
@@ -76,7 +76,7 @@ class Deletions:
         deadline = time.monotonic() + _GIVE_UP_AFTER_S
         while not self._closed.is_set() and time.monotonic() < deadline:
             response = await self._group.propose(question(key), _ATTEMPT_S)
-            allowed = may_go(response, key, self._node_id)
+            allowed = may_delete(response, key, self._node_id)
             if allowed is None:
                 await asyncio.sleep(_PAUSE_S)
                 continue

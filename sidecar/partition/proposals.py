@@ -51,7 +51,7 @@ class Proposals:
             {
                 "requests to the metadata group": wishes.sent_count,
                 "batches of requests to the metadata group": wishes.batch_count,
-                "requests to the metadata group superseded": wishes.superseded_count,
+                "requests to the metadata group superseded": wishes.replaced_count,
                 "requests to the metadata group waiting": len(wishes),
             }
         )

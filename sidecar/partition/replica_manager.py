@@ -21,7 +21,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
-from liftpy.core.metadata.data_deletion import Departures
+from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.publish.log_state_part import NodeDerived
@@ -80,7 +80,7 @@ class Partitions:
         """Partition -> task that stops its worker."""
         self._changed_meanwhile: set[PartitionKey] = set()
         """Partitions whose state in the image has changed while they were opened or stopped."""
-        self._departures = Departures(node.settings.node_id)
+        self._departures = DataDeletion(node.settings.node_id)
         self._leading: dict[PartitionKey, PartitionWorker] = {}
         self._heard: MetadataHeard | None = None
         """Last answered heartbeat. None: there was none."""

@@ -101,7 +101,7 @@ class PeerSessions:
     """Function that returns the index of the entry with the current member list. 0: the list comes from the settings."""
     tail_for: Callable[[str], bytes] = lambda _: b""
     """Function that returns the data after the frame of a hello to a peer. Older versions ignore this data."""
-    judge: Callable[[str, bytes], bool] = lambda *_: True
+    compare_reports: Callable[[str, bytes], bool] = lambda *_: True
     """Function that returns whether a peer is trusted, from its name and the data after its hello.
 
     It raises ProtocolError for data that no member sends.
@@ -197,7 +197,7 @@ class PeerSessions:
             self.counters[f"{REFUSED}hellos"] += 1
         else:
             try:
-                peer.trusted = self.judge(node_id, frame[_FRAME.size :])
+                peer.trusted = self.compare_reports(node_id, frame[_FRAME.size :])
             except ProtocolError:
                 self.counters[f"{REFUSED}hellos"] += 1
                 return

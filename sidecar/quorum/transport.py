@@ -99,7 +99,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.sessions.by_log = lambda: core.controllers.index
         self.follow(core.controllers)
         if probation is not None:
-            self.sessions.tail_for, self.sessions.judge = probation.lineage.tail_for, self._judge
+            self.sessions.tail_for, self.sessions.compare_reports = probation.lineage.tail_for, self._judge
         self._hardening = Hardening(core, self._onMessageReceived, self.send, self.sessions.counters)
 
     def follow(self, controllers: ControllerList) -> None:
@@ -211,7 +211,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if not core.leads:
             return
         checkpoints.told(sender, checkpoint)
-        before, beside = checkpoints.found_count, checkpoints.judge(core.controllers.voters)
+        before, beside = checkpoints.found_count, checkpoints.compare_reports(core.controllers.voters)
         if checkpoints.found_count > before:
             self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
             logger.error(

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.metadata.controller.cluster_events import KINDS, in_words
+from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
 from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
@@ -249,7 +249,7 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
     kind = str(event.get("kind", "?")).replace("_", " ")
-    text = group_in_words(group) if len(group) > 1 else in_words(event, named=False)
+    text = group_in_words(group) if len(group) > 1 else event_text(event, named=False)
     return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "place": place, "kind": kind, "text": text}
 
 

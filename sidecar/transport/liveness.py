@@ -12,7 +12,7 @@ from collections.abc import Callable
 import nats.errors
 from nats.aio.client import Client
 
-from liftpy.core.metadata.node_identity import Sign
+from liftpy.core.metadata.node_identity import EarlierProcessSign
 from liftpy.core.wire import envelope
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import Subjects
@@ -24,22 +24,22 @@ QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
 _ANSWER_TIMEOUT_S = 0.5
 
 
-async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Sign:
+async def look_for(connection: Client, subjects: Subjects, node_id: str) -> EarlierProcessSign:
     """Probe once whether there are responders for the node."""
     try:
         await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
     except nats.errors.NoRespondersError:
-        return Sign.ABSENT
+        return EarlierProcessSign.ABSENT
     except (nats.errors.TimeoutError, TimeoutError):
-        return Sign.SILENT
+        return EarlierProcessSign.SILENT
     except (nats.errors.Error, OSError):
-        return Sign.UNASKED
-    return Sign.PRESENT
+        return EarlierProcessSign.UNASKED
+    return EarlierProcessSign.PRESENT
 
 
 async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
     """Return whether there are no responders for the node. False without an answer, which proves nothing."""
-    return await look_for(connection, subjects, node_id) is Sign.ABSENT
+    return await look_for(connection, subjects, node_id) is EarlierProcessSign.ABSENT
 
 
 class Probes:

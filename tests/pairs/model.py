@@ -251,8 +251,8 @@ class Model:
         there = {record.offset: id_of(record) for record in log.records}
         newer = Newer(self, log)
         for offset, id in there.items():
-            is_missed = reading.start <= offset < reading.passed and offset not in reading.given
-            if is_missed and not self.may_be_cleaned(id, offset, log, newer):
+            is_down_or_drained = reading.start <= offset < reading.passed and offset not in reading.given
+            if is_down_or_drained and not self.may_be_cleaned(id, offset, log, newer):
                 self.violate(f"{who}: it has passed {id} at {offset} and was not given it (up to {reading.passed})")
         for offset, id in reading.given.items():
             if there.get(offset, id) != id:

@@ -18,7 +18,7 @@ from liftpy.core.log.range_reads import Portion
 from liftpy.core.log.segment import Segment
 from liftpy.core.metadata.controller import elections, nodes
 from liftpy.core.metadata.election import ElectionTimers
-from liftpy.core.metadata.failure_reports import Accusations, ProbeResult
+from liftpy.core.metadata.failure_reports import FailureReports, ProbeResult
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.publish import message_decoder as columns
@@ -263,7 +263,7 @@ def one_follower_of_two_deposes_unasked() -> Patches:
         request.accusedAsked = True
         return real(draft, request)
 
-    return [method(Accusations, "reported", lambda *args: False), decided("reportLeader", report)]
+    return [method(FailureReports, "reported", lambda *args: False), decided("reportLeader", report)]
 
 
 def nobody_witnesses_against_a_sole_member() -> Patches:
@@ -278,12 +278,15 @@ def a_leader_without_a_data_path_stays() -> Patches:
 
 
 def the_accused_always_serves() -> Patches:
-    real = Accusations.testified
+    real = FailureReports.record_testimony
 
-    def testified(self: Accusations, question: Any, testimony: Any) -> None:
+    def record_testimony(self: FailureReports, question: Any, testimony: Any) -> None:
         real(self, question, ProbeResult.SERVES)
 
-    return [method(Accusations, "testified", testified), method(LeaderRole, "_why_unreachable", lambda self, now_ns: "")]
+    return [
+        method(FailureReports, "record_testimony", record_testimony),
+        method(LeaderRole, "_why_unreachable", lambda self, now_ns: ""),
+    ]
 
 
 def a_leader_that_comes_back_leads_unasked() -> Patches:
@@ -313,16 +316,16 @@ def told_once_and_never_again() -> Patches:
 
 
 def whoever_registers_takes_the_place() -> Patches:
-    return [method(NodeSessions, "keeps_its_place", lambda self, node_id, now_ns: False)]
+    return [method(NodeSessions, "may_still_run", lambda self, node_id, now_ns: False)]
 
 
 def who_is_fenced_has_stopped() -> Patches:
-    real = NodeSessions.keeps_its_place
+    real = NodeSessions.may_still_run
 
     def keeps(self: NodeSessions, node_id: str, now_ns: int) -> bool:
         return real(self, node_id, now_ns) and not self._sessions[node_id].fenced
 
-    return [method(NodeSessions, "keeps_its_place", keeps)]
+    return [method(NodeSessions, "may_still_run", keeps)]
 
 
 def nobody_is_asked_for() -> Patches:

@@ -37,14 +37,14 @@ def heard_before_a_pause_is_kept() -> Patches:
 
 
 def heard_while_settings_change() -> Patches:
-    return [patch.object(streams, "_refuses_otherwise", lambda old, new: False)]
+    return [patch.object(streams, "_rejection_rules_differ", lambda old, new: False)]
 
 
 def altered_twice_is_not_seen() -> Patches:
     def heard_anew(partition: PartitionState) -> PartitionState:
         return partition if partition.pause.takes_nothing else dataclasses.replace(partition, pause=Pause.ENDING)
 
-    return [patch.object(streams, "_heard_anew", heard_anew)]
+    return [patch.object(streams, "_with_reset_standby_buffers", heard_anew)]
 
 
 MUTANTS: Sequence[Mutant] = (

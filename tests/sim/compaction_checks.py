@@ -76,8 +76,8 @@ def newest_of_each_key(where: str, log: Log, ghost: PartitionGhost) -> None:
         if here.get(key) == newest:
             continue
         check(key not in here, "D29", where, "of key", key, "the newest is", here.get(key), "and was to be", newest)
-        may_go = is_delete(newest[1]) or bool(most) or ghost.is_purged(*newest)
-        check(may_go, "D29", where, "of key", key, "nothing is left, and was to be", newest)
+        may_delete = is_delete(newest[1]) or bool(most) or ghost.is_purged(*newest)
+        check(may_delete, "D29", where, "of key", key, "nothing is left, and was to be", newest)
 
 
 def read_all_keys(
@@ -92,8 +92,8 @@ def read_all_keys(
             continue
         newest, found = records[place], read.get(key)
         older = bool(max_per_subject) and found in records[:place]
-        may_go = older or (found is None and (is_delete(newest[1]) or bool(max_per_subject)))
-        check(found == newest or may_go, "R11", where, "has read", found, "of key", key, "not", newest)
+        may_delete = older or (found is None and (is_delete(newest[1]) or bool(max_per_subject)))
+        check(found == newest or may_delete, "R11", where, "has read", found, "of key", key, "not", newest)
 
 
 def gone_for_good(where: str, log: Log, ghost: PartitionGhost, state: PartitionState) -> None:

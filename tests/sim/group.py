@@ -182,7 +182,7 @@ class SimGroup(SingleLogGroup):
         if self.available:
             self.apply_due()
             for question in self.duties.questions():
-                self.ask(question, partial(self.duties.testified, question))
+                self.ask(question, partial(self.duties.record_testimony, question))
             for node in self.duties.overdue(now_ns):
                 self.look_for(node, partial(self.duties.gone, node))
         self.clock.after(_TICK_NS, self._tick)

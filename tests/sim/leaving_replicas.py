@@ -64,7 +64,7 @@ class Leaving:
 
         def answered(response: pb.ControlResponse) -> None:
             if folder in self.ending:
-                allowed = data_deletion.may_go(response, key, process.node_id)
+                allowed = data_deletion.may_delete(response, key, process.node_id)
                 if allowed is not None:
                     self.ending.discard(folder)
                     if allowed:

@@ -15,7 +15,7 @@ import random
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from liftpy.core.metadata.node_identity import Predecessor, Sign, Verdict
+from liftpy.core.metadata.node_identity import EarlierProcessCheck, EarlierProcessSign, EarlierProcessStep
 from liftpy.core.metadata.sessions import PLACE_KEPT_S
 from tests.sim.clock import MS, S
 from tests.sim.network import NO_RESPONDERS
@@ -153,7 +153,7 @@ class AskingFirst:
 
     def __init__(self, process: Life) -> None:
         self._process = process
-        self._inquiry = Predecessor(process.now_ns())
+        self._inquiry = EarlierProcessCheck(process.now_ns())
         self._asked = 0
         self._ask()
 
@@ -161,26 +161,26 @@ class AskingFirst:
         process = self._process
         network, number = process.cluster.network, self._asked
         if process.host in network.down:
-            self._heard(number, Sign.UNASKED)
+            self._heard(number, EarlierProcessSign.UNASKED)
             return
         network.request(process.host, f"status.{process.node_id}", "present?", lambda said: self._answered(number, said))
-        process.later(_ANSWER_TIMEOUT_NS, lambda: self._heard(number, Sign.SILENT))
+        process.later(_ANSWER_TIMEOUT_NS, lambda: self._heard(number, EarlierProcessSign.SILENT))
 
     def _answered(self, number: int, said: Any) -> None:
-        self._heard(number, Sign.ABSENT if said is NO_RESPONDERS else Sign.PRESENT)
+        self._heard(number, EarlierProcessSign.ABSENT if said is NO_RESPONDERS else EarlierProcessSign.PRESENT)
 
-    def _heard(self, number: int, sign: Sign) -> None:
+    def _heard(self, number: int, sign: EarlierProcessSign) -> None:
         process = self._process
         if number != self._asked or process.dead:
             return
         self._asked += 1
         verdict = self._inquiry.heard(sign, process.now_ns())
         process.cluster.counters[f"predecessor: {sign.value}"] += 1
-        if verdict is Verdict.GO_ON:
+        if verdict is EarlierProcessStep.GO_ON:
             process.begin()
-        elif verdict is Verdict.GIVE_UP:
+        elif verdict is EarlierProcessStep.GIVE_UP:
             process.node.restart()
-        elif sign is Sign.SILENT:
+        elif sign is EarlierProcessSign.SILENT:
             self._ask()
         else:
             process.later(_ASK_EVERY_NS, self._ask)

@@ -125,7 +125,7 @@ class GroupView:
     """Reason why no change may be proposed now. '': none."""
     halted: str = ""
     """Reason why nothing may be decided now. '': none."""
-    untold: frozenset[str] = frozenset()
+    voters_without_digest: frozenset[str] = frozenset()
     """Voters that have not yet reported the image digest at the leader's newest checkpoint."""
     levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
     """Member -> its feature levels. None: the member has not reported them in this session."""
@@ -264,7 +264,7 @@ def next_step(view: GroupView) -> ControllerList | None:
     return None
 
 
-def hands_over(view: GroupView) -> bool:
+def leader_must_transfer(view: GroupView) -> bool:
     """Return whether the leader itself must leave and all other work is done."""
     return view.now.leaving == view.leader and not view.now.learner and not waits_for(view)
 

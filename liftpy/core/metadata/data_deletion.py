@@ -14,7 +14,7 @@ from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
-class Departures:
+class DataDeletion:
     """Partitions that left a node by a change that its image has shown. A partition that is only missing in the image
     stays [M11].
     """
@@ -47,7 +47,7 @@ def question(key: PartitionKey) -> pb.ControlRequest:
     return pb.ControlRequest(describeStream=asked, linearizable=True)
 
 
-def may_go(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
+def may_delete(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
     """Return whether the answer allows ``node_id`` to delete its data of ``key``, or None if the answer does not say."""
     if response.error == pb.ControlResponse.NOT_FOUND:
         return True

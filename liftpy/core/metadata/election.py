@@ -159,7 +159,7 @@ def _conclude_if_all_told(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]
 ) -> PartitionState:
     candidates = eligible(draft, stream, partition)
-    tellers = _tellers(draft, stream, partition)
+    tellers = _nodes_whose_positions_count(draft, stream, partition)
     heard = sum(node_id in told for node_id in tellers)
     waiting = any(node_id not in told for node_id in candidates) or heard < _needed(stream, partition)
     enough = len(candidates) >= _overlapping(stream, partition) and len(tellers) >= _needed(stream, partition)
@@ -187,7 +187,7 @@ def _choose(
 
 
 def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]) -> bool:
-    heard = [node_id for node_id in _tellers(draft, stream, partition) if node_id in told]
+    heard = [node_id for node_id in _nodes_whose_positions_count(draft, stream, partition) if node_id in told]
     eligible_heard = [node_id for node_id in heard if node_id not in partition.passed_over]
     return len(heard) >= _needed(stream, partition) and len(eligible_heard) >= _overlapping(stream, partition)
 
@@ -205,7 +205,7 @@ def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
     return (len(partition.replicas) + 1) // 2 if is_quorum(stream) else 1
 
 
-def _tellers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
+def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> list[str]:
     """Return the nodes whose positions count: eligible nodes, and with commit policy ``quorum`` also failed candidates."""
     if not is_quorum(stream):
         return list(eligible(draft, stream, partition))

@@ -47,20 +47,20 @@ class LeaderQuestion:
 
 
 @dataclass(slots=True)
-class _Case:
+class _OpenReport:
     report: pb.ReportLeader
     deadline_ns: int
     heard: dict[str, ProbeResult] = field(default_factory=dict)
 
 
-class Accusations:
+class FailureReports:
     """All failure reports on the metadata leader, at most one case per partition. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
         """Numbers of checks by result: the reported leader served, it did not serve, or the witness was unreachable."""
         self._term = 0
-        self._cases: dict[PartitionKey, _Case] = {}
+        self._cases: dict[PartitionKey, _OpenReport] = {}
         self._questions: list[LeaderQuestion] = []
         self._proven: list[pb.ReportLeader] = []
 
@@ -85,7 +85,7 @@ class Accusations:
         case = self._cases.get(key)
         if case is not None and case.report.leaderEpoch == report.leaderEpoch:
             return True
-        self._cases[key] = _Case(report, now_ns + ANSWER_NS)
+        self._cases[key] = _OpenReport(report, now_ns + ANSWER_NS)
         self._questions += [LeaderQuestion(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
         return True
 
@@ -94,7 +94,7 @@ class Accusations:
         asked, self._questions = self._questions, []
         return asked
 
-    def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+    def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
         """Record the answer of a node, or that NATS reports no responders for it."""
         case = self._cases.get(question.key)
         if case is not None and case.report.leaderEpoch == question.leader_epoch:
@@ -115,7 +115,7 @@ class Accusations:
             return 0
         return min((case.deadline_ns for case in self._cases.values()), default=None)
 
-    def _close_if_clear(self, key: PartitionKey, case: _Case, late: bool) -> None:
+    def _close_if_clear(self, key: PartitionKey, case: _OpenReport, late: bool) -> None:
         accused, witness = case.heard.get(case.report.leader), case.heard.get(case.report.witness)
         if accused is ProbeResult.SERVES:
             outcome = "accused leaders that serve"

@@ -10,7 +10,7 @@ NO_LEVEL = 0
 """Level of the image of a new group. Nothing is decided before the level is set."""
 
 
-class SaysLevels(Protocol):
+class HasLevelRange(Protocol):
     """Protobuf message with the range of feature levels of its sender."""
 
     minLevel: int
@@ -30,7 +30,7 @@ class LevelRange:
     def __str__(self) -> str:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
-    def tell(self, message: SaysLevels) -> None:
+    def tell(self, message: HasLevelRange) -> None:
         """Put the range into a registration or a heartbeat."""
         message.minLevel, message.maxLevel = self.least, self.most
 
@@ -42,7 +42,7 @@ Controllers store the text of the rejection, which contains this range. The rang
 """
 
 
-def said(message: SaysLevels) -> LevelRange:
+def said(message: HasLevelRange) -> LevelRange:
     """Return the range that a message names, or ``UNSAID`` if it names none."""
     return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 

@@ -51,12 +51,12 @@ FEATURES: tuple[Feature, ...] = (
 )
 
 
-def range_of(features: tuple[Feature, ...]) -> LevelRange:
+def level_range_of(features: tuple[Feature, ...]) -> LevelRange:
     """Return the range of levels from the first of ``features`` to the last."""
     return LevelRange(features[0].level, features[-1].level)
 
 
-SPOKEN = range_of(FEATURES)
+SPOKEN = level_range_of(FEATURES)
 """Feature levels that this version supports."""
 
 

@@ -143,7 +143,7 @@ def _changed_keys(
     return sorted(keys)
 
 
-class _Unsayable(Exception):
+class _NoRecordForChangeError(Exception):
     """Raised if records cannot express the difference."""
 
 
@@ -160,19 +160,19 @@ def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None
     if new.index < old.index:
         return None
     try:
-        return [*_nodes_come(old, new), *_streams(old, new), *_nodes_go(old, new), *_group(old, new)]
-    except _Unsayable:
+        return [*_changed_nodes(old, new), *_streams(old, new), *_removed_nodes(old, new), *_group(old, new)]
+    except _NoRecordForChangeError:
         return None
 
 
-def _nodes_come(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
+def _changed_nodes(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
     if old.nodes is not new.nodes:
         for name in sorted(new.nodes):
             if old.nodes.get(name) != new.nodes[name]:
                 yield NodeChanged(new.nodes[name])
 
 
-def _nodes_go(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
+def _removed_nodes(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
     if old.nodes is not new.nodes:
         yield from (NodeRemoved(name) for name in sorted(old.nodes) if name not in new.nodes)
 
@@ -197,7 +197,7 @@ def _streams(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
 def _changed(before: StreamImage, after: StreamImage) -> Iterator[Record]:
     count = len(before.partitions)
     if len(after.partitions) < count or before.subject != after.subject:
-        raise _Unsayable
+        raise _NoRecordForChangeError
     settings = (before.replication_factor, before.config_version, before.config)
     if settings != (after.replication_factor, after.config_version, after.config):
         yield StreamAltered(after.name, after.uid, after.replication_factor, after.config, after.config_version)
@@ -205,7 +205,7 @@ def _changed(before: StreamImage, after: StreamImage) -> Iterator[Record]:
         if was is now or was == now:
             continue
         if now.epoch <= was.epoch or now.leader_epoch < was.leader_epoch:
-            raise _Unsayable
+            raise _NoRecordForChangeError
         yield PartitionStateChanged(after.name, after.uid, now)
     if len(after.partitions) > count:
         yield PartitionsAdded(after.name, after.uid, after.partitions[count:])
@@ -214,7 +214,7 @@ def _changed(before: StreamImage, after: StreamImage) -> Iterator[Record]:
 def _group(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
     if old.controllers != new.controllers:
         if new.controllers.index <= old.controllers.index:
-            raise _Unsayable
+            raise _NoRecordForChangeError
         yield ControllersChanged(new.controllers)
     if old.feature_level != new.feature_level:
         yield FeatureLevelSet(new.feature_level, new.rules, new.session_times)

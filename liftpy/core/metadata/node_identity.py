@@ -69,13 +69,13 @@ class ProcessRelation(Enum):
     FOLLOWS = "follows"
     """The process starts on the data directory of the other process, as far as the controllers know."""
     SAME = "is the same process"
-    OUTLIVED = "is of a process before that one"
+    OUTDATED = "is of a process before that one"
     """The request is older than the registration: a later process has already replaced its sender."""
-    WENT_BACK = "starts on an older copy"
+    OLDER_COPY = "starts on an older copy"
     """The data directory lacks changes of the other process, so it is an older copy."""
 
 
-def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
+def compare_processes(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
     """Compare a registration with the registered process ``known``.
 
     Versions without directory id or nonce are judged by the fields that they send.
@@ -83,14 +83,14 @@ def descent(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
     if not (known.folder_id and request.folderId):
         return ProcessRelation.FOLLOWS
     if known.folder_id != request.folderId:
-        return ProcessRelation.WENT_BACK
+        return ProcessRelation.OLDER_COPY
     both_drew = bool(known.nonce and request.nonce)
     if both_drew and (request.nonce, request.start) == (known.nonce, known.start):
         return ProcessRelation.SAME
     if request.start < known.start and (request.nonce in known.earlier_nonces or not both_drew):
-        return ProcessRelation.OUTLIVED
+        return ProcessRelation.OUTDATED
     if request.start <= known.start or (known.nonce and known.nonce not in request.earlierNonces):
-        return ProcessRelation.WENT_BACK
+        return ProcessRelation.OLDER_COPY
     return ProcessRelation.FOLLOWS
 
 
@@ -108,7 +108,7 @@ DEFAULT_SILENCES = 3
 """Number of consecutive unanswered probes after which the earlier process counts as hanging."""
 
 
-class Sign(Enum):
+class EarlierProcessSign(Enum):
     """Result of one probe of an earlier process over NATS."""
 
     ABSENT = "nobody listens"
@@ -117,7 +117,7 @@ class Sign(Enum):
     UNASKED = "the bus could not be asked"
 
 
-class Verdict(Enum):
+class EarlierProcessStep(Enum):
     """Next step of the check whether an earlier process of this node still runs."""
 
     ASK = "ask again"
@@ -125,7 +125,7 @@ class Verdict(Enum):
     GIVE_UP = "it stays: end"
 
 
-class Predecessor:
+class EarlierProcessCheck:
     """Check whether an earlier process of this node still runs. ``now_ns`` is monotonic."""
 
     def __init__(self, now_ns: int, wait_s: float = DEFAULT_WAIT_S, silences: int = DEFAULT_SILENCES) -> None:
@@ -135,14 +135,14 @@ class Predecessor:
         self.is_present = False
         """True if the earlier process has answered a probe, and no later probe showed that it ended."""
 
-    def heard(self, sign: Sign, now_ns: int) -> Verdict:
+    def heard(self, sign: EarlierProcessSign, now_ns: int) -> EarlierProcessStep:
         """Record the result of one probe. Return the next step."""
-        if sign is Sign.ABSENT:
-            return Verdict.GO_ON
-        if sign is Sign.UNASKED:
-            return Verdict.ASK
-        if sign is Sign.SILENT:
+        if sign is EarlierProcessSign.ABSENT:
+            return EarlierProcessStep.GO_ON
+        if sign is EarlierProcessSign.UNASKED:
+            return EarlierProcessStep.ASK
+        if sign is EarlierProcessSign.SILENT:
             self._silent += 1
-            return Verdict.GO_ON if self._silent >= self._silences else Verdict.ASK
+            return EarlierProcessStep.GO_ON if self._silent >= self._silences else EarlierProcessStep.ASK
         self._silent, self.is_present = 0, True
-        return Verdict.GIVE_UP if now_ns >= self._deadline_ns else Verdict.ASK
+        return EarlierProcessStep.GIVE_UP if now_ns >= self._deadline_ns else EarlierProcessStep.ASK

@@ -105,7 +105,7 @@ class NodeSessions:
         """Monotonic time when this metadata leader began to use ``_times``."""
         self._settling_ns = _NEVER
         """Monotonic time of the last proposal to settle the session times."""
-        self._go_by(None, 0)
+        self._use_times(None, 0)
         self._sessions: dict[str, _NodeSession] = {}
         self._nodes: object = None
         self._leading = False
@@ -119,7 +119,7 @@ class NodeSessions:
         """Start all sessions now, because this node became the metadata leader."""
         self._leading = True
         self._began_ns, self._anybody_heard = now_ns, False
-        self._go_by(image.session_times, now_ns)
+        self._use_times(image.session_times, now_ns)
         self._sessions.clear()
         self._nodes = None
         self.image_changed(image, now_ns)
@@ -135,7 +135,7 @@ class NodeSessions:
         if not self._leading:
             return
         if image.session_times != self._times:
-            self._go_by(image.session_times, now_ns)
+            self._use_times(image.session_times, now_ns)
         if image.nodes is self._nodes:
             return
         self._nodes = image.nodes
@@ -178,7 +178,7 @@ class NodeSessions:
             return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
         return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
 
-    def _go_by(self, times: SessionTimes | None, now_ns: int) -> None:
+    def _use_times(self, times: SessionTimes | None, now_ns: int) -> None:
         """Use the new times for new leases. Running sessions keep their deadlines."""
         config = self._config
         own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
@@ -224,7 +224,7 @@ class NodeSessions:
 
         return [node_id for node_id, session in self._sessions.items() if asked_for(session)]
 
-    def keeps_its_place(self, node_id: str, now_ns: int) -> bool:
+    def may_still_run(self, node_id: str, now_ns: int) -> bool:
         """Return whether the registered process of the node may still run, so that another process cannot get its node id."""
         session = self._sessions.get(node_id)
         if session is None:

@@ -5,10 +5,8 @@
 Every entry counts, also one without effect. The digest is part of the image and of its snapshots. It decides nothing.
 
 ``AppliedDigests`` compares the digests of the controllers. Goal: a controller whose image differs (a bug, a memory
-error, a version that
-decides differently) is found within ``EVERY`` entries, and stops: it must neither lead nor vote with a wrong image.
-Constraint: only a
-majority knows which image is right. Without one, nothing more may be decided.
+error, a version that decides differently) is found within ``EVERY`` entries, and stops: it must neither lead nor vote
+with a wrong image. Constraint: only a majority knows which image is right. Without one, nothing more may be decided.
 
 Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), at the same places
 everywhere. It sends the newest one to its leader with its acks. The leader compares them, and its heartbeats name a
@@ -38,7 +36,7 @@ Checkpoint = tuple[int, bytes]
 """Index of a log entry, and the digest after it. (0, b''): no entry."""
 
 
-def digesting(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
+def compute_digest(after: ClusterImage, records: tuple[Record, ...]) -> Steps[bytes]:
     """Return the digest after the entry that led to the image ``after``, in steps.
 
     ``after`` still contains the digest before the entry. The result is b'' if the group is new.
@@ -108,14 +106,14 @@ class AppliedDigests:
         own = self._held[self._node_id].get(agreed[0])
         return own is not None and own != agreed[1]
 
-    def untold(self, voters: Iterable[str]) -> frozenset[str]:
+    def voters_without_digest(self, voters: Iterable[str]) -> frozenset[str]:
         """Return the members that have not reported a digest at the leader's newest place.
 
         Only the leader calls this method.
         """
         return frozenset(node_id for node_id in voters if self.newest[0] not in self._held.get(node_id, ()))
 
-    def judge(self, voters: Iterable[str]) -> bool:
+    def compare_reports(self, voters: Iterable[str]) -> bool:
         """Compare the reported digests as the leader. Return whether this member differs from a majority."""
         names = set(voters)
         majority = len(names) // 2 + 1

@@ -338,7 +338,7 @@ def check_then_apply_isr() -> Patches:
 
 
 def lossy_restart_stays_in_isr() -> Patches:
-    return [method(nodes, "holds_all_it_acknowledged", lambda known, request: True)]
+    return [method(nodes, "has_all_acknowledged_records", lambda known, request: True)]
 
 
 def folder_put_back_counts() -> Patches:
@@ -346,12 +346,12 @@ def folder_put_back_counts() -> Patches:
 
     def by_count(known: Any, request: Any) -> ProcessRelation:
         return (
-            ProcessRelation.OUTLIVED
+            ProcessRelation.OUTDATED
             if known.folder_id == request.folderId and request.start < known.start
             else ProcessRelation.FOLLOWS
         )
 
-    return [method(nodes, "descent", by_count)]
+    return [method(nodes, "compare_processes", by_count)]
 
 
 def same_epoch_after_restart() -> Patches:

@@ -65,7 +65,7 @@ def gone_before_the_learner_has_joined() -> Patches:
 
 def a_target_with_a_dead_member_stays() -> Patches:
     """The planner looks after nodes that a target wants next, and not after those that have joined."""
-    return [method(ReassignmentPlanner, "_corrected", lambda self, look, place: iter(()))]
+    return [method(ReassignmentPlanner, "_corrected_targets", lambda self, look, place: iter(()))]
 
 
 MUTANTS = (

@@ -54,13 +54,13 @@ def a_session_shrinks_below_what_was_granted() -> Patches:
 
 def a_metadata_leader_begins_by_the_new_times() -> Patches:
     """Those before the change are forgotten by who leads next."""
-    real = NodeSessions._go_by
+    real = NodeSessions._use_times
 
     def go_by(self: NodeSessions, times: SessionTimes | None, now_ns: int) -> None:
         real(self, times, now_ns)
         self._longest_session_ns, self._longest_lease_ns = self._session_ns, self._lease_ns
 
-    return [method(NodeSessions, "_go_by", go_by)]
+    return [method(NodeSessions, "_use_times", go_by)]
 
 
 def a_change_is_settled_at_once() -> Patches:

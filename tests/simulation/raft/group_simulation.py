@@ -468,7 +468,7 @@ class Run:
             return f"{sorted(self.up)} are up of {decided}"
         if not all(self.faults.is_itself_again(m) for m in self.up.values()):
             return "a member is on probation, or not believed"
-        if not any(m.log.leads and m.member.in_office for m in self.up.values()):
+        if not any(m.log.leads and m.member.is_active for m in self.up.values()):
             return "nobody is in office"
         if len({m.log.applied_index for m in self.up.values()}) != 1:
             return "the members have not applied the same"
@@ -494,7 +494,7 @@ class Run:
     def _check_what_is_missing(self) -> None:
         last = max(self.acked.values(), default=0)
         for member in self.up.values():
-            if member.member.in_office and member.log.leads and member.log.image.index < last:
+            if member.member.is_active and member.log.leads and member.log.image.index < last:
                 raise Violation(f"M4: {last} is acknowledged, the leader {member.node_id} has {member.log.image.index}")
 
 

@@ -13,11 +13,11 @@ from liftpy.core.metadata.controller.quorum_member import (
     CatchUp,
     Decision,
     EntryOutcome,
-    HandOver,
-    LookFor,
-    Order,
+    ProbeNode,
+    ProposedEntry,
     PublishEntry,
     QuorumMember,
+    TransferMetadataLeadership,
 )
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
@@ -86,8 +86,8 @@ class SimMember:
         self.paused_until = 0.0
         self._backlog: list[Callable[[], None]] = []
         self._dead = False
-        self._answers: list[tuple[Order, Decided, bytes | None, int]] = []
-        self._open_orders: set[Order] = set()
+        self._answers: list[tuple[ProposedEntry, Decided, bytes | None, int]] = []
+        self._open_orders: set[ProposedEntry] = set()
         self._unled_since = run.now
         """When it began to listen for a leader, or asked last."""
         self._waits: tuple[int, int] | None = None
@@ -174,24 +174,24 @@ class SimMember:
         match decision:
             case PublishEntry():
                 run.published(self, decision.entry)
-            case Order():
+            case ProposedEntry():
                 self.order(decision, lambda _: None)
             case CatchUp():
                 self._catch_up()
-            case HandOver():
+            case TransferMetadataLeadership():
                 run.seen["leaders that hand over to leave"] += 1
                 self.member.resign()
                 self.log.core.hand_over()
-            case LookFor():
+            case ProbeNode():
                 absent = run.is_absent(decision.node_id)
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
             case LeaderQuestion():
                 said = ProbeResult.ABSENT if run.is_absent(decision.node) else None
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.answered(decision, said)))
 
-    def _looked_for(self, looked: LookFor, absent: bool) -> None:
+    def _looked_for(self, looked: ProbeNode, absent: bool) -> None:
         self.run_.seen["nodes found absent"] += absent
-        self.member.looked_for(looked.node_id, absent=absent)
+        self.member.probe_ended(looked.node_id, absent=absent)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def decide(self, request: pb.ControlRequest, timeout_ns: int, done: Decided) -> None:
@@ -199,12 +199,12 @@ class SimMember:
         decided = self.member.request(request, timeout_ns, self.run_.now_ns())
         if request.HasField("heartbeat") and isinstance(decided, pb.ControlResponse) and decided.error == pb.ControlResponse.OK:
             self.run_.checks.granted(self)
-        if isinstance(decided, Order):
+        if isinstance(decided, ProposedEntry):
             self.order(decided, done)
         else:
             done(decided)
 
-    def order(self, order: Order, done: Decided) -> None:
+    def order(self, order: ProposedEntry, done: Decided) -> None:
         """As ``Orders.order``."""
         entry = self.member.entry(order, self.run_.wall_ns(self.node_id), self.run_.append_bytes - 1)
         if not isinstance(entry, bytes):
@@ -220,7 +220,7 @@ class SimMember:
         late = partial(self._order_ended, order, EntryOutcome.UNKNOWN, None, done)
         self.run_.later(order.timeout_ns, lambda: self.run(late))
 
-    def _order_ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, done: Decided) -> None:
+    def _order_ended(self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, done: Decided) -> None:
         if order in self._open_orders:
             self._open_orders.discard(order)
             self.run_.seen[f"orders: {outcome.name}"] += 1

@@ -24,7 +24,7 @@ from liftpy.core.metadata.controller import quorum_member
 from liftpy.core.metadata.controller.nodes import set_node
 from liftpy.core.metadata.controller.requests import REQUESTS
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import FEATURES, Feature, range_of
+from liftpy.core.metadata.features import FEATURES, Feature, level_range_of
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder
 from liftpy.core.metadata.snapshot import encode_snapshot
@@ -78,7 +78,7 @@ class MixedRun(Run):
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
         self.first_image = None
-        self.spoken_by_nodes = range_of(BOTH)
+        self.spoken_by_nodes = level_range_of(BOTH)
         self._ended: set[str] = set()
         """Whose old version has met the level: a person has installed the new one."""
         self._old_share = self.draws["made with versions"].choice((0.1, 0.3, 0.6))

@@ -17,7 +17,7 @@ import crc32c
 from liftpy.config import NS_PER_S
 from liftpy.core.metadata import controller_list, data_deletion, node_identity
 from liftpy.core.metadata.controller import quorum_member as member_module
-from liftpy.core.metadata.controller.quorum_member import EntryOutcome, Order, QuorumMember
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry, QuorumMember
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
 from liftpy.core.metadata.forwarding import Forwarding
@@ -107,13 +107,13 @@ def session_ended_with_the_connection() -> Patches:
 
 
 def sessions_shorter_than_leases() -> Patches:
-    real = NodeSessions._go_by
+    real = NodeSessions._use_times
 
     def go_by(self: NodeSessions, times: Any, now_ns: int) -> None:
         real(self, times, now_ns)
         self._session_ns = self._longest_session_ns = NS_PER_S
 
-    return [patch.object(NodeSessions, "_go_by", go_by)]
+    return [patch.object(NodeSessions, "_use_times", go_by)]
 
 
 def sessions_not_restarted_by_a_new_leader() -> Patches:
@@ -133,7 +133,7 @@ def sessions_not_restarted_by_a_new_leader() -> Patches:
 def unknown_outcome_is_a_refusal_of_the_leader() -> Patches:
     real = QuorumMember.ended
 
-    def ended(self: QuorumMember, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> Any:
+    def ended(self: QuorumMember, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> Any:
         return real(self, order, EntryOutcome.NEVER if outcome is EntryOutcome.UNKNOWN else outcome, answer, now_ns)
 
     return [patch.object(QuorumMember, "ended", ended)]
@@ -147,7 +147,7 @@ def silence_is_a_refusal() -> Patches:
 def new_operation_id_with_every_attempt() -> Patches:
     real = QuorumMember.entry
 
-    def entry(self: QuorumMember, order: Order, *given: int) -> Any:
+    def entry(self: QuorumMember, order: ProposedEntry, *given: int) -> Any:
         order.request.operationId = self._new_id()
         return real(self, order, *given)
 
@@ -160,7 +160,7 @@ def clean_stop_marker_after_an_unclean_stop() -> Patches:
 
 
 def folders_of_unknown_streams_deleted() -> Patches:
-    return [patch.object(data_deletion, "may_go", lambda *_: True)]
+    return [patch.object(data_deletion, "may_delete", lambda *_: True)]
 
 
 # ---- probation -------------------------------------------------------------------------------------------------------

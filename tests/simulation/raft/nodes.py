@@ -1,8 +1,9 @@
 """Nodes that are no controllers: they register, keep a session, follow the feed, and hold folders of partitions.
 
-Shipped: ``NodeFile`` on its folder, ``DirectoryIdentity``, the rules of registration and of answered heartbeats, ``FeedSubscription``,
-``Lease``, ``Departures`` and ``may_go``. Checked: while a node's lease runs nobody fences it [D22]; its image is one that the group
-has had [M5]; it claims no clean stop that there was not [S9]; a folder goes only by a committed delete [M11].
+Shipped: ``NodeFile`` on its data directory, ``DirectoryIdentity``, the rules of registration and of answered heartbeats,
+``FeedSubscription``, ``Lease``, ``DataDeletion`` and ``may_delete``. Checked: nobody fences a node while its lease runs [D22]. Its
+image is one that the group has had [M5]. It claims no clean stop that there was not [S9]. Only a committed delete removes a
+data directory of a partition [M11].
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import data_deletion, node_identity
-from liftpy.core.metadata.data_deletion import Departures, question
+from liftpy.core.metadata.data_deletion import DataDeletion, question
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, Registered, registered
@@ -91,7 +92,7 @@ class NodeProcess:
         self.lease = Lease(round(self._sim.config.lease_s * NS_PER_S))
         self._heartbeats = AnsweredHeartbeats()
         self.subscription = FeedSubscription(node.node_id, self._sim.spoken_by_nodes)
-        self._departures = Departures(node.node_id)
+        self._departures = DataDeletion(node.node_id)
         self._believed: int | None = None
         """A forged entry is in the image, which had been fetched anew so many times."""
         self._registered_at = 0
@@ -290,7 +291,7 @@ class NodeProcess:
         self._ask(question(key), _QUESTION_TIMEOUT_NS, partial(self._may_go, key))
 
     def _may_go(self, key: PartitionKey, response: pb.ControlResponse) -> None:
-        allowed = data_deletion.may_go(response, key, self.node.node_id)
+        allowed = data_deletion.may_delete(response, key, self.node.node_id)
         if allowed is None:
             self._later(_RETRY_NS, lambda: self._ask_for(key))
         elif allowed:

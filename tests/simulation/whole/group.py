@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from liftpy.core.metadata.controller.quorum_member import Decision, LookFor
+from liftpy.core.metadata.controller.quorum_member import Decision, ProbeNode
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.core.metadata.failure_reports import ANSWER_NS, LeaderQuestion
 from liftpy.core.metadata.feed import FeedSubscription
@@ -152,7 +152,7 @@ class ControllerRun(Run):
         member.died()
         self._no_role(name)
 
-    def takes_over(self, name: str) -> None:
+    def barrier_term(self, name: str) -> None:
         """A node that is told that it is a controller becomes one."""
         self.seen["nodes that become controllers"] += 1
         self.roles.add(name)
@@ -170,14 +170,14 @@ class ClusterMember(SimMember):
 
     def _do(self, decision: Decision) -> None:
         group = self.run_.cluster_group  # type: ignore[attr-defined]
-        if isinstance(decision, LookFor):
+        if isinstance(decision, ProbeNode):
             node_id = decision.node_id
             looking = [True]
 
             def looked(absent: bool) -> None:
                 if looking.pop() if looking else False:
                     self.run_.seen["nodes found absent"] += absent
-                    self.member.looked_for(node_id, absent=absent)
+                    self.member.probe_ended(node_id, absent=absent)
 
             group.look_for(node_id, lambda: self.run(lambda: looked(True)))
             self.run_.later(_LOOK_TIMEOUT_NS, lambda: self.run(lambda: looked(False)))
@@ -310,7 +310,7 @@ class Host:
             self._group.shown(self)
             named = subscription.image.controllers
             if self.name not in run.roles and named.names(self.name) and named.index > self._left_at and subscription.synced:
-                run.takes_over(self.name)
+                run.barrier_term(self.name)
                 run.begin(self.name, named)
         self.take_role()
 
@@ -414,7 +414,7 @@ class RaftGroup(SimGroup):
     @property
     def available(self) -> bool:
         """Whether a metadata leader does its duties."""
-        return any(m.member.in_office and m.log.leads and m.paused_until <= self.run.now for m in self.run.up.values())
+        return any(m.member.is_active and m.log.leads and m.paused_until <= self.run.now for m in self.run.up.values())
 
     @available.setter
     def available(self, value: bool) -> None:

@@ -212,7 +212,7 @@ class WholeCluster(Cluster):
             return f"{sorted(run.up)} are up of {now}"
         if not all(member.log.probation.over for member in run.up.values()):
             return "a member is on probation"
-        if not any(member.log.leads and member.member.in_office for member in run.up.values()):
+        if not any(member.log.leads and member.member.is_active for member in run.up.values()):
             return "nobody is in office"
         if len({member.log.applied_index for member in run.up.values()}) != 1:
             return "the members have not applied the same"

@@ -12,7 +12,7 @@ import nats.errors
 import pytest
 from nats.errors import UnexpectedEOF
 
-from liftpy.core.metadata.node_identity import Sign
+from liftpy.core.metadata.node_identity import EarlierProcessSign
 from liftpy.core.publish.memory_budget import MemoryBudget
 from liftpy.core.replication.inflight_limits import NodeIntake
 from liftpy.core.wire.subjects import Subjects
@@ -140,15 +140,15 @@ async def test_receiver_of_a_stream_at_its_end_reports_the_end() -> None:
 @pytest.mark.parametrize(
     ("answer", "sign"),
     [
-        (None, Sign.PRESENT),
-        (nats.errors.NoRespondersError(), Sign.ABSENT),
-        (nats.errors.TimeoutError(), Sign.SILENT),
-        (TimeoutError(), Sign.SILENT),
-        (nats.errors.ConnectionClosedError(), Sign.UNASKED),
-        (OSError(), Sign.UNASKED),
+        (None, EarlierProcessSign.PRESENT),
+        (nats.errors.NoRespondersError(), EarlierProcessSign.ABSENT),
+        (nats.errors.TimeoutError(), EarlierProcessSign.SILENT),
+        (TimeoutError(), EarlierProcessSign.SILENT),
+        (nats.errors.ConnectionClosedError(), EarlierProcessSign.UNASKED),
+        (OSError(), EarlierProcessSign.UNASKED),
     ],
 )
-async def test_absence_is_proven_only_by_no_responders(answer: Any, sign: Sign) -> None:
+async def test_absence_is_proven_only_by_no_responders(answer: Any, sign: EarlierProcessSign) -> None:
     asked: list[Any] = []
 
     async def request(*given: Any, timeout: float) -> None:
@@ -158,7 +158,7 @@ async def test_absence_is_proven_only_by_no_responders(answer: Any, sign: Sign) 
 
     bus: Any = SimpleNamespace(request=request)
     assert await look_for(bus, Subjects("space"), "n1") is sign
-    assert await is_absent(bus, Subjects("space"), "n1") is (sign is Sign.ABSENT)
+    assert await is_absent(bus, Subjects("space"), "n1") is (sign is EarlierProcessSign.ABSENT)
     assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
 
 

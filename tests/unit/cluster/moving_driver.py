@@ -7,7 +7,7 @@ from collections.abc import Callable
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.checks import check_image, check_step
-from liftpy.core.metadata.controller.reassignment_planner import LOOK_EVERY_NS, ReassignmentPlanner
+from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.replication.leader import next_to_go
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -54,7 +54,7 @@ class Moved:
 
     def look(self) -> list[str]:
         """What was proposed, and done."""
-        self.now_ns += LOOK_EVERY_NS
+        self.now_ns += PLAN_EVERY_NS
         self.moving.image_changed(self.image, self.now_ns)
         kinds = []
         for message in self.moving.due(self.now_ns):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from test_metadata_member import MAX_BYTES, Member
 
-from liftpy.core.metadata.controller.feature_negotiation import HEARD_WITHIN_NS, level_at_birth
-from liftpy.core.metadata.controller.quorum_member import EntryOutcome, Order
+from liftpy.core.metadata.controller.feature_negotiation import HEARD_WITHIN_NS, first_level_of_a_cluster
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
 from liftpy.core.metadata.feature_range import UNSAID, LevelRange
@@ -38,8 +38,8 @@ def register() -> pb.ControlRequest:
     return pb.ControlRequest(registerNode=said)
 
 
-def orders(made: Member, later_ns: int = 0) -> list[Order]:
-    return [decided for decided in made.tick(later_ns=later_ns) if isinstance(decided, Order)]
+def orders(made: Member, later_ns: int = 0) -> list[ProposedEntry]:
+    return [decided for decided in made.tick(later_ns=later_ns) if isinstance(decided, ProposedEntry)]
 
 
 def refused(made: Member, request: pb.ControlRequest) -> str:
@@ -64,7 +64,7 @@ def test_new_cluster_decides_its_feature_level_before_it_registers_nodes() -> No
     image = made.log.image
     assert (image.feature_level, image.rules, len(image.digest)) == (6, ClusterRules("liftpy", False), 8)
     assert image.session_times == made.config.session_times
-    assert isinstance(made.ask(register()), Order)
+    assert isinstance(made.ask(register()), ProposedEntry)
 
 
 def test_new_cluster_answers_read_requests_before_its_feature_level() -> None:
@@ -72,7 +72,7 @@ def test_new_cluster_answers_read_requests_before_its_feature_level() -> None:
     answer = made.ask(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
     assert isinstance(answer, pb.ControlResponse)
     assert answer.error == Error.OK
-    assert isinstance(made.ask(pb.ControlRequest(barrier=pb.Barrier())), Order)
+    assert isinstance(made.ask(pb.ControlRequest(barrier=pb.Barrier())), ProposedEntry)
 
 
 @pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
@@ -93,7 +93,7 @@ def test_new_cluster_with_an_older_controller_begins_at_its_level() -> None:
     [birth] = orders(made)
     assert made.do(birth).error == Error.OK
     assert orders(made) == []
-    assert isinstance(made.ask(register()), Order)
+    assert isinstance(made.ask(register()), ProposedEntry)
     assert made.log.image.feature_level == 5
 
 
@@ -124,7 +124,7 @@ def test_metadata_leader_without_duties_logs_nothing_before_the_feature_level() 
     create = pb.ControlRequest(createStream=pb.CreateStream(name="orders", subject="o.>", partitions=1, replicationFactor=1))
     refused(made, create)
     made.log.fsm.image = born_image()
-    assert isinstance(made.ask(create), Order)
+    assert isinstance(made.ask(create), ProposedEntry)
 
 
 @pytest.mark.parametrize(
@@ -139,5 +139,5 @@ def test_metadata_leader_without_duties_logs_nothing_before_the_feature_level() 
     ],
 )
 def test_newest_common_feature_level_is_chosen(own: LevelRange, others: dict[str, LevelRange | None], level: int | str) -> None:
-    found = level_at_birth(own, others, waited=False)
+    found = first_level_of_a_cluster(own, others, waited=False)
     assert found == level or (isinstance(level, str) and isinstance(found, str) and found.endswith(level))

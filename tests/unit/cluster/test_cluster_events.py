@@ -11,7 +11,7 @@ from cluster_driver import MS, Driver, Error
 from election_driver import Cluster
 
 from liftpy.config import SessionTimes
-from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
+from liftpy.core.metadata.controller.cluster_events import KINDS, ClusterEvent, EventTrail, event_text, events_of, is_recent
 from liftpy.core.metadata.controller.feature_negotiation import begin_at
 from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy
 from liftpy.core.metadata.image import ClusterImage
@@ -34,7 +34,7 @@ def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEven
 
 
 def told(driver: Any) -> list[str]:
-    return [in_words(event.as_object()) for event in all_events(driver.log, elections=driver.fsm.rules.elections)]
+    return [event_text(event.as_object()) for event in all_events(driver.log, elections=driver.fsm.rules.elections)]
 
 
 def test_events_describe_a_day_of_a_cluster() -> None:
@@ -157,7 +157,7 @@ def test_event_of_an_ended_service_has_the_reason() -> None:
         ),
     ]
     driver.ask(batch=pb.Batch(requests=parts))
-    assert [in_words(event.as_object()) for event in all_events(driver.log)[count:]] == [
+    assert [event_text(event.as_object()) for event in all_events(driver.log)[count:]] == [
         "service ended orders/0 bank on b failed: no such account",
         "service ended orders/0 till on b silent: ",
     ]
@@ -272,7 +272,7 @@ def test_event_json_omits_fields_that_do_not_apply() -> None:
 
 @pytest.mark.parametrize("event", [{}, {"kind": "request"}, {"kind": "x", "was": ""}])
 def test_events_of_unusual_shape_are_described_in_words(event: dict[str, Any]) -> None:
-    assert in_words(event)
+    assert event_text(event)
 
 
 def test_events_of_an_unknown_stream_are_omitted() -> None:

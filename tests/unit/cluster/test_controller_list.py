@@ -13,7 +13,7 @@ from liftpy.core.metadata.controller_list import (
     GroupView,
     NoChange,
     Refused,
-    hands_over,
+    leader_must_transfer,
     list_from_pb,
     list_of,
     list_to_pb,
@@ -160,16 +160,16 @@ def test_controller_replacement_keeps_a_majority_if_the_old_controller_is_dead()
 def test_controller_change_waits_and_names_the_reason(of: GroupView, why: str) -> None:
     assert why in waits_for(of)
     assert next_step(of) is None
-    assert not hands_over(of)
+    assert not leader_must_transfer(of)
 
 
 def test_controller_leader_that_is_removed_transfers_its_leadership_first() -> None:
     of = view(leaving="a")
-    assert hands_over(of)
+    assert leader_must_transfer(of)
     assert next_step(of) is None
     assert next_step(replace(of, leader="b")) == ControllerList(("b", "c"))
-    assert not hands_over(view(learner="d", leaving="a")), "whoever takes its place comes first"
-    assert not hands_over(view())
+    assert not leader_must_transfer(view(learner="d", leaving="a")), "whoever takes its place comes first"
+    assert not leader_must_transfer(view())
 
 
 def test_controller_change_majorities_share_a_member_at_every_step() -> None:

@@ -11,7 +11,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
 from liftpy.core.metadata.controller.reassign import evicted
 from liftpy.core.metadata.controller.request_batcher import decide_batch
-from liftpy.core.metadata.data_deletion import may_go
+from liftpy.core.metadata.data_deletion import may_delete
 from liftpy.core.metadata.record_builder import RecordBuilder, Rules, refuse
 from liftpy.core.metadata.records import CountersMoved, PartitionStateChanged
 from liftpy.core.metadata.replay import replay_all
@@ -40,7 +40,7 @@ def test_data_of_a_replica_may_be_deleted_when_the_controllers_confirm(response:
     if "uid" in response:
         made.stream.uid = response["uid"]
         made.stream.partitions.add(partition=response.get("partition", 0), replicas=list(response["replicas"]))
-    assert may_go(made, KEY, "a") is allowed
+    assert may_delete(made, KEY, "a") is allowed
 
 
 def fence(node: str) -> pb.ControlRequest:

@@ -12,7 +12,7 @@ from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata import election
 from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.election import ElectionTimers
-from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, ProbeResult
 from liftpy.core.metadata.image import LeaderReport
 from liftpy.core.metadata.record_builder import RecordBuilder, Rules
 from liftpy.core.metadata.request_limits import SENT_TOGETHER
@@ -197,15 +197,15 @@ def test_running_node_is_not_removed() -> None:
 def test_accusation_is_proven_by_the_answers_of_the_witness_and_the_accused(
     said: dict[str, ProbeResult], proven: int, closed: bool
 ) -> None:
-    cases, image = Accusations(), an_image(a_stream(a_partition(isr=("a", "b"))))
+    cases, image = FailureReports(), an_image(a_stream(a_partition(isr=("a", "b"))))
     cases.lead(7)
     report = pb.ReportLeader(stream="s", uid="u1", witness="b", leader="a", leaderEpoch=5)
     assert cases.reported(report, image, 100)
     assert (report.stampNs, report.stampTerm) == (100, 7)
     questions = {question.node: question for question in cases.questions()}
     for node, word in said.items():
-        cases.testified(dataclasses.replace(questions[node], leader_epoch=4), ProbeResult.SERVES)
-        cases.testified(questions[node], word)
+        cases.record_testimony(dataclasses.replace(questions[node], leader_epoch=4), ProbeResult.SERVES)
+        cases.record_testimony(questions[node], word)
     assert len(cases.due(101)) == proven
     assert (not cases._cases) is closed
     late = len(cases.due(100 + ANSWER_NS))

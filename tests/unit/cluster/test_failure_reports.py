@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from election_driver import Cluster
 
-from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, ProbeResult
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 SERVES, DOES_NOT, ABSENT = ProbeResult.SERVES, ProbeResult.DOES_NOT, ProbeResult.ABSENT
@@ -17,8 +17,8 @@ def report(cluster: Cluster, witness: str) -> pb.ReportLeader:
     return pb.ReportLeader(**fields, accusedAsked=True)  # a witness may claim that
 
 
-def accused(isr: str = "ab") -> tuple[Cluster, Accusations]:
-    cluster, accusations = Cluster(), Accusations()
+def accused(isr: str = "ab") -> tuple[Cluster, FailureReports]:
+    cluster, accusations = Cluster(), FailureReports()
     accusations.lead(7)
     cluster.change_isr(list(isr))
     return cluster, accusations
@@ -49,7 +49,7 @@ def test_accused_leader_is_deposed_if_it_does_not_serve_and_the_witness_is_reach
     assert set(asked) == {"a", "b"}
     for node, testimony in (("a", of_accused), ("b", of_witness)):
         if testimony is not None:
-            accusations.testified(asked[node], testimony)
+            accusations.record_testimony(asked[node], testimony)
     found = accusations.due(0) or accusations.due(ANSWER_NS)
     assert [said.accusedAsked for said in found] == [True] * proposed
     assert accusations.due(2 * ANSWER_NS) == []
@@ -71,7 +71,7 @@ def test_accusation_answer_of_another_epoch_is_ignored_and_a_new_term_restarts()
     cluster.restarts_and_leads_again()
     accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
     for question in old:
-        accusations.testified(question, DOES_NOT)
+        accusations.record_testimony(question, DOES_NOT)
     assert accusations.due(2) == []
     accusations.lead(8)
     assert accusations.due(10 * ANSWER_NS) == []

@@ -10,7 +10,7 @@ from cluster_driver import Driver
 from liftpy.config import DefaultQuota, ReplicationConfig
 from liftpy.core.metadata.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.feature_negotiation import HeardLevels, levels_answer
+from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
 from liftpy.core.metadata.feature_range import NO_LEVEL, UNSAID, LevelRange, said
@@ -20,7 +20,7 @@ from liftpy.core.metadata.features import (
     UNSUPPORTED,
     Feature,
     check_level,
-    range_of,
+    level_range_of,
     refused_level,
     why_not_yet,
 )
@@ -53,22 +53,22 @@ def a_driver(*nodes: str, features: tuple[Feature, ...] = BOTH) -> Driver:
     driver.fsm = born_fsm("shop", elections=True, features=features, level=NOW)
     for node in nodes:
         register = pb.RegisterNode(nodeId=node, version="1.2.3")
-        range_of(features).tell(register)
+        level_range_of(features).tell(register)
         driver.ask(registerNode=register)
     return driver
 
 
-def heard_of(driver: Driver, **spoken: LevelRange) -> HeardLevels:
-    heard = HeardLevels()
+def heard_of(driver: Driver, **spoken: LevelRange) -> ReportedLevels:
+    heard = ReportedLevels()
     for node in driver.fsm.image.nodes:
         beat = pb.Heartbeat(nodeId=node, incarnation=driver.incarnation(node))
-        spoken.get(node, range_of(driver.fsm.rules.features)).tell(beat)
+        spoken.get(node, level_range_of(driver.fsm.rules.features)).tell(beat)
         heard.heard(beat, driver.fsm.image)
     return heard
 
 
 def asked(
-    driver: Driver, level: int, heard: HeardLevels, *, dry_run: bool = False, **controllers: LevelRange | None
+    driver: Driver, level: int, heard: ReportedLevels, *, dry_run: bool = False, **controllers: LevelRange | None
 ) -> pb.ControlResponse:
     """As the metadata leader does it."""
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level, dryRun=dry_run))
@@ -453,7 +453,7 @@ def test_feature_level_request_repeated_gets_the_same_answer() -> None:
     assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
     driver.apply(request.SerializeToString())
     driver.restart("a")
-    answer = levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules, TIMES)
+    answer = levels_answer(request, driver.fsm.image, ReportedLevels(), {}, driver.fsm.rules, TIMES)
     assert answer is not None
     assert answer.detail == "the feature level is 6, it was 5"
 

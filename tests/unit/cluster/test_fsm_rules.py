@@ -115,10 +115,10 @@ def test_leaders_of_streams_created_one_after_another_are_spread() -> None:
 def test_restarted_node_is_complete_only_with_its_last_incarnation_and_flushed_data(
     previous: int, clean: bool, always: bool, complete: bool
 ) -> None:
-    from liftpy.core.metadata.controller.nodes import holds_all_it_acknowledged
+    from liftpy.core.metadata.controller.nodes import has_all_acknowledged_records
 
     known = NodeImage(node_id="a", incarnation=1)
     if previous == 7:
         known = NodeImage(node_id="a", incarnation=9, previous_incarnation=5)
     request = registration(nodeId="a", previousIncarnation=previous, cleanStop=clean, flushedAlways=always)
-    assert holds_all_it_acknowledged(known, request) is complete
+    assert has_all_acknowledged_records(known, request) is complete

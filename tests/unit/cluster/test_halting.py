@@ -8,7 +8,7 @@ import pytest
 from test_metadata_member import MAX_BYTES, Log, Member
 
 from liftpy.config import NS_PER_S
-from liftpy.core.metadata.controller.quorum_member import MAX_BARRIERS, EntryOutcome, Order
+from liftpy.core.metadata.controller.quorum_member import MAX_BARRIERS, EntryOutcome, ProposedEntry
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
 from liftpy.core.metadata.state_checksum import EVERY, NONE, AppliedDigests
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -19,12 +19,12 @@ WHY = "the controllers n1, n2 hold different images"
 D, E = b"d" * 8, b"e" * 8
 
 
-def halted(live: str = "n1 n2", untold: str = "") -> Member:
+def halted(live: str = "n1 n2", voters_without_digest: str = "") -> Member:
     """n1 leads and is in office; of the controllers n3 does not acknowledge."""
     made = Member()
     made.log.view_ = GroupView(VOTERS, "n1", frozenset(live.split()))
     made.lead()
-    made.log.view_ = replace(made.log.view_, halted=WHY, untold=frozenset(untold.split()))
+    made.log.view_ = replace(made.log.view_, halted=WHY, voters_without_digest=frozenset(voters_without_digest.split()))
     return made
 
 
@@ -42,8 +42,8 @@ def error_of(made: Member, request: pb.ControlRequest) -> pb.ControlResponse.Err
     return answer.error
 
 
-def own_barriers(made: Member) -> list[Order]:
-    return [d for d in made.tick() if isinstance(d, Order) and d.request.HasField("barrier")]
+def own_barriers(made: Member) -> list[ProposedEntry]:
+    return [d for d in made.tick() if isinstance(d, ProposedEntry) and d.request.HasField("barrier")]
 
 
 def test_halted_controllers_answer_with_the_reason() -> None:
@@ -58,7 +58,7 @@ def test_halted_leader_answers_unavailable_only_if_no_entry_can_exist() -> None:
     made = halted()
     made.log.view_ = replace(made.log.view_, halted="")
     order = made.ask(create())
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     made.member.entry(order, 1, MAX_BYTES)
     made.log.view_ = replace(made.log.view_, halted=WHY)
     assert error_of(made, create()) == Error.OUTCOME_UNKNOWN, "it is in the log, and not applied yet"
@@ -78,7 +78,7 @@ def test_halted_leader_without_a_confirmed_majority_does_not_answer(monkeypatch:
 
 def test_halted_leader_accepts_only_the_barrier_of_a_lagging_controller() -> None:
     made = halted()
-    assert isinstance(made.ask(barrier("n3")), Order), "without it its digest would be missing for ever"
+    assert isinstance(made.ask(barrier("n3")), ProposedEntry), "without it its digest would be missing for ever"
     assert error_of(made, barrier("n2")) == Error.UNAVAILABLE, "it counts"
     assert error_of(made, barrier("d7")) == Error.UNAVAILABLE, "no controller"
     asked = create()
@@ -87,30 +87,30 @@ def test_halted_leader_accepts_only_the_barrier_of_a_lagging_controller() -> Non
 
 
 def test_halted_leader_logs_barriers_until_every_digest_is_known() -> None:
-    made = halted(untold="n2 n3")
+    made = halted(voters_without_digest="n2 n3")
     first = own_barriers(made)
     assert len(first) == MAX_BARRIERS
     assert own_barriers(made) == [], "so many at the same time"
     made.do(first[0])
     assert len(own_barriers(made)) == 1
-    made.log.view_ = replace(made.log.view_, untold=frozenset(("n3",)))
+    made.log.view_ = replace(made.log.view_, voters_without_digest=frozenset(("n3",)))
     made.do(first[1])
     assert own_barriers(made) == [], "n3 is not there: nothing is to be learned"
     assert own_barriers(halted()) == []
-    well = halted(untold="n2")
+    well = halted(voters_without_digest="n2")
     well.log.view_ = replace(well.log.view_, halted="")
     assert own_barriers(well) == []
 
 
 def test_applied_digests_list_controllers_without_the_newest_digest() -> None:
     made = AppliedDigests("a")
-    assert made.untold(("a", "b")) == {"a", "b"}
+    assert made.voters_without_digest(("a", "b")) == {"a", "b"}
     made.applied(EVERY - 1, EVERY, D)
     made.told("b", (EVERY, E))
     made.told("c", (2 * EVERY, E))
-    assert made.untold(("a", "b", "c", "d")) == {"c", "d"}
+    assert made.voters_without_digest(("a", "b", "c", "d")) == {"c", "d"}
     made.applied(2 * EVERY - 1, 2 * EVERY, D)
-    assert made.untold(("a", "b", "c", "d")) == {"b", "d"}
+    assert made.voters_without_digest(("a", "b", "c", "d")) == {"b", "d"}
 
 
 def test_applied_digests_forget_a_majority_that_is_gone() -> None:
@@ -119,7 +119,7 @@ def test_applied_digests_forget_a_majority_that_is_gone() -> None:
     made.applied(EVERY - 1, EVERY, D)
     made.told("b", (EVERY, D))
     made.told("c", (EVERY, E))
-    made.judge(("a", "b", "c"))
+    made.compare_reports(("a", "b", "c"))
     assert made.agreed == (EVERY, D)
     made.forget("b")
     assert made.agreed == NONE

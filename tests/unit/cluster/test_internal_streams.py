@@ -8,7 +8,7 @@ import pytest
 
 from liftpy.config import AckPolicy, ReplicationConfig
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.streams import RETENTION_BYTES, SEGMENT_BYTES, say_how_many
+from liftpy.core.metadata.controller.streams import RETENTION_BYTES, SEGMENT_BYTES, with_partition_count
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from tests.unit.cluster.cluster_driver import Driver, Error
@@ -50,9 +50,9 @@ def test_groups_stream_with_a_conflicting_subject_names_the_other_stream() -> No
 
 def test_groups_stream_size_comes_from_the_settings_of_the_metadata_leader() -> None:
     request = pb.ControlRequest(openGroups=pb.OpenGroups(partitions=900, replicationFactor=31))
-    say_how_many(request, ReplicationConfig(groups_partitions=4, groups_replicas=2))
+    with_partition_count(request, ReplicationConfig(groups_partitions=4, groups_replicas=2))
     assert (request.openGroups.partitions, request.openGroups.replicationFactor) == (4, 2)
-    say_how_many(other := pb.ControlRequest(barrier=pb.Barrier()), ReplicationConfig())
+    with_partition_count(other := pb.ControlRequest(barrier=pb.Barrier()), ReplicationConfig())
     assert other == pb.ControlRequest(barrier=pb.Barrier())
 
 

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from liftpy.core.metadata.controller.quorum_member import LONG_NS, Leaderless
+from liftpy.core.metadata.controller.quorum_member import LONG_NS, LeaderlessTimer
 
 TICK_NS = 20_000_000
 
 
-def tick(leaderless: Leaderless, there_is_a_leader: bool, from_ns: int, until_ns: int) -> None:
+def tick(leaderless: LeaderlessTimer, there_is_a_leader: bool, from_ns: int, until_ns: int) -> None:
     for now_ns in range(from_ns, until_ns + 1, TICK_NS):
-        leaderless.ticked(there_is_a_leader, now_ns)
+        leaderless.tick(there_is_a_leader, now_ns)
 
 
 def test_leaderless_for_long_needs_every_tick_without_a_leader() -> None:
-    leaderless = Leaderless()
+    leaderless = LeaderlessTimer()
     assert not leaderless.for_long
     tick(leaderless, False, TICK_NS, LONG_NS)
     assert not leaderless.for_long, "one tick less than long"
-    leaderless.ticked(False, LONG_NS + TICK_NS)
+    leaderless.tick(False, LONG_NS + TICK_NS)
     assert leaderless.for_long
-    leaderless.ticked(True, LONG_NS + 2 * TICK_NS)
+    leaderless.tick(True, LONG_NS + 2 * TICK_NS)
     assert not leaderless.for_long
-    leaderless.ticked(False, LONG_NS + 3 * TICK_NS)
+    leaderless.tick(False, LONG_NS + 3 * TICK_NS)
     assert not leaderless.for_long, "it has only just lost sight of the leader"
 
 
 def test_leaderless_member_that_slept_restarts_its_wait() -> None:
-    leaderless = Leaderless()
+    leaderless = LeaderlessTimer()
     tick(leaderless, False, TICK_NS, 2 * LONG_NS)
     assert leaderless.for_long
-    leaderless.ticked(False, 10 * LONG_NS)
+    leaderless.tick(False, 10 * LONG_NS)
     assert not leaderless.for_long, "what it knows is old, and others may have a leader"
     tick(leaderless, False, 10 * LONG_NS, 11 * LONG_NS)
     assert leaderless.for_long

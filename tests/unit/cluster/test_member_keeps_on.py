@@ -8,7 +8,13 @@ import pytest
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.controller.quorum_member import LOOK_EVERY_NS, MAX_DUTY_ORDERS, LookFor, Order, who_steps_aside
+from liftpy.core.metadata.controller.quorum_member import (
+    MAX_DUTY_PROPOSALS,
+    PROBE_EVERY_NS,
+    ProbeNode,
+    ProposedEntry,
+    leader_to_ask_first,
+)
 from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
 from liftpy.core.metadata.describe import ClusterPages
 from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
@@ -31,12 +37,12 @@ def test_metadata_leader_that_loses_its_leadership_ends_its_duties() -> None:
     assert answer.error == pb.ControlResponse.OK
     made.log.leads = False
     assert made.tick() == []
-    assert not made.member.in_office
+    assert not made.member.is_active
     assert made.tick() == []
     made.log.leads = True
     [barrier] = made.tick()
-    assert isinstance(barrier, Order)
-    assert barrier.takes_over == made.log.term, "a new one, in the same term too"
+    assert isinstance(barrier, ProposedEntry)
+    assert barrier.barrier_term == made.log.term, "a new one, in the same term too"
 
 
 def test_metadata_leader_checks_late_nodes_only_at_intervals() -> None:
@@ -45,31 +51,31 @@ def test_metadata_leader_checks_late_nodes_only_at_intervals() -> None:
     made.register(2)
     made.ask(heartbeat())
     made.ask(heartbeat(1))
-    [first, second] = [d for d in made.tick(later_ns=NS_PER_S) if isinstance(d, LookFor)]
+    [first, second] = [d for d in made.tick(later_ns=NS_PER_S) if isinstance(d, ProbeNode)]
     assert {first.node_id, second.node_id} == {"d0", "d1"}
-    made.member.looked_for("d0", absent=False)
-    for later_ns, found in ((LOOK_EVERY_NS - 1, []), (1, [LookFor("d0")])):
-        assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, LookFor)] == found
+    made.member.probe_ended("d0", absent=False)
+    for later_ns, found in ((PROBE_EVERY_NS - 1, []), (1, [ProbeNode("d0")])):
+        assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, ProbeNode)] == found
 
 
 def test_metadata_leader_drops_an_own_request_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
-    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_ORDERS)]
+    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
     monkeypatch.setattr(made.member._duties, "due", lambda _: due)
-    order = next(d for d in made.tick() if isinstance(d, Order))
+    order = next(d for d in made.tick() if isinstance(d, ProposedEntry))
     answer = made.member.entry(order, 1, 10)
     assert isinstance(answer, pb.ControlResponse)
     assert answer.error == pb.ControlResponse.INVALID
-    assert [d for d in made.tick() if isinstance(d, Order)]
+    assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
 
 
 def test_metadata_leader_repeats_a_barrier_that_is_too_large() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     assert made.tick() == []
     made.member.entry(order, 1, 1)
     assert len(made.tick()) == 1
@@ -99,8 +105,8 @@ def test_node_whose_id_is_claimed_by_another_process_is_overdue_for_one_second()
     for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
         assert sessions.heartbeat(name, incarnation, now_ns, now_ns).granted
     assert sessions.overdue(now_ns) == []
-    assert sessions.keeps_its_place("b", now_ns)
-    assert not sessions.keeps_its_place("x", now_ns)
+    assert sessions.may_still_run("b", now_ns)
+    assert not sessions.may_still_run("x", now_ns)
     assert sessions.overdue(now_ns) == ["b"]
     for later_ns, overdue in ((S, ["b"]), (S + 1, [])):
         for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
@@ -116,20 +122,20 @@ def asked(**move: object) -> pb.ControlRequest:
 def test_leader_is_asked_to_resign_only_before_a_transfer_to_another_member() -> None:
     image = an_image(a_stream(a_partition(replicas=("c", "a", "b"), isr=("a", "b")), a_partition(partition=1)))
     question = replication_pb2.StepAside(stream="s", streamUid="u1", partition=0, leaderEpoch=5)
-    assert who_steps_aside(image, asked(node="b")) == ("a", question)
-    assert who_steps_aside(image, asked(node="b", uid="u1")) == ("a", question)
-    assert who_steps_aside(image, asked(node="a")) is None, "it leads already"
-    assert who_steps_aside(image, asked(node="c")) is None, "no member of the ISR"
-    assert who_steps_aside(image, asked()) is None, "the preferred one is none"
-    assert who_steps_aside(image, asked(partition=1)) is None, "the preferred one leads"
-    assert who_steps_aside(image, asked(node="b", unclean=True)) is None
-    assert who_steps_aside(image, asked(node="b", uid="old")) is None
-    assert who_steps_aside(image, asked(node="b", partition=2)) is None
-    assert who_steps_aside(image, pb.ControlRequest(barrier=pb.Barrier())) is None
+    assert leader_to_ask_first(image, asked(node="b")) == ("a", question)
+    assert leader_to_ask_first(image, asked(node="b", uid="u1")) == ("a", question)
+    assert leader_to_ask_first(image, asked(node="a")) is None, "it leads already"
+    assert leader_to_ask_first(image, asked(node="c")) is None, "no member of the ISR"
+    assert leader_to_ask_first(image, asked()) is None, "the preferred one is none"
+    assert leader_to_ask_first(image, asked(partition=1)) is None, "the preferred one leads"
+    assert leader_to_ask_first(image, asked(node="b", unclean=True)) is None
+    assert leader_to_ask_first(image, asked(node="b", uid="old")) is None
+    assert leader_to_ask_first(image, asked(node="b", partition=2)) is None
+    assert leader_to_ask_first(image, pb.ControlRequest(barrier=pb.Barrier())) is None
     nobody = an_image(a_stream(a_partition(status=PartitionStatus.ELECTION, leader="")))
-    assert who_steps_aside(nobody, asked(node="b")) is None
+    assert leader_to_ask_first(nobody, asked(node="b")) is None
     wanted = an_image(a_stream(a_partition(replicas=("b", "a", "c"))))
-    assert who_steps_aside(wanted, asked()) == ("a", question), "toward the preferred one"
+    assert leader_to_ask_first(wanted, asked()) == ("a", question), "toward the preferred one"
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------

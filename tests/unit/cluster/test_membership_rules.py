@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.metadata.data_deletion import Departures
+from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
 from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registered
@@ -59,11 +59,11 @@ def test_clean_stop_requires_an_opened_node_without_errors() -> None:
 
 def test_partition_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
-    assert not Departures("n1").gone(key, ClusterImage())
+    assert not DataDeletion("n1").gone(key, ClusterImage())
 
 
 def test_partition_deleted_in_the_image_is_deleted_until_a_controller_denies() -> None:
-    key, departures = PartitionKey("s", "uid", 0), Departures("n1")
+    key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
     departures.seen([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
     assert departures.gone(key, ClusterImage())
     assert not departures.gone(PartitionKey("s", "another", 0), ClusterImage())

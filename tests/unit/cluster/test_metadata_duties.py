@@ -11,7 +11,7 @@ from election_driver import Cluster
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.quorum_member import who_steps_aside
+from liftpy.core.metadata.controller.quorum_member import leader_to_ask_first
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -65,7 +65,7 @@ def test_drained_leader_is_asked_to_resign_before_its_leaderships_move() -> None
     assert led.cluster.ask(setNode=pb.SetNode(nodeId="a", leaving=True)).error == Error.OK
     led.duties.image_changed(led.image, led.now_ns)
     led.now_ns += 1000 * MS
-    asked = [who_steps_aside(led.image, request) for request in led.duties.due(led.now_ns) if "electLeader" in str(request)]
+    asked = [leader_to_ask_first(led.image, request) for request in led.duties.due(led.now_ns) if "electLeader" in str(request)]
     assert len(asked) == led.image.leader_counts["a"] > 1
     assert all(found is not None and found[0] == "a" for found in asked)
 

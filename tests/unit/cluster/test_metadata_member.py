@@ -9,20 +9,20 @@ import pytest
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller.quorum_member import (
-    HAND_OVER_EVERY_NS,
     HEAD_EVERY_NS,
-    LOOK_EVERY_NS,
-    MAX_DUTY_ORDERS,
-    MAX_LOOKS,
+    MAX_DUTY_PROPOSALS,
+    MAX_PROBES,
     MAX_QUESTIONS,
+    PROBE_EVERY_NS,
+    TRANSFER_EVERY_NS,
     CatchUp,
     Decision,
     EntryOutcome,
-    HandOver,
-    LookFor,
-    Order,
+    ProbeNode,
+    ProposedEntry,
     PublishEntry,
     QuorumMember,
+    TransferMetadataLeadership,
 )
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.controller_list import ControllerList, GroupView
@@ -83,7 +83,7 @@ class Member:
         self.log.now_ns += later_ns
         return self.member.tick(self.log.now_ns, votes=votes, online=online)
 
-    def do(self, order: Order) -> pb.ControlResponse:
+    def do(self, order: ProposedEntry) -> pb.ControlResponse:
         entry = self.member.entry(order, 1, MAX_BYTES)
         assert isinstance(entry, bytes)
         return self.member.ended(order, EntryOutcome.APPLIED, self.log.apply(entry), self.log.now_ns)
@@ -92,17 +92,17 @@ class Member:
         """Elected, and in office."""
         self.log.leads = True
         [order] = self.tick()
-        assert isinstance(order, Order)
+        assert isinstance(order, ProposedEntry)
         assert self.do(order).error == pb.ControlResponse.OK
-        assert self.member.in_office
+        assert self.member.is_active
 
-    def ask(self, request: pb.ControlRequest) -> pb.ControlResponse | Order | None:
+    def ask(self, request: pb.ControlRequest) -> pb.ControlResponse | ProposedEntry | None:
         return self.member.request(request, NS_PER_S, self.log.now_ns)
 
     def register(self, count: int) -> None:
         for number in range(count):
             answer = self.ask(pb.ControlRequest(registerNode=registration(nodeId=f"d{number}")))
-            assert isinstance(answer, Order)
+            assert isinstance(answer, ProposedEntry)
             assert self.do(answer).node.incarnation
         self.tick()
 
@@ -117,9 +117,9 @@ def test_metadata_leader_starts_its_duties_after_a_barrier_of_its_term() -> None
     assert made.ask(heartbeat()) is None, "who does not lead answers nothing"
     made.log.leads = True
     [order] = made.tick()
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     assert order.request.HasField("barrier")
-    assert order.takes_over == 1
+    assert order.barrier_term == 1
     assert made.tick() == [], "one at a time"
     refused = made.ask(heartbeat())
     assert isinstance(refused, pb.ControlResponse)
@@ -135,26 +135,26 @@ def test_barrier_without_a_known_outcome_starts_no_duties_and_is_repeated(outcom
     made = Member()
     made.log.leads = True
     [order] = made.tick()
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     made.member.entry(order, 1, MAX_BYTES)
     made.member.ended(order, outcome, None, made.log.now_ns)
-    assert not made.member.in_office
+    assert not made.member.is_active
     [again] = made.tick()
-    assert isinstance(again, Order)
-    assert again.takes_over == 1
+    assert isinstance(again, ProposedEntry)
+    assert again.barrier_term == 1
 
 
 def test_barrier_of_an_older_term_starts_no_duties() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     made.log.term = 5
     made.do(order)
-    assert not made.member.in_office
+    assert not made.member.is_active
     [again] = made.tick()
-    assert isinstance(again, Order)
-    assert again.takes_over == 5
+    assert isinstance(again, ProposedEntry)
+    assert again.barrier_term == 5
 
 
 def test_metadata_leader_that_resigned_grants_no_leases() -> None:
@@ -180,8 +180,8 @@ def test_metadata_leadership_regained_between_two_ticks_restarts_the_duties() ->
     assert isinstance(denied, pb.ControlResponse)
     assert denied.error == pb.ControlResponse.UNAVAILABLE
     [order] = made.tick()
-    assert isinstance(order, Order)
-    assert order.takes_over == 3
+    assert isinstance(order, ProposedEntry)
+    assert order.barrier_term == 3
 
 
 def test_controller_without_a_vote_asks_for_one_barrier_at_a_time() -> None:
@@ -198,17 +198,17 @@ def test_controller_without_a_vote_asks_for_one_barrier_at_a_time() -> None:
 def test_metadata_leader_checks_late_nodes_periodically_and_a_few_at_a_time() -> None:
     made = Member()
     made.lead()
-    made.register(MAX_LOOKS + 6)
+    made.register(MAX_PROBES + 6)
     made.ask(heartbeat())
-    assert not [d for d in made.tick(later_ns=LOOK_EVERY_NS) if isinstance(d, LookFor)], "nobody is late"
-    assert not [d for d in made.tick(later_ns=NS_PER_S, online=False) if isinstance(d, LookFor)]
-    looks = [d for d in made.tick() if isinstance(d, LookFor)]
-    assert len(looks) == MAX_LOOKS
-    assert not [d for d in made.tick(later_ns=LOOK_EVERY_NS // 2) if isinstance(d, LookFor)]
-    assert not [d for d in made.tick(later_ns=LOOK_EVERY_NS) if isinstance(d, LookFor)], "as many are under way"
+    assert not [d for d in made.tick(later_ns=PROBE_EVERY_NS) if isinstance(d, ProbeNode)], "nobody is late"
+    assert not [d for d in made.tick(later_ns=NS_PER_S, online=False) if isinstance(d, ProbeNode)]
+    looks = [d for d in made.tick() if isinstance(d, ProbeNode)]
+    assert len(looks) == MAX_PROBES
+    assert not [d for d in made.tick(later_ns=PROBE_EVERY_NS // 2) if isinstance(d, ProbeNode)]
+    assert not [d for d in made.tick(later_ns=PROBE_EVERY_NS) if isinstance(d, ProbeNode)], "as many are under way"
     for look in looks[:2]:
-        made.member.looked_for(look.node_id, absent=False)
-    again = [d for d in made.tick(later_ns=LOOK_EVERY_NS) if isinstance(d, LookFor)]
+        made.member.probe_ended(look.node_id, absent=False)
+    again = [d for d in made.tick(later_ns=PROBE_EVERY_NS) if isinstance(d, ProbeNode)]
     assert len(again) == 2
 
 
@@ -220,8 +220,12 @@ def test_session_ends_early_only_for_a_node_confirmed_absent() -> None:
         made.ask(heartbeat())
         made.ask(heartbeat(1))
         made.tick(later_ns=NS_PER_S)
-        made.member.looked_for("d1", absent=absent)
-        fenced = [d for d in made.tick(later_ns=6 * NS_PER_S // 10) if isinstance(d, Order) and d.request.HasField("fenceNode")]
+        made.member.probe_ended("d1", absent=absent)
+        fenced = [
+            d
+            for d in made.tick(later_ns=6 * NS_PER_S // 10)
+            if isinstance(d, ProposedEntry) and d.request.HasField("fenceNode")
+        ]
         assert [order.request.fenceNode.nodeId for order in fenced] == (["d1"] if absent else [])
 
 
@@ -230,7 +234,7 @@ def test_metadata_leader_questions_in_flight_are_bounded(monkeypatch: pytest.Mon
     made.lead()
     questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
     said: list[tuple[LeaderQuestion, ProbeResult]] = []
-    monkeypatch.setattr(made.member._duties, "testified", lambda *told: said.append(told))
+    monkeypatch.setattr(made.member._duties, "record_testimony", lambda *told: said.append(told))
     monkeypatch.setattr(made.member._duties, "questions", lambda: questions)
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[:MAX_QUESTIONS]
     made.member.answered(questions[0], None)
@@ -244,14 +248,14 @@ def test_metadata_leader_own_requests_in_flight_are_bounded(monkeypatch: pytest.
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
-    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_ORDERS)]
+    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
     monkeypatch.setattr(made.member._duties, "due", lambda _: due)
-    orders = [d for d in made.tick() if isinstance(d, Order)]
-    assert len(orders) == MAX_DUTY_ORDERS
-    assert not [d for d in made.tick() if isinstance(d, Order)]
+    orders = [d for d in made.tick() if isinstance(d, ProposedEntry)]
+    assert len(orders) == MAX_DUTY_PROPOSALS
+    assert not [d for d in made.tick() if isinstance(d, ProposedEntry)]
     made.member.entry(orders[0], 1, MAX_BYTES)
     made.member.ended(orders[0], EntryOutcome.UNKNOWN, None, made.log.now_ns)
-    assert [d for d in made.tick() if isinstance(d, Order)]
+    assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
 
 
 def test_metadata_leader_publishes_applied_entries_at_once_and_the_head_periodically() -> None:
@@ -259,7 +263,7 @@ def test_metadata_leader_publishes_applied_entries_at_once_and_the_head_periodic
     made.lead()
     made.tick()
     order = made.ask(pb.ControlRequest(registerNode=registration(nodeId="d0")))
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     made.do(order)
     [publish] = [d for d in made.tick() if isinstance(d, PublishEntry)]
     assert publish.entry.index == made.log.image.index
@@ -279,7 +283,7 @@ def test_request_is_rejected_only_if_its_entry_can_never_be_logged(
     made = Member()
     made.lead()
     order = made.ask(pb.ControlRequest(registerNode=registration(nodeId="d0")))
-    assert isinstance(order, Order)
+    assert isinstance(order, ProposedEntry)
     made.member.entry(order, 1, MAX_BYTES)
     assert made.member.ended(order, outcome, None, made.log.now_ns).error == error
 
@@ -291,20 +295,20 @@ def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None
     delete = pb.ControlRequest(deleteStream=pb.DeleteStream(name="s"), operationId=b"d" * 16)
     alone = made.ask(delete)
     assert isinstance(alone, pb.ControlResponse), "there is no such stream: the log need not be asked"
-    first = Order(delete)
+    first = ProposedEntry(delete)
     made.member.entry(first, 1, MAX_BYTES)
     made.member.ended(first, EntryOutcome.UNKNOWN, None, made.log.now_ns)
     second = made.ask(delete)
-    assert isinstance(second, Order)
+    assert isinstance(second, ProposedEntry)
     made.member.entry(second, 1, MAX_BYTES)
     made.member.ended(second, EntryOutcome.NEVER, None, made.log.now_ns)
-    assert isinstance(made.ask(delete), Order), "the first entry is still on its way"
+    assert isinstance(made.ask(delete), ProposedEntry), "the first entry is still on its way"
 
 
 def test_request_above_the_entry_size_is_rejected_and_not_logged() -> None:
     made = Member()
     made.lead()
-    order = Order(pb.ControlRequest(createStream=pb.CreateStream(name="s" * 300)))
+    order = ProposedEntry(pb.ControlRequest(createStream=pb.CreateStream(name="s" * 300)))
     refused = made.member.entry(order, 1, 300)
     assert isinstance(refused, pb.ControlResponse)
     assert refused.error == pb.ControlResponse.INVALID
@@ -323,7 +327,7 @@ def test_remove_node_of_a_configured_controller_is_rejected() -> None:
     assert (refused.error, refused.operationId) == (pb.ControlResponse.INVALID, b"r" * 16)
     assert "liftpy controllers remove d1" in refused.detail
     remove.removeNode.nodeId = "d0"
-    assert isinstance(one.ask(remove), Order)
+    assert isinstance(one.ask(remove), ProposedEntry)
 
 
 # ---- controllers that come and go ------------------------------------------------------------------------------------------
@@ -337,21 +341,21 @@ def test_metadata_leader_that_is_removed_repeats_its_transfer_at_intervals() -> 
     member.lead()
     member.log.view_ = a_view("n1", "n2", "n3", leaving="n1")
 
-    def hands_over(later_ns: int) -> bool:
-        return HandOver() in member.tick(later_ns=later_ns)
+    def leader_must_transfer(later_ns: int) -> bool:
+        return TransferMetadataLeadership() in member.tick(later_ns=later_ns)
 
-    looks = [hands_over(later_ns) for later_ns in (1, 1, HAND_OVER_EVERY_NS - 2, 1, HAND_OVER_EVERY_NS - 1, 1)]
+    looks = [leader_must_transfer(later_ns) for later_ns in (1, 1, TRANSFER_EVERY_NS - 2, 1, TRANSFER_EVERY_NS - 1, 1)]
     assert looks == [True, False, False, True, False, True]
     member.log.view_ = a_view("n1", "n2", "n3")
-    assert not hands_over(HAND_OVER_EVERY_NS)
+    assert not leader_must_transfer(TRANSFER_EVERY_NS)
 
 
 def test_controller_change_step_is_ordered_once_until_it_ends() -> None:
     member = Member()
     member.lead()
 
-    def steps() -> list[Order]:
-        found = [decision for decision in member.tick(later_ns=1) if isinstance(decision, Order)]
+    def steps() -> list[ProposedEntry]:
+        found = [decision for decision in member.tick(later_ns=1) if isinstance(decision, ProposedEntry)]
         return [order for order in found if order.request.HasField("changeControllers")]
 
     assert steps() == []

@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.reassignment_planner import AGAIN_AFTER_NS, LOOK_EVERY_NS, ReassignmentPlanner
+from liftpy.core.metadata.controller.reassignment_planner import PLAN_EVERY_NS, REPEAT_AFTER_NS, ReassignmentPlanner
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.reassignment_progress import Phase, movement_of, movements, replicas_to_come
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -49,14 +49,14 @@ class Planner:
         self.image = image
         self.moving.lead(image, 0)
 
-    def look(self, image: ClusterImage | None = None, *, after_ns: int = LOOK_EVERY_NS) -> list[Any]:
+    def look(self, image: ClusterImage | None = None, *, after_ns: int = PLAN_EVERY_NS) -> list[Any]:
         self.now_ns += after_ns
         if image is not None:
             self.image = image
             self.moving.image_changed(image, self.now_ns)
         return self.moving.due(self.now_ns)
 
-    def numbers(self, image: ClusterImage | None = None, *, after_ns: int = LOOK_EVERY_NS) -> list[tuple[str, int]]:
+    def numbers(self, image: ClusterImage | None = None, *, after_ns: int = PLAN_EVERY_NS) -> list[tuple[str, int]]:
         return [(type(message).__name__, message.partition) for message in self.look(image, after_ns=after_ns)]
 
 
@@ -83,7 +83,7 @@ def test_planner_cancels_a_move_whose_reason_is_gone() -> None:
         # nobody is drained, and c runs
         assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
         assert planner.moving.counters == {"moves cancelled, their reason is gone": 1}
-        assert planner.look(after_ns=AGAIN_AFTER_NS - NS_PER_S) == []
+        assert planner.look(after_ns=REPEAT_AFTER_NS - NS_PER_S) == []
         assert planner.moving.counters == {"moves cancelled, their reason is gone": 1}
     for why in (MoveReason.BY_HAND, MoveReason.REBALANCED, MoveReason.FACTOR):
         assert Planner(image_of(a_partition(target=("a", "b", "d"), moved_for=why))).look() != [
@@ -202,10 +202,10 @@ def test_planner_transfers_at_most_sixteen_leaderships_of_a_drained_node_at_once
     )
     for number in range(16):
         image = changed(image, number, status=PartitionStatus.CANDIDATE_FOUND, leader="", candidate="b", epoch=7)
-    assert planner.numbers(image, after_ns=AGAIN_AFTER_NS * 2) == []
+    assert planner.numbers(image, after_ns=REPEAT_AFTER_NS * 2) == []
     for number in range(3):
         image = changed(image, number, status=PartitionStatus.ONLINE, leader="b", candidate="", epoch=8)
-    found = planner.numbers(image, after_ns=AGAIN_AFTER_NS * 2)
+    found = planner.numbers(image, after_ns=REPEAT_AFTER_NS * 2)
     assert [number for kind, number in found if kind == "ElectLeader"] == [16, 17, 18]
     assert [number for kind, number in found if kind == "Reassign"] == [0, 1, 2]
 
@@ -263,7 +263,9 @@ def test_planner_counts_proposed_copies_in_its_limit() -> None:
     assert planner.numbers(image) == [], "one is there, two were asked for"
     image = changed(image, 0, joining="", copy_epoch=0, epoch=11, replicas=("e",), target=(), leader="e", isr=("e",))
     assert planner.numbers(image) == [("BeginCopy", 3)]
-    assert planner.numbers(after_ns=AGAIN_AFTER_NS) == [("BeginCopy", n) for n in (1, 2, 3)], "they were lost: again, no others"
+    assert planner.numbers(after_ns=REPEAT_AFTER_NS) == [("BeginCopy", n) for n in (1, 2, 3)], (
+        "they were lost: again, no others"
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_planner_does_not_wait_for_an_expired_grace_again() -> None:
     planner = Planner(image_of(a_partition(), nodes="abc", fenced="c"))
     planner.look()
     planner.look(after_ns=GRACE_NS)
-    assert planner.moving.next_deadline_ns() == planner.now_ns + AGAIN_AFTER_NS, "no node may take it: another one may come"
+    assert planner.moving.next_deadline_ns() == planner.now_ns + REPEAT_AFTER_NS, "no node may take it: another one may come"
 
 
 def test_planner_checks_every_quarter_second_only_after_a_change() -> None:
@@ -351,13 +353,13 @@ def test_planner_checks_every_quarter_second_only_after_a_change() -> None:
     planner.moving.image_changed(replace(image, index=99), 6)
     assert planner.moving.next_deadline_ns() is None, "nodes and streams are as they were"
     planner.moving.image_changed(image := changed(image, 0, epoch=7), 7)
-    assert planner.moving.next_deadline_ns() == 5 + LOOK_EVERY_NS
-    planner.moving.image_changed(node(image, "a", weight=2.0), LOOK_EVERY_NS)
-    assert planner.moving.next_deadline_ns() == 5 + LOOK_EVERY_NS
-    assert planner.moving.due(4 + LOOK_EVERY_NS) == []
-    assert planner.moving.next_deadline_ns() == 5 + LOOK_EVERY_NS, "it was too early"
+    assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS
+    planner.moving.image_changed(node(image, "a", weight=2.0), PLAN_EVERY_NS)
+    assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS
+    assert planner.moving.due(4 + PLAN_EVERY_NS) == []
+    assert planner.moving.next_deadline_ns() == 5 + PLAN_EVERY_NS, "it was too early"
     planner = Planner(image := image_of(a_partition(), fenced="c"))
-    planner.look(after_ns=GRACE_NS - LOOK_EVERY_NS // 2)
+    planner.look(after_ns=GRACE_NS - PLAN_EVERY_NS // 2)
     assert planner.moving.next_deadline_ns() == GRACE_NS
     planner.moving.image_changed(changed(image, 0, epoch=7), planner.now_ns)
     assert planner.moving.next_deadline_ns() == GRACE_NS, "the grace ends before that"
@@ -373,7 +375,7 @@ def test_planner_checks_every_five_seconds_while_a_move_is_pending() -> None:
     ):
         planner = Planner(image)
         planner.look()
-        assert planner.moving.next_deadline_ns() == planner.now_ns + AGAIN_AFTER_NS
+        assert planner.moving.next_deadline_ns() == planner.now_ns + REPEAT_AFTER_NS
     planner = Planner(image_of(a_partition(), leaving="d"))
     planner.look()
     assert planner.moving.next_deadline_ns() is None, "it holds nothing"
@@ -404,7 +406,7 @@ def test_planner_forgets_moves_that_ended_in_a_changed_stream() -> None:
     image = changed(image, 0, target=(), moved_for=MoveReason.BY_HAND, leader="b", replicas=("a", "b", "d"), epoch=7)
     assert planner.numbers(image) == [("BeginCopy", 1)]
     image = image.without_stream("s")
-    assert planner.look(image, after_ns=AGAIN_AFTER_NS) == []
+    assert planner.look(image, after_ns=REPEAT_AFTER_NS) == []
     assert (planner.moving._waiting, planner.moving._names) == ({}, {})
     assert planner.moving.next_deadline_ns() is None
 

@@ -11,7 +11,7 @@ from cluster_driver import Driver, Error
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import MoveReason, PartitionState
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.reassign import evicted, settled, where_it_stays
+from liftpy.core.metadata.controller.reassign import evicted, settled, without_further_moves
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -286,9 +286,9 @@ def test_where_a_partition_stays_after_a_cancelled_move_keeps_joined_replicas() 
         partition=0, replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("a", "d"), joining="d",
         copy_epoch=1,
     )  # fmt: skip
-    stays = where_it_stays(replace(waits, target=("a", "d", "e")))
+    stays = without_further_moves(replace(waits, target=("a", "d", "e")))
     assert (stays.replicas, stays.target, stays.joining, stays.copy_epoch) == (("a", "b", "c"), (), "", 0)
-    leaves = where_it_stays(waits)
+    leaves = without_further_moves(waits)
     assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
 
 

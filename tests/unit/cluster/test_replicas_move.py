@@ -12,7 +12,7 @@ from moving_driver import GRACE_S, Moved
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import MoveReason, PartitionStatus
-from liftpy.core.metadata.controller.reassignment_planner import AGAIN_AFTER_NS
+from liftpy.core.metadata.controller.reassignment_planner import REPEAT_AFTER_NS
 from liftpy.core.metadata.reassignment_progress import Phase, movements
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
@@ -322,7 +322,7 @@ def test_planner_repeats_a_lost_proposal_after_a_delay() -> None:
     moved.driver.create("other", replicationFactor=1)
     moved.moving.image_changed(moved.image, 1)
     assert moved.moving.due(NS_PER_S) == []
-    assert len(moved.moving.due(AGAIN_AFTER_NS + NS_PER_S)) == 1
+    assert len(moved.moving.due(REPEAT_AFTER_NS + NS_PER_S)) == 1
 
 
 def test_planner_forgets_a_deleted_stream() -> None:

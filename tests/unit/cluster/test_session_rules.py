@@ -10,7 +10,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.describe import MAX_PAGE_BYTES, page_bytes
 from liftpy.core.metadata.idempotency_cache import MAX_STEP_NS, IdempotencyCache, Operation
 from liftpy.core.metadata.image import NodeImage
-from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, descent
+from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity, ProcessRelation, compare_processes
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, an_image
@@ -76,7 +76,7 @@ def test_data_directory_remembers_the_process_registered_last() -> None:
         request = pb.RegisterNode()
         starts.tell(request)
         known = NodeImage(node_id="a", incarnation=1, folder_id="f", start=1, nonce=100)
-        assert descent(known, request) is ProcessRelation.FOLLOWS, nonce
+        assert compare_processes(known, request) is ProcessRelation.FOLLOWS, nonce
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_data_directory_remembers_the_process_registered_last() -> None:
     [
         ({"start": 6, "nonce": 60, "earlierNonces": [40, 50]}, ProcessRelation.FOLLOWS),
         ({"start": 5, "nonce": 50}, ProcessRelation.SAME),
-        ({"start": 4, "nonce": 40}, ProcessRelation.OUTLIVED),
-        ({"start": 4, "nonce": 41}, ProcessRelation.WENT_BACK),
-        ({"start": 6, "nonce": 60, "earlierNonces": [40]}, ProcessRelation.WENT_BACK),
-        ({"start": 5, "nonce": 51}, ProcessRelation.WENT_BACK),
-        ({"start": 6, "nonce": 60, "earlierNonces": [50], "folderId": "g"}, ProcessRelation.WENT_BACK),
+        ({"start": 4, "nonce": 40}, ProcessRelation.OUTDATED),
+        ({"start": 4, "nonce": 41}, ProcessRelation.OLDER_COPY),
+        ({"start": 6, "nonce": 60, "earlierNonces": [40]}, ProcessRelation.OLDER_COPY),
+        ({"start": 5, "nonce": 51}, ProcessRelation.OLDER_COPY),
+        ({"start": 6, "nonce": 60, "earlierNonces": [50], "folderId": "g"}, ProcessRelation.OLDER_COPY),
         ({"folderId": ""}, ProcessRelation.FOLLOWS),
     ],
 )
 def test_registration_relates_to_the_previous_process(request_: dict[str, Any], how: ProcessRelation) -> None:
     known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
-    assert descent(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how
+    assert compare_processes(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

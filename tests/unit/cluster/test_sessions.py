@@ -206,8 +206,8 @@ def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: 
 
 
 def test_sessions_with_a_claimed_node_id_list_the_node_as_overdue_at_once(driver: Driver, sessions: NodeSessions) -> None:
-    assert not sessions.keeps_its_place("stranger", START)
-    assert sessions.keeps_its_place("a", START)
+    assert not sessions.may_still_run("stranger", START)
+    assert sessions.may_still_run("a", START)
     assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
     assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
 
@@ -221,14 +221,14 @@ def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_ab
     ended = START + SESSION
     sessions.image_changed(driver.fsm.image, ended)
     assert not sessions.runs("a", ended)
-    assert sessions.keeps_its_place("a", ended)
+    assert sessions.may_still_run("a", ended)
     assert sorted(sessions.overdue(ended + 1)) == ["a", "b"], "though it is fenced: somebody wants its place"
-    assert sessions.keeps_its_place("a", START + 5000 * MS)
-    assert not sessions.keeps_its_place("a", START + 5001 * MS), "a suspended host's connection does not keep it for ever"
+    assert sessions.may_still_run("a", START + 5000 * MS)
+    assert not sessions.may_still_run("a", START + 5001 * MS), "a suspended host's connection does not keep it for ever"
     beat(sessions, driver, "a", ended + 4000 * MS)
-    assert sessions.keeps_its_place("a", START + 5001 * MS)
+    assert sessions.may_still_run("a", START + 5001 * MS)
     sessions.gone("a")
-    assert not sessions.keeps_its_place("a", ended + 4501 * MS)
+    assert not sessions.may_still_run("a", ended + 4501 * MS)
     assert "a" not in sessions.overdue(ended + 4501 * MS), "the bus has said so"
 
 

@@ -12,7 +12,7 @@ from liftpy.core.metadata import codec
 from liftpy.core.metadata.controller.request_batcher import _one_count
 from liftpy.core.metadata.describe import cut_stream
 from liftpy.core.metadata.election import PreferredLeaders
-from liftpy.core.metadata.failure_reports import ANSWER_NS, Accusations, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import ANSWER_NS, FailureReports, LeaderQuestion, ProbeResult
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import Counters, NodeImage
@@ -43,7 +43,7 @@ def test_batch_moves_the_counters_once_at_its_end(records: list[Record], wanted:
 
 
 # ---- accusations ---------------------------------------------------------------------------------------------------------------
-def accused(accusations: Accusations, witness: str = "b") -> pb.ReportLeader:
+def accused(accusations: FailureReports, witness: str = "b") -> pb.ReportLeader:
     report = pb.ReportLeader(stream="s", uid="u1", witness=witness, leader="a", leaderEpoch=5)
     assert accusations.reported(report, an_image(a_stream(a_partition(isr=("a", "b")))), 100)
     return report
@@ -51,12 +51,12 @@ def accused(accusations: Accusations, witness: str = "b") -> pb.ReportLeader:
 
 def test_accusations_after_resigning_ask_and_propose_nothing() -> None:
     for ends in ("asked nobody yet", "proven"):
-        accusations = Accusations()
+        accusations = FailureReports()
         accusations.lead(7)
         report = accused(accusations)
         if ends == "proven":
             for question in accusations.questions():
-                accusations.testified(question, ProbeResult.DOES_NOT)
+                accusations.record_testimony(question, ProbeResult.DOES_NOT)
             assert accusations.next_deadline_ns() == 0
         assert report.stampTerm == 7
         accusations.resign()
@@ -68,7 +68,7 @@ def test_accusations_after_resigning_ask_and_propose_nothing() -> None:
 
 
 def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> None:
-    accusations = Accusations()
+    accusations = FailureReports()
     accusations.lead(7)
     accused(accusations)
     assert accusations.next_deadline_ns() == 100 + ANSWER_NS
@@ -76,10 +76,10 @@ def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> Non
     assert accusations.questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
     accused(accusations, "b")
     assert accusations.questions() == [], "it is being looked into"
-    accusations.testified(LeaderQuestion(key, 4, "a"), ProbeResult.SERVES)
-    accusations.testified(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
+    accusations.record_testimony(LeaderQuestion(key, 4, "a"), ProbeResult.SERVES)
+    accusations.record_testimony(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
     assert not accusations.counters
-    accusations.testified(LeaderQuestion(key, 5, "b"), ProbeResult.DOES_NOT)
+    accusations.record_testimony(LeaderQuestion(key, 5, "b"), ProbeResult.DOES_NOT)
     assert accusations.due(100 + ANSWER_NS - 1) == []
     (proven,) = accusations.due(100 + ANSWER_NS)
     assert (proven.accusedAsked, proven.witness) == (True, "b")

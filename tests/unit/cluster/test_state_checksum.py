@@ -31,12 +31,12 @@ def test_applied_digests_keep_a_checkpoint_after_each_multiple() -> None:
 
 def test_applied_digests_with_a_majority_find_the_controller_that_differs() -> None:
     made = at(EVERY, D, b=D)
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 0)
     made.told("c", (EVERY, E))
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 1)
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert made.found_count == 1, "once"
     follower = at(EVERY, E)
     assert follower.differs_from(made.agreed)
@@ -47,57 +47,57 @@ def test_applied_digests_with_a_majority_find_the_controller_that_differs() -> N
 
 def test_metadata_leader_whose_digest_differs_from_the_majority_resigns() -> None:
     made = at(EVERY, E, b=D, c=D)
-    assert made.judge(ABC)
+    assert made.compare_reports(ABC)
     assert made.agreed == NONE, "what it holds is told to nobody"
 
 
 def test_applied_digests_without_a_majority_halt_until_a_majority_agrees() -> None:
     for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
-        assert not made.judge(voters)
+        assert not made.compare_reports(voters)
         assert (
             made.halted == f"the controllers {', '.join(voters if made is None else sorted(made._held))} hold different images "
             f"at index {EVERY}, and no majority agrees"
         )
         assert made.agreed == NONE
     made = at(EVERY, D, b=E)
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     made.told("c", (EVERY, D))
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert (made.halted, made.agreed) == ("", (EVERY, D))
     other = at(EVERY, D, b=E)
-    other.judge(ABC)
+    other.compare_reports(ABC)
     other.forget("b")
-    assert not other.judge(ABC)
+    assert not other.compare_reports(ABC)
     assert other.halted == "", "its next process is sent a snapshot"
 
 
 def test_applied_digests_after_a_snapshot_agree_from_the_next_checkpoint() -> None:
     """In the same session: what it told before stands, and nothing more is decided that would push it out."""
     made = at(EVERY, D, b=E)
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert made.halted
     made.applied(2 * EVERY - 1, 2 * EVERY, F)
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert made.halted, "nobody has told another place yet"
     made.told("b", (2 * EVERY, F))
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert (made.halted, made.agreed) == ("", (2 * EVERY, F))
     made.applied(3 * EVERY - 1, 3 * EVERY, D)
     made.told("b", (3 * EVERY, E))
-    assert not made.judge(ABC)
+    assert not made.compare_reports(ABC)
     assert str(3 * EVERY) in made.halted, "and they differ anew"
     itself = at(EVERY, E, b=D, c=D)
     itself.applied(2 * EVERY - 1, 2 * EVERY, F)
     itself.told("b", (2 * EVERY, F))
-    assert not itself.judge(ABC), "it was sent one itself, before it led"
+    assert not itself.compare_reports(ABC), "it was sent one itself, before it led"
 
 
 def test_applied_digests_ignore_learners_and_a_single_controller_agrees() -> None:
     made = at(EVERY, D, b=E, l1=D)
-    made.judge(("a", "b", "c"))
+    made.compare_reports(("a", "b", "c"))
     assert made.halted
     alone = at(EVERY, D)
-    assert not alone.judge(("a",))
+    assert not alone.compare_reports(("a",))
     assert alone.agreed == (EVERY, D)
 
 
@@ -106,7 +106,7 @@ def test_applied_digests_memory_is_bounded() -> None:
     for index in range(1, 100):
         made.applied(index - 1, index, D)
         made.told("b", (index, E))
-        made.judge(("a", "b"))
+        made.compare_reports(("a", "b"))
     assert [len(held) for held in made._held.values()] == [KEPT, KEPT]
     assert made.found_count == 2 * 99
     assert len(made._found) <= 2 * KEPT + 2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.core.metadata.placement.facts import NodeFacts, Replicas
-from liftpy.core.metadata.placement.rebalance import RACK_STRICT, Takers, resized
+from liftpy.core.metadata.placement.rebalance import RACK_STRICT, DestinationNodes, with_replication_factor
 
 
 def cluster(ids: str, **more: Any) -> list[NodeFacts]:
@@ -20,55 +20,55 @@ def cluster(ids: str, **more: Any) -> list[NodeFacts]:
 def test_takers_follow_the_worked_example() -> None:
     nodes = [NodeFacts(node_id=n, rack=r) for n, r in zip("abcde", "xyzxz", strict=True)]
     held = {"d": 3, "e": 5}
-    assert Takers(nodes, held).take("ab", "c") == "e"
-    assert Takers(nodes[:4], held).take("ab", "c") == "d"
-    assert Takers(nodes[:4], held).take("ab", "c", strictly=True) is None
+    assert DestinationNodes(nodes, held).take("ab", "c") == "e"
+    assert DestinationNodes(nodes[:4], held).take("ab", "c") == "d"
+    assert DestinationNodes(nodes[:4], held).take("ab", "c", strictly=True) is None
 
 
 def test_takers_count_replicas_already_assigned() -> None:
-    takers = Takers(cluster("abc"), {"a": 2, "b": 1})
+    takers = DestinationNodes(cluster("abc"), {"a": 2, "b": 1})
     assert [takers.take(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("more", [{"live": False}, {"leaving": True}, {"weight": 0.0}, {"budget": 2}])
 def test_takers_skip_full_draining_or_dead_nodes(more: dict[str, Any]) -> None:
-    takers = Takers([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
+    takers = DestinationNodes([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
     assert takers.take(()) == "b"
     assert takers.take("b") is None
     assert takers.take((), "b") is None
 
 
 def test_takers_follow_the_node_weights() -> None:
-    takers = Takers([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
+    takers = DestinationNodes([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
     assert Counter(takers.take(()) for _ in range(40)) == {"a": 30, "b": 10}
 
 
 def test_takers_choose_the_replica_to_drop() -> None:
-    takers = Takers(
+    takers = DestinationNodes(
         [NodeFacts(node_id=n, rack=r) for n, r in zip("abcd", "xyxz", strict=True)], {"a": 1, "b": 9, "c": 1, "d": 5}
     )
-    assert takers.give_up(("a", "b", "c", "d"), "a", "abc") == "d", "outside the ISR"
-    assert takers.give_up(("a", "b", "c", "d"), "a", "abcd") == "c", "its rack has another"
-    assert takers.give_up(("a", "b", "d"), "a", "abd") == "b", "it holds most"
-    assert takers.give_up(("a", "b"), "b", "b") == "a"
-    assert takers.give_up(("a", "b"), "a", "a") == "b", "never the leader"
+    assert takers.replica_to_remove(("a", "b", "c", "d"), "a", "abc") == "d", "outside the ISR"
+    assert takers.replica_to_remove(("a", "b", "c", "d"), "a", "abcd") == "c", "its rack has another"
+    assert takers.replica_to_remove(("a", "b", "d"), "a", "abd") == "b", "it holds most"
+    assert takers.replica_to_remove(("a", "b"), "b", "b") == "a"
+    assert takers.replica_to_remove(("a", "b"), "a", "a") == "b", "never the leader"
 
 
 def test_takers_accept_a_node_that_dropped_a_replica() -> None:
-    takers = Takers(cluster("ab", budget=2), {"a": 2, "b": 2})
+    takers = DestinationNodes(cluster("ab", budget=2), {"a": 2, "b": 2})
     assert takers.take(()) is None
-    takers.give_up(("a", "b"), "b", "ab")
+    takers.replica_to_remove(("a", "b"), "b", "ab")
     assert takers.take(()) == "a"
 
 
 def test_takers_resize_a_replica_list_to_another_factor() -> None:
     nodes = cluster("abcde")
-    assert resized(("a", "b", "c"), 5, Takers(nodes, {}), "a", "abc", "") == ("a", "b", "c", "d", "e")
-    assert resized(("a", "b", "c"), 6, Takers(nodes, {}), "a", "abc", "") is None
-    assert resized(("a", "b", "c"), 1, Takers(nodes, {}), "c", "abc", "") == ("c",)
+    assert with_replication_factor(("a", "b", "c"), 5, DestinationNodes(nodes, {}), "a", "abc", "") == ("a", "b", "c", "d", "e")
+    assert with_replication_factor(("a", "b", "c"), 6, DestinationNodes(nodes, {}), "a", "abc", "") is None
+    assert with_replication_factor(("a", "b", "c"), 1, DestinationNodes(nodes, {}), "c", "abc", "") == ("c",)
     racks = [NodeFacts(node_id=n, rack=r) for n, r in zip("abc", "xyx", strict=True)]
-    assert resized(("a", "b"), 3, Takers(racks, {}), "a", "ab", RACK_STRICT) is None
-    assert resized(("a", "b"), 3, Takers(racks, {}), "a", "ab", "rack") == ("a", "b", "c")
+    assert with_replication_factor(("a", "b"), 3, DestinationNodes(racks, {}), "a", "ab", RACK_STRICT) is None
+    assert with_replication_factor(("a", "b"), 3, DestinationNodes(racks, {}), "a", "ab", "rack") == ("a", "b", "c")
 
 
 @given(st.data())
@@ -85,12 +85,12 @@ def test_takers_pick_the_least_loaded_node_on_a_new_rack(data: st.DataObject) ->
         for n in range(count)
     ]
     held = {node.node_id: data.draw(st.integers(0, 4)) for node in nodes}
-    takers = Takers(nodes, held)
+    takers = DestinationNodes(nodes, held)
     rack_of = {node.node_id: node.rack for node in nodes}
     for _ in range(12):
         kept: Replicas = tuple(data.draw(st.lists(st.sampled_from(sorted(rack_of)), unique=True, max_size=3)))
         if len(kept) > 1 and data.draw(st.booleans()):
-            held[takers.give_up(kept, kept[0], kept)] -= 1
+            held[takers.replica_to_remove(kept, kept[0], kept)] -= 1
             continue
         able = [
             node

@@ -58,7 +58,7 @@ def test_partition_requests_count_batches_sent_and_superseded() -> None:
     counts = []
     while wishes.take() is not None:
         assert wishes.take() is None, "one that is out counts once"
-        counts.append((wishes.batch_count, wishes.sent_count, wishes.superseded_count))
+        counts.append((wishes.batch_count, wishes.sent_count, wishes.replaced_count))
         wishes.answered(None)
     assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
 
@@ -92,7 +92,7 @@ def test_newest_partition_request_replaces_the_waiting_one() -> None:
     assert numbers(batch) == list(range(10))
     assert batch is not None
     assert batch.batch.requests[0].request.reportPromotion.newestOffset == 99
-    assert asked.wishes.superseded_count == 491
+    assert asked.wishes.replaced_count == 491
     assert {error for _, error in asked.answers} == {pb.ControlResponse.STALE}
 
 

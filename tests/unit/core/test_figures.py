@@ -132,7 +132,7 @@ BOUNDS: Figures = {
         "MAX_SNAPSHOTS": (2, 2),
         "_SMALLEST_MESSAGE_BYTES": (512, 4096), "MAX_WAITING_ENTRIES": (64, 1024), "MAX_WAITING_BYTES": (4 * MIB, 64 * MIB), "MAX_SNAPSHOT_SIZE_BYTES": (128 * MIB, GIB),
         "MAX_OTHER_CHUNKS": (16, 128), "MAX_HEADS_BELOW": (4, 10)},
-    "liftpy.core.metadata.controller.quorum_member": {"MAX_DUTY_ORDERS": (16, 256), "MAX_LOOKS": (16, 256), "MAX_QUESTIONS": (64, 1024)},
+    "liftpy.core.metadata.controller.quorum_member": {"MAX_DUTY_PROPOSALS": (16, 256), "MAX_PROBES": (16, 256), "MAX_QUESTIONS": (64, 1024)},
     "liftpy.core.metadata.sessions": {"MAX_WAITING": (16, 256)},
     "liftpy.core.metadata.controller.reassignment_planner": {"TRANSFERS_AT_ONCE": (8, 64), "AHEAD": (2, 4)},
     "liftpy.core.metadata.idempotency_cache": {

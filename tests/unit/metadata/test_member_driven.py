@@ -14,7 +14,7 @@ import pytest
 
 import sidecar.metadata.member
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.controller.quorum_member import CatchUp, EntryOutcome, LookFor, Order, PublishEntry
+from liftpy.core.metadata.controller.quorum_member import CatchUp, EntryOutcome, ProbeNode, ProposedEntry, PublishEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata.member import Orders, RaftMember
@@ -43,18 +43,18 @@ class Rules:
         decided, self.decisions = self.decisions, []
         return decided
 
-    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> Order:
-        return Order(request, timeout_ns)
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> ProposedEntry:
+        return ProposedEntry(request, timeout_ns)
 
-    def entry(self, order: Order, time_ns: int, max_bytes: int) -> bytes:
+    def entry(self, order: ProposedEntry, time_ns: int, max_bytes: int) -> bytes:
         self.told.append(("wall clock", time_ns))
         return b"entry"
 
-    def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+    def ended(self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
         self.told.append((outcome, answer))
         return pb.ControlResponse(detail=outcome.name)
 
-    def looked_for(self, node_id: str, *, absent: bool) -> None:
+    def probe_ended(self, node_id: str, *, absent: bool) -> None:
         self.told.append((node_id, absent))
 
     def answered(self, question: Any, said: Any) -> None:
@@ -88,7 +88,7 @@ class Shell:
 
 @pytest.fixture
 async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.setattr(sidecar.metadata.member, "who_steps_aside", lambda image, request: None)
+    monkeypatch.setattr(sidecar.metadata.member, "leader_to_ask_first", lambda image, request: None)
     return Shell()
 
 
@@ -98,7 +98,7 @@ async def test_proposal_executor_carries_out_each_decision(shell: Shell, monkeyp
 
     monkeypatch.setattr(sidecar.metadata.member, "is_absent", absent)
     entry = pb.FeedEntry(index=4)
-    shell.rules.decisions = [PublishEntry(entry), LookFor("gone"), LookFor("there"), CatchUp()]
+    shell.rules.decisions = [PublishEntry(entry), ProbeNode("gone"), ProbeNode("there"), CatchUp()]
     shell.orders.look()
     await until(lambda: len(shell.rules.told) == 2 and shell.caught_up)
     assert shell.fed == [entry]

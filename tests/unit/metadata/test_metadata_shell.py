@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.client.closest_replica import this_host
 from liftpy.config import SessionTimes
-from liftpy.core.metadata.controller.quorum_member import LookFor, Order
+from liftpy.core.metadata.controller.quorum_member import ProbeNode, ProposedEntry
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.feed import FeedProducer
 from liftpy.core.metadata.image import ClusterImage, NodeImage
@@ -433,14 +433,14 @@ class Member:
         self.told.append(("request", timeout_ns))
         return self.decisions[0] if self.decisions else None
 
-    def entry(self, order: Order, time_ns: int, most_bytes: int) -> Any:
+    def entry(self, order: ProposedEntry, time_ns: int, most_bytes: int) -> Any:
         return self.bytes
 
-    def ended(self, order: Order, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
+    def ended(self, order: ProposedEntry, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
         self.told.append(("ended", outcome.name, answer))
         return pb.ControlResponse(error=OK, index=77)
 
-    def looked_for(self, node_id: str, *, absent: bool) -> None:
+    def probe_ended(self, node_id: str, *, absent: bool) -> None:
         self.told.append(("looked for", node_id, absent))
 
 
@@ -456,7 +456,7 @@ async def test_proposal_executor_unanswered_order_is_unknown_not_refused() -> No
 
     member = Member()
     orders = some_orders(member, never)
-    order = Order(pb.ControlRequest(barrier=pb.Barrier()), timeout_ns=5_000_000)
+    order = ProposedEntry(pb.ControlRequest(barrier=pb.Barrier()), timeout_ns=5_000_000)
     async with asyncio.timeout(30):
         assert (await orders.order(order)).index == 77
     assert member.told == [("ended", "UNKNOWN", None)]
@@ -466,7 +466,7 @@ async def test_proposal_executor_request_without_entry_is_answered_without_the_l
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
 
-    member = Member(Order(pb.ControlRequest(barrier=pb.Barrier())))
+    member = Member(ProposedEntry(pb.ControlRequest(barrier=pb.Barrier())))
     member.bytes = pb.ControlResponse(error=INVALID, index=3)
     assert (await some_orders(member, propose).decide(pb.ControlRequest(), 2.5)).index == 3  # type: ignore[union-attr]
     assert member.told == [("request", 2_500_000_000)]
@@ -486,7 +486,7 @@ async def test_proposal_executor_reports_looked_for_nodes_until_its_close(monkey
         return node_id == "n2"
 
     monkeypatch.setattr(orders_module, "is_absent", is_absent)
-    member = Member(LookFor("n1"), LookFor("n2"), LookFor("n3"))
+    member = Member(ProbeNode("n1"), ProbeNode("n2"), ProbeNode("n3"))
     orders = some_orders(member, None)
     orders.look()
     await until(lambda: len(looked) == 3 and len(orders._tasks) == 1)

@@ -7,7 +7,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.core.metadata.node_identity import Predecessor
+from liftpy.core.metadata.node_identity import EarlierProcessCheck
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError
 from sidecar.metadata import membership
@@ -32,7 +32,7 @@ class Bus:
 
 
 async def wait(bus: Bus, wait_s: float = 60.0) -> None:
-    await wait_for_predecessor(bus, Subjects("space"), "n1", Predecessor(0, wait_s=wait_s))  # type: ignore[arg-type]
+    await wait_for_predecessor(bus, Subjects("space"), "n1", EarlierProcessCheck(0, wait_s=wait_s))  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 import sidecar.node.node
 from liftpy.core.base.worker_assignment import WorkerShare
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import Predecessor
+from liftpy.core.metadata.node_identity import EarlierProcessCheck
 from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
@@ -353,7 +353,7 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
     asked: list[tuple[Any, ...]] = []
     waited = module.wait_for_predecessor
 
-    async def nobody_before(bus: Any, subjects: Any, node_id: str, inquiry: Predecessor) -> None:
+    async def nobody_before(bus: Any, subjects: Any, node_id: str, inquiry: EarlierProcessCheck) -> None:
         asked.append((bus, subjects, node_id, inquiry._silences, inquiry._deadline_ns))
         await waited(bus, subjects, node_id, inquiry)
 
@@ -370,7 +370,7 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
         said = await node.start()
     settings, folder = node.settings, node._folder
     assert said == {"node": "n1", "incarnation": 1, "status": address, "pid": os.getpid()}
-    first = Predecessor(now_ns)
+    first = EarlierProcessCheck(now_ns)
     bus = node._links.replication  # type: ignore[union-attr]
     assert asked == [
         (bus, node.subjects, "n1", first._silences, first._deadline_ns),

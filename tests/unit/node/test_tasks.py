@@ -15,7 +15,7 @@ import pytest
 from liftpy.client import connect
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.controller.quorum_member import LookFor
+from liftpy.core.metadata.controller.quorum_member import ProbeNode
 from liftpy.core.replication import effects as do
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import StorageError
@@ -205,7 +205,7 @@ async def test_background_request_failure_is_reported(
         Probes(bus, Subjects()).ask("n2", lambda: None)
     elif owner is Orders:
         none: Any = None
-        Orders(bus, Subjects(), none, none, none, none, none)._do(LookFor("n2"))
+        Orders(bus, Subjects(), none, none, none, none, none)._do(ProbeNode("n2"))
     else:
         starting = attended(FeedSubscriber("n1", bus, Subjects()).start())
         await turns(lambda: failures)

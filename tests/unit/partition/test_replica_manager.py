@@ -46,11 +46,11 @@ class Fed:
 
 
 def partitions(*workers: Fed, allowed: bool = True) -> Any:
-    async def may_go(key: PartitionKey) -> bool:
+    async def may_delete(key: PartitionKey) -> bool:
         return allowed
 
     links = SimpleNamespace(taken=lambda timeout_s: asyncio.sleep(0))
-    deletions = SimpleNamespace(allowed=may_go, close=lambda: None)
+    deletions = SimpleNamespace(allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(
         SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions, links=links)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.controller.quorum_member import Order
+from liftpy.core.metadata.controller.quorum_member import ProposedEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm, registration
 from tests.unit.raft.ours import bare_member, our_net
@@ -123,7 +123,7 @@ async def test_quorum_proposal_without_an_answer_times_out_with_an_unknown_outco
     member = bare_member(tmp_path)
     member._driver.stopped = True  # nothing is ever applied
     request = pb.ControlRequest(barrier=pb.Barrier())
-    response = await member._orders.order(Order(request, timeout_ns=10_000_000))
+    response = await member._orders.order(ProposedEntry(request, timeout_ns=10_000_000))
     assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
     assert response.operationId == request.operationId != b""
     member._log.journal.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.metadata.controller.quorum_member import Order
+from liftpy.core.metadata.controller.quorum_member import ProposedEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member as proposal_executor
 from tests.unit.raft.ours import bare_member, our_net
@@ -249,7 +249,7 @@ async def test_quorum_entry_above_the_batch_size_is_rejected(tmp_path: Path, mon
     monkeypatch.setattr(proposal_executor, "MAX_APPEND_BYTES", 4096)
     member = bare_member(tmp_path)
     request = pb.ControlRequest(createStream=pb.CreateStream(name="x" * 4096))
-    response = await member._orders.order(Order(request))
+    response = await member._orders.order(ProposedEntry(request))
     assert response.error == pb.ControlResponse.INVALID
     assert "too large" in response.detail
     member._log.journal.close()

@@ -313,7 +313,7 @@ def test_quorum_session_ignores_forged_hellos(flags: int) -> None:
     pair = Pair()
     judged: list[bytes] = []
     side = pair.sides["b"]
-    side.judge = lambda _, tail: judged.append(tail) is None
+    side.compare_reports = lambda _, tail: judged.append(tail) is None
     pair.connect()
     before, began = dict(pair.links), len(judged)
     for number in range(300):
@@ -382,7 +382,7 @@ def test_quorum_session_ignores_its_own_echoed_hello() -> None:
     pair = Pair()
     judged: list[bytes] = []
     side = pair.sides["b"]
-    side.judge = lambda _, tail: judged.append(tail) is None
+    side.compare_reports = lambda _, tail: judged.append(tail) is None
     side.set_online(True)
     for _ in range(100):
         pair.now += 0.05

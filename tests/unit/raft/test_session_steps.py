@@ -80,7 +80,7 @@ def test_quorum_session_with_a_new_peer_has_no_state() -> None:
     assert (b.epoch, b.sent, b.received, b.strangers, b.parts, b.parts_bytes) == (0, 0, 0, {}, None, 0)
     assert max(b.received_at, b.hello_at) < -1e6
     side = PeerSessions("a", ("b",), lambda *_: True, lambda *_: None, lambda: 8)
-    assert (side.online, side.outbox, side.is_new(), side.term(), side.tail_for("b"), side.judge("b", b"")) == (
+    assert (side.online, side.outbox, side.is_new(), side.term(), side.tail_for("b"), side.compare_reports("b", b"")) == (
         False, [], False, 0, b"", True
     )  # fmt: skip
     assert side.peers["b"].own_epoch == 9, "an epoch is odd, so never 0"
@@ -136,7 +136,7 @@ def test_quorum_session_ends_one_and_a_half_seconds_after_the_last_frame() -> No
 
 def test_quorum_hello_counts_once_the_hello_answers_this_process() -> None:
     told: list[tuple[str, bytes]] = []
-    side = Side(judge=lambda *said: told.append(said) is not None)  # type: ignore[func-returns-value]
+    side = Side(compare_reports=lambda *said: told.append(said) is not None)  # type: ignore[func-returns-value]
     side.core.set_online(True)
     side.hear(frame(HELLO, flags=NEW, own=99, body=b"tail", term=4))
     assert (side.b.heard, side.b.is_new, side.b.term, side.b.epoch, told) == (False, False, 0, 0, [])
@@ -151,7 +151,7 @@ def test_quorum_hello_counts_once_the_hello_answers_this_process() -> None:
     def refuses(*_: Any) -> bool:
         raise ProtocolError("no tail")
 
-    side.core.judge = refuses
+    side.core.compare_reports = refuses
     side.hear(frame(HELLO, flags=NEW, epoch=71, term=9), 102.0)
     assert (side.b.epoch, side.b.is_new, side.b.received_at, side.counted(f"{REFUSED}hellos")) == (70, False, 101.0, 1)
 

@@ -14,14 +14,14 @@ from typing import assert_never
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, SessionFacts, first_rejection
-from liftpy.core.metadata.controller.feature_negotiation import HeardLevels
+from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels
 from liftpy.core.metadata.controller.preflight import without_log
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
 from liftpy.core.metadata.controller.streams import WaitingStreams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.election import ElectionTimers, PreferredLeaders
-from liftpy.core.metadata.failure_reports import Accusations, LeaderQuestion, ProbeResult
+from liftpy.core.metadata.failure_reports import FailureReports, LeaderQuestion, ProbeResult
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules
 from liftpy.core.metadata.request_limits import MAX_REQUESTS, SENT_TOGETHER
@@ -91,11 +91,11 @@ class ActiveController:
         self._answered: Counter[str] = Counter()
         self._sessions = NodeSessions(config, confirmed_within_s)
         self._timers = ElectionTimers(config)
-        self._accusations = Accusations()
+        self._failure_reports = FailureReports()
         self._preferred = PreferredLeaders(config.preferred_leader_interval_s)
         self._waiting = WaitingStreams()
         self._moving = ReassignmentPlanner(config)
-        self.levels = HeardLevels()
+        self.levels = ReportedLevels()
         """Feature levels that the nodes support."""
         self._image = ClusterImage()
         self._leading = False
@@ -103,7 +103,7 @@ class ActiveController:
     @property
     def counters(self) -> dict[str, int]:
         """Counters of the questions to reported leaders, and of answers without a log entry."""
-        return {**self._accusations.counters, **self._answered, **self._moving.counters}
+        return {**self._failure_reports.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
         """Start the duties of the metadata leader in ``term``. ``image`` must contain all committed entries."""
@@ -111,7 +111,7 @@ class ActiveController:
         self._image = image
         self._in_log.clear()
         self.levels.clear()
-        self._accusations.lead(term)
+        self._failure_reports.lead(term)
         self._preferred.lead(now_ns)
         self._waiting.lead(image, now_ns)
         self._moving.lead(image, now_ns)
@@ -121,7 +121,7 @@ class ActiveController:
     def resign(self) -> None:
         """End the duties, because this controller lost the metadata leadership."""
         self._leading = False
-        self._accusations.resign()
+        self._failure_reports.resign()
         self._preferred.resign()
         self._waiting.resign()
         self._moving.resign()
@@ -187,7 +187,7 @@ class ActiveController:
     def _reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
         """Return whether the report must wait until the metadata leader has asked the reported leader."""
         self._timers.told(report, now_ns)
-        return self._accusations.reported(report, image, now_ns)
+        return self._failure_reports.reported(report, image, now_ns)
 
     def divide(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
@@ -262,11 +262,11 @@ class ActiveController:
 
     def questions(self) -> list[LeaderQuestion]:
         """Return the questions that the shell must send to nodes now. Each question is returned once."""
-        return self._accusations.questions()
+        return self._failure_reports.questions()
 
-    def testified(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
+    def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
         """Record the answer of a node to a question. The caller does not report a missing answer."""
-        self._accusations.testified(question, testimony)
+        self._failure_reports.record_testimony(question, testimony)
 
     def due(self, now_ns: int) -> list[pb.ControlRequest]:
         """Return the requests that the metadata leader proposes now. Changes of partitions are combined into batches.
@@ -281,13 +281,13 @@ class ActiveController:
         transfers = [message for message in moving if isinstance(message, pb.ElectLeader)]
         alone: Sequence[Proposable] = (*self._sessions.due(now_ns), *preferred, *waiting, *transfers)
         copies = [message for message in moving if not isinstance(message, pb.ElectLeader)]
-        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._accusations.due(now_ns), *copies)
+        many: Sequence[Proposable] = (*self._timers.due(now_ns), *self._failure_reports.due(now_ns), *copies)
         requests = [control_request(message) for message in many]
         batches = [batch_of(requests[first : first + SENT_TOGETHER]) for first in range(0, len(requests), SENT_TOGETHER)]
         return [*(control_request(message) for message in alone), *batches]
 
     def next_deadline_ns(self) -> int | None:
         """Return the latest monotonic time for the next call of ``due``, or None if only an event can make a request due."""
-        machines = (self._sessions, self._timers, self._accusations, self._preferred, self._waiting, self._moving)
+        machines = (self._sessions, self._timers, self._failure_reports, self._preferred, self._waiting, self._moving)
         deadlines = [machine.next_deadline_ns() for machine in machines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -33,16 +33,16 @@ from typing import Any, Generic, TypeVar
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.ids import PROBE_STREAM, is_internal, shown
-from liftpy.core.metadata.controller.nodes import still_a_controller, unspoken
+from liftpy.core.metadata.controller.nodes import still_a_controller, unsupported_level_of
 from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
-from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, say_how_many
+from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, with_partition_count
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.describe import fit_request
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.metadata.features import UNSUPPORTED, Feature, why_not_yet
 from liftpy.core.metadata.forwarding import error_response
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.node_identity import ProcessRelation, descent
+from liftpy.core.metadata.node_identity import ProcessRelation, compare_processes
 from liftpy.core.metadata.request_limits import fit
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire import frames
@@ -254,7 +254,7 @@ def _envelope(arrival: Arrival) -> Rejection | None:
     except LiftError as error:
         return Rejection(None, refused(error))
     request.sender = arrival.sender
-    say_how_many(request, arrival.config)
+    with_partition_count(request, arrival.config)
     fit_request(request, arrival.max_payload_bytes)
     return None
 
@@ -445,7 +445,7 @@ class LeaderFacts:
     """Feature level of the image."""
     features: tuple[Feature, ...]
     """Features that this controller knows."""
-    in_office: bool
+    is_active: bool
     """True if the leader has applied all entries that were committed before its term. Then it knows the sessions."""
     bootstrap: str
     """Reason why a new cluster has no feature level yet. '': it has a level."""
@@ -466,17 +466,17 @@ def _unavailable(request: pb.ControlRequest, detail: str) -> Rejection:
 
 
 def _new_leader_of_a_new_cluster(facts: LeaderFacts) -> Rejection | None:
-    is_early = not facts.in_office and facts.feature_level == NO_LEVEL and _decides(facts.request)
+    is_early = not facts.is_active and facts.feature_level == NO_LEVEL and _decides(facts.request)
     return _unavailable(facts.request, _NEW) if is_early else None
 
 
 def _new_leader(facts: LeaderFacts) -> Rejection | None:
     needs_sessions = facts.request.HasField("batch") or kind_of(facts.request).looked_at_first
-    return _unavailable(facts.request, _NEW) if not facts.in_office and needs_sessions else None
+    return _unavailable(facts.request, _NEW) if not facts.is_active and needs_sessions else None
 
 
 def _new_cluster(facts: LeaderFacts) -> Rejection | None:
-    waits = facts.in_office and facts.bootstrap and _decides(facts.request)
+    waits = facts.is_active and facts.bootstrap and _decides(facts.request)
     return _unavailable(facts.request, facts.bootstrap) if waits else None
 
 
@@ -503,7 +503,7 @@ class SessionFacts:
 def _level_of_the_node(facts: SessionFacts) -> Rejection | None:
     if not facts.request.HasField("registerNode"):
         return None
-    beyond = unspoken(facts.image, facts.request.registerNode)
+    beyond = unsupported_level_of(facts.image, facts.request.registerNode)
     return Rejection(error_response(facts.request, _ERROR.INVALID, beyond)) if beyond else None
 
 
@@ -511,9 +511,9 @@ def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
     """Reject a registration while another process uses the node id. The new process retries until the other process stops."""
     asked = facts.request.registerNode
     known = facts.image.nodes.get(asked.nodeId) if facts.request.HasField("registerNode") else None
-    if known is None or descent(known, asked) in (ProcessRelation.SAME, ProcessRelation.OUTLIVED):
+    if known is None or compare_processes(known, asked) in (ProcessRelation.SAME, ProcessRelation.OUTDATED):
         return None
-    if not facts.sessions.keeps_its_place(asked.nodeId, facts.now_ns):
+    if not facts.sessions.may_still_run(asked.nodeId, facts.now_ns):
         return None
     detail = (
         f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
@@ -545,7 +545,7 @@ class LogFacts:
     """Facts about a request that needs a log entry."""
 
     request: pb.ControlRequest
-    in_office: bool
+    is_active: bool
     """True if the leader has applied all entries that were committed before its term."""
     view: GroupView
     is_confirmed: bool
@@ -557,7 +557,7 @@ class LogFacts:
 def _node_is_a_controller(facts: LogFacts) -> Rejection | None:
     """Reject the removal of a node that is a controller. The image names the controllers only after their first change."""
     node_id = facts.request.removeNode.nodeId
-    if not (facts.in_office and facts.request.HasField("removeNode") and facts.view.now.names(node_id)):
+    if not (facts.is_active and facts.request.HasField("removeNode") and facts.view.now.names(node_id)):
         return None
     return Rejection(error_response(facts.request, _ERROR.INVALID, still_a_controller(node_id)))
 

@@ -149,7 +149,7 @@ def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
     return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
-def in_words(event: dict[str, Any], *, named: bool = True) -> str:
+def event_text(event: dict[str, Any], *, named: bool = True) -> str:
     """Return one line of text for an event of ``as_object``. If ``named`` is True, the line begins with the kind."""
     what = str(event.get("kind", "?")) if named else ""
     if "stream" in event:
@@ -188,14 +188,14 @@ _Found = tuple[str, dict[str, Any]]
 
 def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
-    if not any(_is_told(part) for part in parts):
+    if not any(_is_always_an_event(part) for part in parts):
         return
     if changes_nothing(request) or before.operations.get(request.operationId) is not None:
         return
     response = pb.ControlResponse.FromString(answer)
     answers = {item.number: (item.error, item.detail) for item in response.batch.answers}
     for number, part in enumerate(parts):
-        if not _is_told(part):
+        if not _is_always_an_event(part):
             continue
         error, detail = response.error, response.detail
         if request.HasField("batch"):
@@ -206,7 +206,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
             continue
         name = part.WhichOneof("request") or ""
         said: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
-        said |= _about(getattr(part, name))
+        said |= _subject_of_event(getattr(part, name))
         if error == _ERRORS.OK:
             yield "request", {**said, "outcome": "done"}
         else:
@@ -214,7 +214,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
             yield "request", {**said, "outcome": "rejected", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
 
 
-def _is_told(part: pb.ControlRequest) -> bool:
+def _is_always_an_event(part: pb.ControlRequest) -> bool:
     """Return whether the request is always an event, even if it was rejected or changed nothing."""
     return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
 
@@ -224,7 +224,7 @@ def _ended(report: pb.ReportService) -> dict[str, Any]:
     return {"stream": report.stream, "partition": report.partition, "node": report.node, "detail": detail}
 
 
-def _about(asked: Any) -> dict[str, Any]:
+def _subject_of_event(asked: Any) -> dict[str, Any]:
     """Return the stream, the partition, the node and the cluster settings that a request names."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
@@ -430,7 +430,7 @@ def place_in(record: bytes) -> tuple[int, int]:
     return whole_number(said.get("index"), 0, 1 << 63), whole_number(said.get("number"), -1, 1 << 31)
 
 
-def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
+def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
     """Return the place of the last event in ``records``, or None if no record is valid.
 
     Records may be invalid, if NATS allows others to publish.

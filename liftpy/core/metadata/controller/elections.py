@@ -225,7 +225,7 @@ def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> boo
 def _most_have_reported(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport) -> bool:
     """Return whether more than half of the ISR followers reported this leadership within the window [C9].
 
-    A single follower is no majority: the leader is asked instead (``accusations``).
+    A single follower is no majority: the leader is asked instead (``failure_reports.py``).
     """
     if len(partition.isr) <= 2:
         return False

@@ -19,7 +19,7 @@ from liftpy.core.metadata.codec import rules_to_pb, times_to_pb
 from liftpy.core.metadata.controller.state_machine import again
 from liftpy.core.metadata.controller_list import GroupView
 from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, said
-from liftpy.core.metadata.features import range_of, refused_level, why_no_way_back
+from liftpy.core.metadata.features import level_range_of, refused_level, why_no_way_back
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules, refuse
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -27,7 +27,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 _ERROR = pb.ControlResponse
 
 
-class HeardLevels:
+class ReportedLevels:
     """Feature levels that nodes have reported to the metadata leader. The leader forgets them when it loses the leadership."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class HeardLevels:
 def levels_answer(
     request: pb.ControlRequest,
     image: ClusterImage,
-    heard: HeardLevels,
+    heard: ReportedLevels,
     controllers: Mapping[str, LevelRange | None],
     rules: Rules,
     times: SessionTimes,
@@ -83,10 +83,10 @@ def levels_answer(
 
 
 def _reasons_against(
-    image: ClusterImage, level: int, heard: HeardLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
+    image: ClusterImage, level: int, heard: ReportedLevels, controllers: Mapping[str, LevelRange | None], rules: Rules
 ) -> list[str]:
     """Return the reasons why the level cannot be set now, as texts for people. [] means that it can be set."""
-    own = range_of(rules.features)
+    own = level_range_of(rules.features)
     if level < own.least:
         return [f"there is no level before {own.least} that the metadata leader speaks"]
     if level not in own:
@@ -114,7 +114,7 @@ def _reasons_against(
     return reasons
 
 
-def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> pb.ControlResponse:
+def _described(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
     """Return the answer to a dry run of SetFeatureLevel."""
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
@@ -137,7 +137,7 @@ HEARD_WITHIN_NS = 3 * NS_PER_S
 """Maximum time that the leader of a new group waits for the levels of other controllers, in nanoseconds."""
 
 
-def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
+def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | None], *, waited: bool) -> int | str:
     """Return the first feature level of a new cluster, or a text with the reason why none can be chosen now.
 
     ``others``: controller -> its levels, None if there was no contact. ``waited``: True after the maximum wait for contact.
@@ -166,7 +166,7 @@ class LevelBootstrap:
     def __init__(self, rules: Rules, times: SessionTimes) -> None:
         self._rules = rules
         self._times = times
-        self._spoken = range_of(rules.features)
+        self._spoken = level_range_of(rules.features)
         self._since_ns = 0
         self._is_ordered = False
         self.why = ""
@@ -183,7 +183,7 @@ class LevelBootstrap:
         if not self.why or self._is_ordered or view.halted:
             return None
         waited = now_ns - self._since_ns >= HEARD_WITHIN_NS
-        level = level_at_birth(self._spoken, view.levels, waited=waited)
+        level = first_level_of_a_cluster(self._spoken, view.levels, waited=waited)
         if isinstance(level, str):
             self.why = level
             return None

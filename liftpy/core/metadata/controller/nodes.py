@@ -19,7 +19,7 @@ from liftpy.core.metadata.controller_list import list_from_pb, well_formed
 from liftpy.core.metadata.feature_range import said
 from liftpy.core.metadata.features import refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
-from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, ProcessRelation, descent
+from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, ProcessRelation, compare_processes
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import ControllersChanged, NodeChanged, NodeRemoved
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -38,14 +38,14 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
     wrong = _wrong_registration(draft, request)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
-    beyond = unspoken(draft.image, request)
+    beyond = unsupported_level_of(draft.image, request)
     if beyond:
         return refuse(pb.ControlResponse.INVALID, beyond)
     known = draft.image.nodes.get(request.nodeId)
-    how = descent(known, request) if known is not None else ProcessRelation.FOLLOWS
+    how = compare_processes(known, request) if known is not None else ProcessRelation.FOLLOWS
     if known is not None and how is ProcessRelation.SAME:
         return draft.done(pb.ControlResponse(node=node_to_pb(known)))
-    if known is not None and how is ProcessRelation.OUTLIVED:
+    if known is not None and how is ProcessRelation.OUTDATED:
         detail = f"start {request.start} of {request.nodeId!r} has ended: start {known.start} has registered"
         return refuse(pb.ControlResponse.STALE, detail)  # a request that outlived its process must not depose the next one
     if not _make_room(draft, request.nodeId):
@@ -72,23 +72,23 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
         host=request.host,
     )
     draft.add(NodeChanged(node))
-    complete = known is None or holds_all_it_acknowledged(known, request)
+    complete = known is None or has_all_acknowledged_records(known, request)
     detail = yield from after_registration(draft, node.node_id, complete)
     held = draft.image.replica_counts.get(node.node_id, 0)
     if 0 < node.partition_budget < held:
         beyond = f"it holds {held} partitions, its limit of open files is enough for {node.partition_budget}: {_RAISE}"
         detail = f"{beyond}; {detail}" if detail else beyond
-    if how is ProcessRelation.WENT_BACK:
+    if how is ProcessRelation.OLDER_COPY:
         detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
     return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))
 
 
-def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
+def unsupported_level_of(image: ClusterImage, request: pb.RegisterNode) -> str:
     """Return why a process cannot run at the feature level of the image, or '' if it can."""
     return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
 
 
-def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:
+def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> bool:
     """Return whether the directory of a known node has all records that the node ever acknowledged [C7, S15].
 
     ``previousIncarnation`` 0 means an empty directory. A directory of an older incarnation is a stale copy, with one
@@ -97,7 +97,7 @@ def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> boo
     does not know the process that registered (``starts.py``).
     """
     known_to_it = request.previousIncarnation in (known.incarnation, known.previous_incarnation)
-    unbroken = known_to_it and descent(known, request) is not ProcessRelation.WENT_BACK
+    unbroken = known_to_it and compare_processes(known, request) is not ProcessRelation.OLDER_COPY
     return request.previousIncarnation != 0 and unbroken and (request.cleanStop or request.flushedAlways)
 
 
@@ -168,7 +168,7 @@ def _set(node: NodeImage, request: pb.SetNode) -> NodeImage:
 
 def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
     """Remove a stopped node without replicas. Its replicas must be moved or deleted first."""
-    wrong = why_it_stays(draft.image, request.nodeId)
+    wrong = why_still_controller(draft.image, request.nodeId)
     if wrong:
         known = request.nodeId in draft.image.nodes
         return refuse(pb.ControlResponse.INVALID if known else pb.ControlResponse.NOT_FOUND, wrong)
@@ -181,7 +181,7 @@ def still_a_controller(node_id: str) -> str:
     return f"node {node_id!r} is a controller: take it out of the controllers first: liftpy controllers remove {node_id}"
 
 
-def why_it_stays(image: ClusterImage, node_id: str) -> str:
+def why_still_controller(image: ClusterImage, node_id: str) -> str:
     """Return why the node cannot be removed, or '' if it can."""
     node = image.nodes.get(node_id)
     if node is None:

@@ -37,7 +37,7 @@ def assigned(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
     return tuple(Assigned(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
 
-def placed_now(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
+def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
     """Place the requested partitions on the nodes of the image.
 
     The start index for the next placement stays. Raises as ``place``.

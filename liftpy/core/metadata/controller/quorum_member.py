@@ -1,7 +1,7 @@
 """The decisions of a controller next to the Raft log, for the real shell and the simulator. Pure.
 
-``GroupLog`` is its view of the log. The shell calls ``tick`` after each flush and carries out the result. It asks
-``request`` about each control request. An ``Order`` is an entry to log: ``entry`` gives the bytes, ``ended`` turns the
+``MemberLogView`` is its view of the log. The shell calls ``tick`` after each flush and carries out the result. It asks
+``request`` about each control request. An ``ProposedEntry`` is an entry to log: ``entry`` gives the bytes, ``ended`` turns the
 result into the answer. A leader's duties begin after a barrier of its own term is applied [M12], and end before it
 transfers its leadership.
 
@@ -32,7 +32,7 @@ from liftpy.core.metadata.controller_list import (
     GroupView,
     NoChange,
     Refused,
-    hands_over,
+    leader_must_transfer,
     list_to_pb,
     next_step,
     planned,
@@ -53,7 +53,7 @@ MAX_BARRIERS = 32
 
 def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
     """Yield the barriers that the leader proposes now. ``under_way``: number of its unfinished barriers."""
-    if view.halted and view.untold & view.live:
+    if view.halted and view.voters_without_digest & view.live:
         for _ in range(MAX_BARRIERS - under_way):
             yield pb.ControlRequest(barrier=pb.Barrier())
 
@@ -64,14 +64,14 @@ _STOOD_STILL_NS = 1_000_000_000
 """Time between two ticks from which the process counts as stopped, in nanoseconds. Normal ticks come every few milliseconds."""
 
 
-class Leaderless:
+class LeaderlessTimer:
     """Measures the time without a known metadata leader. Time between two ticks counts only if the process was running."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
         self._ticked_ns = 0
 
-    def ticked(self, there_is_a_leader: bool, now_ns: int) -> None:
+    def tick(self, there_is_a_leader: bool, now_ns: int) -> None:
         """Record a tick. ``there_is_a_leader``: True if the member knows a leader. ``now_ns`` is monotonic."""
         if there_is_a_leader:
             self._since_ns = -1
@@ -86,20 +86,20 @@ class Leaderless:
 
 
 DUTY_TIMEOUT_NS = 2 * NS_PER_S
-MAX_DUTY_ORDERS = 64
+MAX_DUTY_PROPOSALS = 64
 """Maximum number of unfinished requests of the metadata leader itself. Further due requests wait."""
-LOOK_EVERY_NS = NS_PER_S // 10
-MAX_LOOKS = 64
+PROBE_EVERY_NS = NS_PER_S // 10
+MAX_PROBES = 64
 """Maximum number of nodes that the metadata leader probes at a time. It probes further nodes later."""
 MAX_QUESTIONS = 256
 """Maximum number of unanswered questions. Further questions are dropped, and the witnesses report again."""
 HEAD_EVERY_NS = NS_PER_S // 2
 """Interval at which the feed reports its head while nothing changes, in nanoseconds."""
-HAND_OVER_EVERY_NS = NS_PER_S
+TRANSFER_EVERY_NS = NS_PER_S
 """Interval at which a leader that leaves the group asks another controller to take over, in nanoseconds."""
 
 
-class GroupLog(Protocol):
+class MemberLogView(Protocol):
     """View of a member on the log of the metadata group."""
 
     @property
@@ -134,14 +134,14 @@ class EntryOutcome(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Order:
+class ProposedEntry:
     """Request that must go into the log. The shell calls ``entry``, proposes the bytes, and calls ``ended``, each once."""
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
     here: pb.ControlResponse | None = None
     """Answers to the items of a batch that need no log entry. None: there are none."""
-    takes_over: int = -1
+    barrier_term: int = -1
     """Raft term in which the leader's duties begin after this barrier is applied. -1: the order is no such barrier."""
     own: bool = False
     """True if the order comes from the leader's own duties, so that no caller waits for the answer."""
@@ -160,8 +160,8 @@ class CatchUp:
 
 
 @dataclass(frozen=True, slots=True)
-class LookFor:
-    """Instruction to the shell: probe the node on NATS, then call ``looked_for``."""
+class ProbeNode:
+    """Instruction to the shell: probe the node on NATS, then call ``probe_ended``."""
 
     node_id: str
 
@@ -174,11 +174,11 @@ class PublishEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class TransferMetadataLeadership:
     """Instruction to the shell: transfer the metadata leadership to another voter, because this member leaves the group."""
 
 
-Decision = Order | CatchUp | LookFor | LeaderQuestion | PublishEntry | HandOver
+Decision = ProposedEntry | CatchUp | ProbeNode | LeaderQuestion | PublishEntry | TransferMetadataLeadership
 """Instructions to the shell. After a LeaderQuestion, the shell calls ``answered``."""
 
 
@@ -190,14 +190,14 @@ class QuorumMember:
     """
 
     def __init__(
-        self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]
+        self, config: ReplicationConfig, rules: Rules, log: MemberLogView, feed: FeedProducer, new_id: Callable[[], bytes]
     ) -> None:
         self._rules = rules
         self._duties = ActiveController(config, rules)
         self._log = log
         self._feed = feed
         self._new_id = new_id
-        self._leaderless = Leaderless()
+        self._leaderless = LeaderlessTimer()
         self._image = log.image
         """Last image that was passed to the duties of the leader."""
         self._term = -1
@@ -208,19 +208,19 @@ class QuorumMember:
         """True if this member stops and accepts no further duties."""
         self._catching_up = True
         """True while this member waits for a barrier to be applied. A member starts with such a wait."""
-        self._own_orders = 0
-        self._looking: set[str] = set()
-        self._look_at_ns = 0
+        self._own_proposals = 0
+        self._probing: set[str] = set()
+        self._probe_at_ns = 0
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
-        self._step_is_ordered = False
+        self._step_is_proposed = False
         """True if a step of a controller change is proposed and not finished."""
-        self._hand_over_at_ns = 0
+        self._transfer_at_ns = 0
         self._times = config.session_times
-        self._birth = LevelBootstrap(rules, self._times)
+        self._level_bootstrap = LevelBootstrap(rules, self._times)
 
     @property
-    def in_office(self) -> bool:
+    def is_active(self) -> bool:
         """True if this member has begun the duties of the metadata leader."""
         return self._term >= 0
 
@@ -257,18 +257,18 @@ class QuorumMember:
 
         ``votes``: this member is not on probation. ``online``: NATS is connected.
         """
-        self._leaderless.ticked(self._log.leader_id != "", now_ns)
+        self._leaderless.tick(self._log.leader_id != "", now_ns)
         decided: list[Decision] = []
         if not (votes or self._catching_up or self._leaving):
             self._catching_up = True
             decided.append(CatchUp())
         if not self._log.leads:
-            if self.in_office:
+            if self.is_active:
                 self.resign()
         elif self._term != self._log.term:
             decided += self._take_over()
         else:
-            decided += self._in_office(now_ns, online)
+            decided += self._tick_active(now_ns, online)
         return decided
 
     def _take_over(self) -> list[Decision]:
@@ -276,14 +276,14 @@ class QuorumMember:
 
         When the barrier is applied, all earlier committed entries are applied, too.
         """
-        if self.in_office:
+        if self.is_active:
             self.resign()
         if self._leaving or self._taking_over == self._log.term:
             return []
         self._taking_over = self._log.term
-        return [Order(pb.ControlRequest(barrier=pb.Barrier()), takes_over=self._log.term)]
+        return [ProposedEntry(pb.ControlRequest(barrier=pb.Barrier()), barrier_term=self._log.term)]
 
-    def _in_office(self, now_ns: int, online: bool) -> list[Decision]:
+    def _tick_active(self, now_ns: int, online: bool) -> list[Decision]:
         decided: list[Decision] = []
         image = self._log.image
         if image is not self._image:
@@ -291,50 +291,50 @@ class QuorumMember:
             self._duties.image_changed(image, now_ns)
         view = self._log.view()
         deadline_ns = None if view.halted else self._duties.next_deadline_ns()
-        if deadline_ns is not None and deadline_ns <= now_ns and self._own_orders < MAX_DUTY_ORDERS:
+        if deadline_ns is not None and deadline_ns <= now_ns and self._own_proposals < MAX_DUTY_PROPOSALS:
             for request in self._duties.due(now_ns):
-                self._own_orders += 1
-                decided.append(Order(request, own=True))
-        for barrier in barriers(view, self._own_orders):
-            self._own_orders += 1
-            decided.append(Order(barrier, own=True))
+                self._own_proposals += 1
+                decided.append(ProposedEntry(request, own=True))
+        for barrier in barriers(view, self._own_proposals):
+            self._own_proposals += 1
+            decided.append(ProposedEntry(barrier, own=True))
         if online:
-            decided += self._looks(now_ns)
+            decided += self._node_probes(now_ns)
         for question in self._duties.questions():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
-        birth = self._birth.due(image, view, now_ns)
+        birth = self._level_bootstrap.due(image, view, now_ns)
         if birth is not None:
-            self._own_orders += 1
-            decided.append(Order(birth, own=True))
-        decided += self._controllers(now_ns)
-        decided += self._published(now_ns)
+            self._own_proposals += 1
+            decided.append(ProposedEntry(birth, own=True))
+        decided += self._controller_change_step(now_ns)
+        decided += self._feed_entries(now_ns)
         return decided
 
-    def _controllers(self, now_ns: int) -> list[Decision]:
+    def _controller_change_step(self, now_ns: int) -> list[Decision]:
         """Return the next step of a controller change, which any member may have started."""
         view = self._log.view()
-        if hands_over(view) and now_ns >= self._hand_over_at_ns:
-            self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
-            return [HandOver()]
-        if self._step_is_ordered or view.halted or next_step(view) is None:
+        if leader_must_transfer(view) and now_ns >= self._transfer_at_ns:
+            self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
+            return [TransferMetadataLeadership()]
+        if self._step_is_proposed or view.halted or next_step(view) is None:
             return []
-        self._step_is_ordered = True
-        self._own_orders += 1
-        return [Order(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
+        self._step_is_proposed = True
+        self._own_proposals += 1
+        return [ProposedEntry(pb.ControlRequest(changeControllers=pb.ChangeControllers()), own=True)]
 
-    def _looks(self, now_ns: int) -> list[Decision]:
-        """Return the probes of nodes with late heartbeats. Each late node is probed once per ``LOOK_EVERY_NS``."""
-        if now_ns < self._look_at_ns:
+    def _node_probes(self, now_ns: int) -> list[Decision]:
+        """Return the probes of nodes with late heartbeats. Each late node is probed once per ``PROBE_EVERY_NS``."""
+        if now_ns < self._probe_at_ns:
             return []
-        self._look_at_ns = now_ns + LOOK_EVERY_NS
-        late = [node_id for node_id in self._duties.overdue(now_ns) if node_id not in self._looking]
-        late = late[: MAX_LOOKS - len(self._looking)]
-        self._looking.update(late)
-        return [LookFor(node_id) for node_id in late]
+        self._probe_at_ns = now_ns + PROBE_EVERY_NS
+        late = [node_id for node_id in self._duties.overdue(now_ns) if node_id not in self._probing]
+        late = late[: MAX_PROBES - len(self._probing)]
+        self._probing.update(late)
+        return [ProbeNode(node_id) for node_id in late]
 
-    def _published(self, now_ns: int) -> list[Decision]:
+    def _feed_entries(self, now_ns: int) -> list[Decision]:
         entries = self._feed.take()
         if not entries and now_ns - self._head_at_ns >= HEAD_EVERY_NS:
             entries = [self._feed.head()]
@@ -342,9 +342,9 @@ class QuorumMember:
             self._head_at_ns = now_ns
         return [PublishEntry(entry) for entry in entries]
 
-    def looked_for(self, node_id: str, *, absent: bool) -> None:
-        """Record the result of ``LookFor``. ``absent``: NATS reported no responders."""
-        self._looking.discard(node_id)
+    def probe_ended(self, node_id: str, *, absent: bool) -> None:
+        """Record the result of ``ProbeNode``. ``absent``: NATS reported no responders."""
+        self._probing.discard(node_id)
         if absent:
             self._duties.gone(node_id)
 
@@ -352,45 +352,45 @@ class QuorumMember:
         """Record the answer to a question. ``said`` is None if the answer is missing or invalid."""
         self._asking.discard(question)
         if said is not None:
-            self._duties.testified(question, said)
+            self._duties.record_testimony(question, said)
 
     # ---- requests ------------------------------------------------------------------------------------------------------
-    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:
         """Return the answer of the metadata leader, or an order for the log entry that the request needs.
 
         None on other members. If the controllers have different images without a majority, no decisions are logged.
         """
         decided = self._request(request, timeout_ns, now_ns)
-        if not isinstance(decided, Order):
+        if not isinstance(decided, ProposedEntry):
             return decided
-        log, in_office = self._log, self.in_office and self._term == self._log.term
+        log, is_active = self._log, self.is_active and self._term == self._log.term
         is_confirmed = self._duties.is_confirmed(now_ns, log.confirmed_ns())
-        is_logged = not in_office or self._duties.is_logged(request.operationId)
-        rejection = first_rejection(LOG, LogFacts(request, in_office, log.view(), is_confirmed, is_logged))
+        is_logged = not is_active or self._duties.is_logged(request.operationId)
+        rejection = first_rejection(LOG, LogFacts(request, is_active, log.view(), is_confirmed, is_logged))
         return decided if rejection is None else rejection.response
 
-    def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
+    def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:
         log = self._log
         if not log.leads:
             return None
-        in_office = self.in_office and self._term == log.term
+        is_active = self.is_active and self._term == log.term
         level = log.image.feature_level
-        facts = LeaderFacts(request, level, self._rules.features, in_office, self._birth.why)
+        facts = LeaderFacts(request, level, self._rules.features, is_active, self._level_bootstrap.why)
         rejection = first_rejection(LEADER, facts)
         if rejection is not None:
             return rejection.response
-        if not in_office:
-            return Order(request, timeout_ns)
+        if not is_active:
+            return ProposedEntry(request, timeout_ns)
         if request.HasField("batch"):
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
-            return here if rest is None else Order(rest, timeout_ns, here)
+            return here if rest is None else ProposedEntry(rest, timeout_ns, here)
         if request.HasField("setFeatureLevel"):
             answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules, self._times)
         elif request.HasField("changeControllers"):
             answer = self._about_controllers(request)
         else:
             answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())
-        return Order(request, timeout_ns) if answer is None else answer
+        return ProposedEntry(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Return the answer to a controller change that needs no log entry, or None if an entry is needed."""
@@ -421,7 +421,7 @@ class QuorumMember:
         return response
 
     # ---- orders --------------------------------------------------------------------------------------------------------
-    def entry(self, order: Order, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
+    def entry(self, order: ProposedEntry, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
         """Return the log entry of a request, or a rejection.
 
         ``time_ns``: wall clock. ``max_bytes``: limit of an entry, exclusive.
@@ -446,7 +446,7 @@ class QuorumMember:
             order.is_first = self._duties.logged(request.operationId)
         return command
 
-    def ended(self, order: Order, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+    def ended(self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
         """Return the answer to the sender of an order.
 
         ``answer``: answer of the state machine, or None if the entry was not applied.
@@ -454,25 +454,25 @@ class QuorumMember:
         self._is_over(order)
         response = self._response(order, outcome, answer)
         log = self._log
-        if order.takes_over >= 0 and response.error == pb.ControlResponse.OK:
-            still = log.leads and log.term == order.takes_over and not self._leaving
-            if still and not self.in_office:
+        if order.barrier_term >= 0 and response.error == pb.ControlResponse.OK:
+            still = log.leads and log.term == order.barrier_term and not self._leaving
+            if still and not self.is_active:
                 self._term, self._image = log.term, log.image
                 self._duties.lead(log.image, now_ns, log.term)
-                self._birth.lead(log.image, now_ns)
+                self._level_bootstrap.lead(log.image, now_ns)
                 self._feed.lead()
         return response if order.here is None else joined(order.here, response)
 
-    def _is_over(self, order: Order) -> None:
-        self._own_orders -= order.own
+    def _is_over(self, order: ProposedEntry) -> None:
+        self._own_proposals -= order.own
         if order.own and order.changes_controllers:
-            self._step_is_ordered = False
+            self._step_is_proposed = False
         if order.own and order.request.HasField("setFeatureLevel"):
-            self._birth.ended()
-        if order.takes_over == self._taking_over:
+            self._level_bootstrap.ended()
+        if order.barrier_term == self._taking_over:
             self._taking_over = -1
 
-    def _response(self, order: Order, outcome: EntryOutcome, answer: bytes | None) -> pb.ControlResponse:
+    def _response(self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None) -> pb.ControlResponse:
         request = order.request
         match outcome:
             case EntryOutcome.APPLIED if answer is not None:
@@ -487,7 +487,7 @@ class QuorumMember:
                 )
 
 
-def who_steps_aside(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:
+def leader_to_ask_first(image: ClusterImage, request: pb.ControlRequest) -> tuple[str, replication_pb2.StepAside] | None:
     """Return the partition leader to ask before ``request`` is logged, and the question.
 
     Return None if no node must be asked.

@@ -31,7 +31,7 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
     if request.epoch not in (0, partition.epoch):
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.cancel:
-        return _changed(draft, stream, partition, settled(stream, where_it_stays(partition)))
+        return _changed(draft, stream, partition, settled(stream, without_further_moves(partition)))
     wanted = tuple(request.replicas)
     wrong = _why_not(draft, partition, wanted)
     if wrong:
@@ -62,7 +62,7 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
     return _changed(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
 
 
-def where_it_stays(partition: PartitionState) -> PartitionState:
+def without_further_moves(partition: PartitionState) -> PartitionState:
     """Return the partition without further moves.
 
     A running copy is canceled, and a replica that was already replaced is removed.

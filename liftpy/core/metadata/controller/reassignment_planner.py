@@ -8,34 +8,26 @@ node: its state is in the image. Only the time since which a node is down is kep
 Algorithm, at each check (after a change, at most four times a second):
 
 1. Copies. The next missing node of a target becomes ``joining`` (BeginCopy), the oldest target first. At most
-``max_copies`` run,
-   ``max_copies_per_node`` into one node, and as many from one leader. The partition must be Online with all its live,
-   staying
-   replicas in the ISR. The leader does the rest of a swap.
-2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with no
-node), and the
-   target names another node. If an operator had chosen the node, the move is canceled. If the node to be replaced is
-   back and no
-   node has joined for it yet, the move is canceled. While another node of the partition is missing, the target names
-   the returned
-   one. If a staying replica is lost, the leaving one stays in its place, or another one joins.
+   ``max_copies`` run, ``max_copies_per_node`` into one node, and as many from one leader. The partition must be
+   Online with all its live, staying replicas in the ISR. The leader does the rest of a swap.
+2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with
+   no node), and the target names another node. If an operator had chosen the node, the move is canceled. If the node
+   to be replaced is back and no node has joined for it yet, the move is canceled. While another node of the partition
+   is missing, the target names the returned one. If a staying replica is lost, the leaving one stays in its place, or
+   another one joins.
 3. Leaderships. The leaderships of a drained node go to live, staying members of the ISR, ``TRANSFERS_AT_ONCE`` at a
-time. Then the first
-   replica of each partition that a rebalance has reordered becomes the leader if it is in the ISR.
-4. New targets: first for nodes down beyond the grace time, then for drained nodes, at most ``AHEAD`` times
-``max_copies`` in advance.
-   Each new replica goes to the node with the least load (``placement/takers.py``).
+   time. Then the first replica of each partition that a rebalance has reordered becomes the leader if it is in the
+   ISR.
+4. New targets: first for nodes down beyond the grace time, then for drained nodes, at most ``TARGETS_AHEAD`` times
+   ``max_copies`` in advance. Each new replica goes to the node with the least load (``placement/rebalance.py``).
 
-Every proposal is a compare-and-set. An unanswered one is repeated after ``AGAIN_AFTER_NS``, or when the partition has
+Every proposal is a compare-and-set. An unanswered one is repeated after ``REPEAT_AFTER_NS``, or when the partition has
 changed.
 
 Worked example: a, b, c, d hold 8 partitions of 3 replicas, and c stops. For five minutes nothing happens. Then the 6
-partitions of c get
-targets: (a b c) becomes (a b d), because only d may take it. Two copies run at a time: BeginCopy d, its replica catches
-up and takes c's
-place. c returns during the third copy. This copy and the three remaining targets are canceled. c keeps those replicas,
-and deletes the
-ones that it has lost.
+partitions of c get targets: (a b c) becomes (a b d), because only d may take it. Two copies run at a time: BeginCopy
+d, its replica catches up and takes c's place. c returns during the third copy. This copy and the three remaining
+targets are canceled. c keeps those replicas, and deletes the ones that it has lost.
 """
 
 from __future__ import annotations
@@ -49,15 +41,15 @@ from liftpy.core.base.partition import MoveReason, PartitionState, PartitionStat
 from liftpy.core.metadata.codec import reason_to_pb
 from liftpy.core.metadata.controller.placements import facts_of
 from liftpy.core.metadata.image import ClusterImage, StreamImage
-from liftpy.core.metadata.placement.rebalance import RACK_STRICT, Takers
+from liftpy.core.metadata.placement.rebalance import RACK_STRICT, DestinationNodes
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
-LOOK_EVERY_NS = NS_PER_S // 4
-AGAIN_AFTER_NS = 5 * NS_PER_S
+PLAN_EVERY_NS = NS_PER_S // 4
+REPEAT_AFTER_NS = 5 * NS_PER_S
 TRANSFERS_AT_ONCE = 16
-AHEAD = 2
-_LOOKED_AT = 10_000
+TARGETS_AHEAD = 2
+_MAX_CHECKED = 10_000
 """Maximum number of partitions waiting for a copy that one planning step checks."""
 
 Proposed = pb.BeginCopy | pb.Reassign | pb.ElectLeader
@@ -75,7 +67,7 @@ class ReassignmentPlanner:
         self._at_once = config.max_copies
         self._per_node = config.max_copies_per_node
         self._image: ClusterImage | None = None
-        self._look_at_ns: int | None = None
+        self._plan_at_ns: int | None = None
         """Monotonic time of the next check. None: no check is needed until the image changes."""
         self._earliest_ns = 0
         self._touched: set[str] | None = set()
@@ -104,7 +96,7 @@ class ReassignmentPlanner:
         """Start planning, because this node became the metadata leader."""
         self._image = ClusterImage()
         self._touched = None
-        for places in self._sorted:
+        for places in self._lists:
             places.clear()
         self._down_since_ns.clear()
         self._names.clear()
@@ -115,7 +107,7 @@ class ReassignmentPlanner:
 
     def resign(self) -> None:
         """Stop planning, because this node lost the metadata leadership."""
-        self._image = self._look_at_ns = None
+        self._image = self._plan_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         """Update the plan after an entry was applied. Changed streams are checked next."""
@@ -131,28 +123,28 @@ class ReassignmentPlanner:
             self._touched = None if touched is None or self._touched is None else self._touched | touched
             changed = True
         if changed:
-            self._look_at_ns = self._earliest_ns if self._look_at_ns is None else min(self._look_at_ns, self._earliest_ns)
+            self._plan_at_ns = self._earliest_ns if self._plan_at_ns is None else min(self._plan_at_ns, self._earliest_ns)
 
     def next_deadline_ns(self) -> int | None:
         """Return the monotonic time of the next call of ``due``, or None if only a changed image needs a call."""
-        return self._look_at_ns if self._image is not None else None
+        return self._plan_at_ns if self._image is not None else None
 
     def due(self, now_ns: int) -> list[Proposed]:
         """Return the moves of replicas and leaderships that the metadata leader proposes now."""
         image = self._image
-        if image is None or self._look_at_ns is None or now_ns < self._look_at_ns:
+        if image is None or self._plan_at_ns is None or now_ns < self._plan_at_ns:
             return []
         self._scan(image)
-        look = _Look(image, now_ns, self._gone(image, now_ns))
+        step = _PlanningStep(image, now_ns, self._gone(image, now_ns))
         self._forget(image, now_ns)
         found: list[Proposed] = [
-            *self._dead_ends(look),
-            *self._copies(look),
-            *self._leaderships(look),
-            *self._targets(look),
+            *self._cancellations(step),
+            *self._copies(step),
+            *self._leaderships(step),
+            *self._targets(step),
         ]
-        self._earliest_ns = now_ns + LOOK_EVERY_NS
-        self._look_at_ns = self._next_look_ns(look)
+        self._earliest_ns = now_ns + PLAN_EVERY_NS
+        self._plan_at_ns = self._next_plan_ns(step)
         return found
 
     # ---- what there is -----------------------------------------------------------------------------------------------
@@ -160,25 +152,25 @@ class ReassignmentPlanner:
         """Collect the moves in the changed streams."""
         touched, self._touched = self._touched, set()
         if touched is None:
-            for places in self._sorted:
+            for places in self._lists:
                 places.clear()
             found = [(s, p) for s in image.streams.values() for p in s.partitions if _moves(p)]
             for stream, partition in sorted(found, key=lambda place: place[1].epoch):
-                self._sort(stream, partition)
+                self._add_to_list(stream, partition)
             return
         streams = [image.streams[name] for name in touched.intersection(image.streams)]
         moving = [(s, p) for s in streams for p in s.partitions if _moves(p)]
         still = {(s.uid, p.partition) for s, p in moving}
         looked_at = {uid for uid, name in self._names.items() if name in touched}
-        for places in self._sorted:
+        for places in self._lists:
             for key in [key for key in places if key[0] in looked_at and key not in still]:
                 del places[key]
         for uid in looked_at.difference(stream.uid for stream in streams):
             del self._names[uid]
         for stream, partition in sorted(moving, key=lambda place: place[1].epoch):
-            self._sort(stream, partition)
+            self._add_to_list(stream, partition)
 
-    def _sort(self, stream: StreamImage, partition: PartitionState) -> None:
+    def _add_to_list(self, stream: StreamImage, partition: PartitionState) -> None:
         key = (stream.uid, partition.partition)
         if partition.joining:
             place = self._copying
@@ -186,14 +178,14 @@ class ReassignmentPlanner:
             place = self._waiting if partition.wants_next else self._finishing
         else:
             place = self._leading
-        for places in self._sorted:
+        for places in self._lists:
             if places is not place:
                 places.pop(key, None)
         self._names[stream.uid] = stream.name
         place[key] = (stream, partition)
 
     @property
-    def _sorted(self) -> tuple[dict[_Key, _Place], ...]:
+    def _lists(self) -> tuple[dict[_Key, _Place], ...]:
         return self._waiting, self._copying, self._finishing, self._leading
 
     def _gone(self, image: ClusterImage, now_ns: int) -> list[str]:
@@ -207,7 +199,7 @@ class ReassignmentPlanner:
         self._proposed = {
             key: (epoch, at_ns)
             for key, (epoch, at_ns) in self._proposed.items()
-            if now_ns - at_ns < AGAIN_AFTER_NS and _epoch(image, self._names.get(key[0]), key) == epoch
+            if now_ns - at_ns < REPEAT_AFTER_NS and _epoch(image, self._names.get(key[0]), key) == epoch
         }
         self._begun = {key: begun for key, begun in self._begun.items() if key in self._proposed}
         self._transfers = {
@@ -216,17 +208,17 @@ class ReassignmentPlanner:
             if key in self._proposed or not _is_online(image, self._names.get(key[0]), key)
         }
 
-    def _next_look_ns(self, look: _Look) -> int | None:
-        if any(self._sorted) or any(look.image.replica_counts.get(n) for n in look.gone):
-            return look.now_ns + AGAIN_AFTER_NS
+    def _next_plan_ns(self, step: _PlanningStep) -> int | None:
+        if any(self._lists) or any(step.image.replica_counts.get(n) for n in step.gone):
+            return step.now_ns + REPEAT_AFTER_NS
         ends = [
             since_ns + self._grace_ns
             for node_id, since_ns in self._down_since_ns.items()
-            if self._grace_ns and look.image.replica_counts.get(node_id) and since_ns + self._grace_ns > look.now_ns
+            if self._grace_ns and step.image.replica_counts.get(node_id) and since_ns + self._grace_ns > step.now_ns
         ]
         return min(ends, default=None)
 
-    def _propose(self, look: _Look, place: _Place) -> bool:
+    def _propose(self, step: _PlanningStep, place: _Place) -> bool:
         """Return whether a change of this partition may be proposed now.
 
         A recent proposal must first be applied or time out.
@@ -236,83 +228,83 @@ class ReassignmentPlanner:
         if key in self._proposed:
             return False
         self._names[stream.uid] = stream.name
-        self._proposed[key] = (partition.epoch, look.now_ns)
+        self._proposed[key] = (partition.epoch, step.now_ns)
         return True
 
     # ---- what is proposed --------------------------------------------------------------------------------------------
-    def _dead_ends(self, look: _Look) -> Iterator[Proposed]:
+    def _cancellations(self, step: _PlanningStep) -> Iterator[Proposed]:
         """Yield proposals that cancel useless copies and targets."""
         for place in list(self._copying.values()):
             stream, partition = place
-            if self._is_needless(look, partition):
-                if self._propose(look, place):
+            if self._is_needless(step, partition):
+                if self._propose(step, place):
                     self.counters["moves cancelled, their reason is gone"] += 1
                     yield _cancelled(place)
-            elif look.is_gone(partition.joining) and self._propose(look, place):
+            elif step.must_be_replaced(partition.joining) and self._propose(step, place):
                 self.counters["copies given up, their node is down or drained"] += 1
                 yield pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
             else:
-                yield from self._corrected(look, place)
-        for place in list(islice(self._waiting.values(), _LOOKED_AT)):
+                yield from self._corrected_targets(step, place)
+        for place in list(islice(self._waiting.values(), _MAX_CHECKED)):
             partition = place[1]
-            if self._is_needless(look, partition):
-                if self._propose(look, place):
+            if self._is_needless(step, partition):
+                if self._propose(step, place):
                     self.counters["moves cancelled, their reason is gone"] += 1
                     yield _cancelled(place)
-            elif look.is_gone(partition.wants_next):
-                yield from self._instead(look, place)
+            elif step.must_be_replaced(partition.wants_next):
+                yield from self._replaced_targets(step, place)
             else:
-                yield from self._corrected(look, place)
-        for place in list(islice(self._finishing.values(), _LOOKED_AT)):
-            yield from self._corrected(look, place)
-        for place in list(islice(self._leading.values(), _LOOKED_AT)):
-            if look.is_gone(place[1].replicas[0]) and self._propose(look, place):
+                yield from self._corrected_targets(step, place)
+        for place in list(islice(self._finishing.values(), _MAX_CHECKED)):
+            yield from self._corrected_targets(step, place)
+        for place in list(islice(self._leading.values(), _MAX_CHECKED)):
+            if step.must_be_replaced(place[1].replicas[0]) and self._propose(step, place):
                 self.counters["moves cancelled, their node is down or drained"] += 1
                 yield _cancelled(place)
 
-    def _corrected(self, look: _Look, place: _Place) -> Iterator[Proposed]:
+    def _corrected_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
         """Yield corrected targets.
 
         Another node substitutes a lost replica that should stay. A replaced replica that is back may stay.
         """
         stream, partition = place
         target, replicas = list(partition.target), partition.replicas
-        spare = [node_id for node_id in replicas if node_id not in target and not look.is_missed(node_id)]
+        spare = [node_id for node_id in replicas if node_id not in target and not step.is_down_or_drained(node_id)]
         spare.sort(key=lambda node_id: node_id not in partition.isr)
         for number, node_id in enumerate(target):
-            if node_id in replicas and look.is_gone(node_id):
+            if node_id in replicas and step.must_be_replaced(node_id):
                 kept = [n for n in target if n != node_id]
                 other = spare.pop(0) if spare else None
-                other = other or self._takers(look).take(kept, replicas, strictly=stream.placement == RACK_STRICT)
+                other = other or self._destination_nodes(step).take(kept, replicas, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         to_come = [node_id for node_id in target if node_id not in replicas]
         to_come.sort(key=lambda node_id: node_id == partition.joining)
         for back, node_id in zip(spare if partition.moved_for in _OWN else (), to_come, strict=False):
             target[target.index(node_id)] = back
-        if tuple(target) != partition.target and self._propose(look, place):
+        if tuple(target) != partition.target and self._propose(step, place):
             self.counters["targets corrected, a node of theirs is gone or back"] += 1
             yield _reassign(place, tuple(target), partition.moved_for)
 
-    def _is_needless(self, look: _Look, partition: PartitionState) -> bool:
+    def _is_needless(self, step: _PlanningStep, partition: PartitionState) -> bool:
         """Return whether the move replaces only nodes that are back."""
         going = [node_id for node_id in partition.replicas if node_id not in partition.target]
-        return partition.moved_for in _OWN and bool(going) and not any(look.is_missed(node_id) for node_id in going)
+        return partition.moved_for in _OWN and bool(going) and not any(step.is_down_or_drained(node_id) for node_id in going)
 
-    def _instead(self, look: _Look, place: _Place) -> Iterator[Proposed]:
+    def _replaced_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
         """Yield a target in which another node substitutes the next node to join."""
         stream, partition = place
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
-            if self._propose(look, place):
+            if self._propose(step, place):
                 self.counters["moves cancelled, their node is down or drained"] += 1
                 yield _cancelled(place)
             return
         lost = partition.wants_next
         kept = [node_id for node_id in partition.target if node_id != lost]
-        other = self._takers(look).take(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
-        if other is not None and self._propose(look, place):
+        other = self._destination_nodes(step).take(kept, partition.replicas, strictly=stream.placement == RACK_STRICT)
+        if other is not None and self._propose(step, place):
             yield _reassign(place, tuple(other if n == lost else n for n in partition.target), partition.moved_for)
 
-    def _copies(self, look: _Look) -> Iterator[Proposed]:
+    def _copies(self, step: _PlanningStep) -> Iterator[Proposed]:
         into: Counter[str] = Counter()
         out_of: Counter[str] = Counter()
         for _, partition in self._copying.values():
@@ -322,14 +314,14 @@ class ReassignmentPlanner:
             into[node_id] += 1
             out_of[leader] += 1
         count = into.total()
-        for place in list(islice(self._waiting.values(), _LOOKED_AT)):
+        for place in list(islice(self._waiting.values(), _MAX_CHECKED)):
             stream, partition = place
             node_id, leader = partition.wants_next, partition.leader
             if count >= self._at_once:
                 return
-            if into[node_id] >= self._per_node or out_of[leader] >= self._per_node or not look.may_copy(partition):
+            if into[node_id] >= self._per_node or out_of[leader] >= self._per_node or not step.may_copy(partition):
                 continue
-            if not self._propose(look, place):
+            if not self._propose(step, place):
                 continue
             count += 1
             into[node_id] += 1
@@ -340,79 +332,81 @@ class ReassignmentPlanner:
                 stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch, node=node_id
             )
 
-    def _leaderships(self, look: _Look) -> Iterator[Proposed]:
+    def _leaderships(self, step: _PlanningStep) -> Iterator[Proposed]:
         """Yield the leadership transfers away from drained nodes, then the transfers of a rebalance."""
-        yield from self._leaderships_of_gone(look)
-        for place in list(islice(self._leading.values(), _LOOKED_AT)):
+        yield from self._leaderships_of_gone(step)
+        for place in list(islice(self._leading.values(), _MAX_CHECKED)):
             stream, partition = place
             if len(self._transfers) >= TRANSFERS_AT_ONCE:
                 return
             first = partition.wants_leader
-            if first in look.heirs(partition) and self._propose(look, place):
+            if first in step.leader_candidates(partition) and self._propose(step, place):
                 self._transfers[stream.uid, partition.partition] = partition.epoch
                 self.counters["leaderships rebalanced"] += 1
                 yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=first)
 
-    def _leaderships_of_gone(self, look: _Look) -> Iterator[Proposed]:
+    def _leaderships_of_gone(self, step: _PlanningStep) -> Iterator[Proposed]:
         room = TRANSFERS_AT_ONCE - len(self._transfers)
         given: Counter[str] = Counter()
-        for node_id in look.gone:
-            if not (look.image.is_live(node_id) and look.image.leader_counts.get(node_id)):
+        for node_id in step.gone:
+            if not (step.image.is_live(node_id) and step.image.leader_counts.get(node_id)):
                 continue
-            for place in look.image.partitions_of(node_id):
+            for place in step.image.partitions_of(node_id):
                 stream, partition = place
-                to = look.heirs(partition) if partition.leader == node_id else []
+                to = step.leader_candidates(partition) if partition.leader == node_id else []
                 if room <= 0:
                     return
-                if not to or not self._propose(look, place):
+                if not to or not self._propose(step, place):
                     continue
-                heir = min(to, key=lambda n: (look.image.leader_counts.get(n, 0) + given[n], partition.replicas.index(n)))
+                heir = min(to, key=lambda n: (step.image.leader_counts.get(n, 0) + given[n], partition.replicas.index(n)))
                 given[heir] += 1
                 room -= 1
                 self._transfers[stream.uid, partition.partition] = partition.epoch
                 self.counters["leaderships of drained nodes moved"] += 1
                 yield pb.ElectLeader(stream=stream.name, uid=stream.uid, partition=partition.partition, node=heir)
 
-    def _targets(self, look: _Look) -> Iterator[Proposed]:
-        room = AHEAD * self._at_once - len(self._waiting)
-        for node_id in look.gone:
-            for place in look.image.partitions_of(node_id):
+    def _targets(self, step: _PlanningStep) -> Iterator[Proposed]:
+        room = TARGETS_AHEAD * self._at_once - len(self._waiting)
+        for node_id in step.gone:
+            for place in step.image.partitions_of(node_id):
                 if room <= 0:
                     return
                 stream, partition = place
                 if partition.target or partition.joining or partition.status is not PartitionStatus.ONLINE:
                     continue
-                if partition.leader == node_id and look.heirs(partition):
+                if partition.leader == node_id and step.leader_candidates(partition):
                     continue  # its leadership goes first
-                target = self._without_gone(look, stream, partition)
-                if target != partition.replicas and self._propose(look, place):
+                target = self._without_gone(step, stream, partition)
+                if target != partition.replicas and self._propose(step, place):
                     room -= 1
-                    reason = MoveReason.DRAINED if look.image.nodes[node_id].leaving else MoveReason.REPLACED
+                    reason = MoveReason.DRAINED if step.image.nodes[node_id].leaving else MoveReason.REPLACED
                     self.counters[f"targets: {reason.words}"] += 1
                     yield _reassign(place, target, reason)
 
-    def _without_gone(self, look: _Look, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
+    def _without_gone(self, step: _PlanningStep, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
         """Return the replicas after other nodes substitute the lost ones, as far as there are enough nodes."""
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
-            if look.is_gone(node_id):
-                kept = [n for n in target if n != node_id and not look.is_gone(n)]
-                other = self._takers(look).take(kept, target, strictly=stream.placement == RACK_STRICT)
+            if step.must_be_replaced(node_id):
+                kept = [n for n in target if n != node_id and not step.must_be_replaced(n)]
+                other = self._destination_nodes(step).take(kept, target, strictly=stream.placement == RACK_STRICT)
                 target[number] = other or node_id
         return tuple(target)
 
-    def _takers(self, look: _Look) -> Takers:
-        if look.takers is None:
+    def _destination_nodes(self, step: _PlanningStep) -> DestinationNodes:
+        if step.destinations is None:
             places = (*self._waiting.values(), *self._copying.values(), *self._finishing.values())
-            held = Counter(dict(look.image.replica_counts))
+            held = Counter(dict(step.image.replica_counts))
             for _, partition in places:
-                for node_id, step in replicas_to_come(partition):
-                    held[node_id] += step
-            look.takers = Takers([node for node in facts_of(look.image) if not look.is_gone(node.node_id)], held)
-        return look.takers
+                for node_id, change in replicas_to_come(partition):
+                    held[node_id] += change
+            step.destinations = DestinationNodes(
+                [node for node in facts_of(step.image) if not step.must_be_replaced(node.node_id)], held
+            )
+        return step.destinations
 
 
-class _Look:
+class _PlanningStep:
     """Facts that the planner collects for one planning step."""
 
     def __init__(self, image: ClusterImage, now_ns: int, gone: list[str]) -> None:
@@ -420,13 +414,13 @@ class _Look:
         self.now_ns = now_ns
         self.gone = gone
         self._gone = frozenset(gone)
-        self.takers: Takers | None = None
+        self.destinations: DestinationNodes | None = None
 
-    def is_gone(self, node_id: str) -> bool:
+    def must_be_replaced(self, node_id: str) -> bool:
         """Return whether the node must be replaced or is unknown."""
         return node_id in self._gone or node_id not in self.image.nodes
 
-    def is_missed(self, node_id: str) -> bool:
+    def is_down_or_drained(self, node_id: str) -> bool:
         """Return whether the node is down or drained."""
         return not self.image.is_live(node_id) or self.image.nodes[node_id].leaving
 
@@ -439,15 +433,19 @@ class _Look:
         return (
             partition.status is PartitionStatus.ONLINE
             and self.image.is_live(partition.wants_next)
-            and not self.is_gone(partition.wants_next)
+            and not self.must_be_replaced(partition.wants_next)
             and all(node_id in partition.isr for node_id in staying)
         )
 
-    def heirs(self, partition: PartitionState) -> list[str]:
+    def leader_candidates(self, partition: PartitionState) -> list[str]:
         """Return the nodes that may take the leadership of the partition from a drained node."""
         if partition.status is not PartitionStatus.ONLINE:
             return []
-        return [n for n in partition.isr if n != partition.leader and not self.is_missed(n) and n not in partition.incomplete]
+        return [
+            n
+            for n in partition.isr
+            if n != partition.leader and not self.is_down_or_drained(n) and n not in partition.incomplete
+        ]
 
 
 def _moves(partition: PartitionState) -> bool:

@@ -125,7 +125,7 @@ def purge_report(
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _QueuedRequest:
     request: pb.ControlRequest
     on_answer: Answer
 
@@ -137,10 +137,10 @@ class RequestBatcher:
     """
 
     def __init__(self) -> None:
-        self._first: dict[tuple[PartitionKey, str], _Wish] = {}
-        self._then: dict[tuple[PartitionKey, str], _Wish] = {}
-        self._out: list[_Wish] = []
-        self.superseded_count = 0
+        self._first: dict[tuple[PartitionKey, str], _QueuedRequest] = {}
+        self._then: dict[tuple[PartitionKey, str], _QueuedRequest] = {}
+        self._out: list[_QueuedRequest] = []
+        self.replaced_count = 0
         """Number of waiting requests that a newer request has replaced."""
         self.batch_count = 0
         self.sent_count = 0
@@ -156,9 +156,9 @@ class RequestBatcher:
         if kind == "reportService":
             kind += f" {request.reportService.service}"  # each service of a partition has its own
         before = waiting.get((key, kind))
-        waiting[key, kind] = _Wish(request, on_answer)
+        waiting[key, kind] = _QueuedRequest(request, on_answer)
         if before is not None:
-            self.superseded_count += 1
+            self.replaced_count += 1
             before.on_answer(_SUPERSEDED)
 
     def take(self) -> pb.ControlRequest | None:

@@ -14,7 +14,7 @@ from liftpy.core.metadata.codec import quota_from_pb, quota_to_pb, rules_from_pb
 from liftpy.core.metadata.features import (
     UNSUPPORTED,
     feature_of,
-    range_of,
+    level_range_of,
     why_no_way_back,
 )
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
@@ -90,7 +90,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     Raise IncompatibleVersionError if this version does not support the level. Otherwise this controller would decide differently
     from the others.
     """
-    image, spoken = draft.image, range_of(draft.features)
+    image, spoken = draft.image, level_range_of(draft.features)
     if request.level == image.feature_level:
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
     unchecked = _unchecked(draft, request)

@@ -17,14 +17,14 @@ from liftpy.core.metadata.codec import stream_to_pb
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.controller.requests import changes_nothing, decide, deciding_on, kind_of
 from liftpy.core.metadata.feature_range import NO_LEVEL
-from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, range_of
+from liftpy.core.metadata.features import FEATURES, UNSUPPORTED, Feature, check_level, level_range_of
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, Rules, refuse
 from liftpy.core.metadata.records import OperationDone, Record, record_to_pb
 from liftpy.core.metadata.replay import replay, replaying_all
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
-from liftpy.core.metadata.state_checksum import digesting
+from liftpy.core.metadata.state_checksum import compute_digest
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
 from liftpy.errors import IncompatibleVersionError
@@ -69,7 +69,7 @@ class ClusterFsm:
 
     def __init__(self, namespace: str = "liftpy", *, elections: bool = False, features: tuple[Feature, ...] = FEATURES) -> None:
         self.rules = Rules(namespace, elections, features)
-        self.spoken = range_of(features)
+        self.spoken = level_range_of(features)
         self.image = ClusterImage()
         self.last_records: tuple[Record, ...] = ()
         """Records of the last ``apply``, in order. (): the entry changed only index and time."""
@@ -192,7 +192,7 @@ class ClusterFsm:
 
 
 def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[ClusterImage]:
-    digest = yield from digesting(image, records)
+    digest = yield from compute_digest(image, records)
     return image if digest == image.digest else replace(image, digest=digest)
 
 

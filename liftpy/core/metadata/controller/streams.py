@@ -14,12 +14,12 @@ from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
 from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stored_text, stream_to_pb
-from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, placed_now, plan_of
+from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, place_on_image, plan_of
 from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
 from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for
 from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, PlacementError, Wanted
-from liftpy.core.metadata.placement.rebalance import Takers, resized
+from liftpy.core.metadata.placement.rebalance import DestinationNodes, with_replication_factor
 from liftpy.core.metadata.reassignment_progress import replicas_to_come
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
 from liftpy.core.metadata.records import PartitionsAdded, StreamAltered, StreamCreated, StreamDeleted
@@ -88,7 +88,7 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
     if not held.waiting:
         return draft.done()
     try:
-        placed = yield from placed_now(draft, waiting_for(held, draft.placement_index))
+        placed = yield from place_on_image(draft, waiting_for(held, draft.placement_index))
     except ConfigError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     draft.add(PartitionsAdded(held.name, held.uid, _taken(draft, placed)))
@@ -107,7 +107,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
         wanted = _wanted_more(draft, request, held)
         if wanted is None:
             return draft.done(pb.ControlResponse(stream=stream_to_pb(held), detail=AS_MANY))
-        placed = yield from placed_now(draft, wanted)
+        placed = yield from place_on_image(draft, wanted)
     except (NoRoomError, NotEnoughNodesError) as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
     except ConfigError as error:
@@ -256,7 +256,7 @@ def _check_factor(factor: int) -> None:
 
 def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | NotEnoughNodesError]:
     try:
-        return (yield from placed_now(draft, wanted))
+        return (yield from place_on_image(draft, wanted))
     except NotEnoughNodesError as error:
         return error
 
@@ -307,8 +307,8 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
     stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
         return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
-    if _refuses_otherwise(held.config, stream.config):
-        partitions = [_heard_anew(partition) for partition in partitions]
+    if _rejection_rules_differ(held.config, stream.config):
+        partitions = [_with_reset_standby_buffers(partition) for partition in partitions]
     if stream.config != held.config:
         draft.add(StreamAltered(held.name, held.uid, stream.replication_factor, stream.config, stream.config_version))
     elif stream.replication_factor != held.replication_factor:
@@ -344,12 +344,12 @@ def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
     return replace(held, config=config, config_version=held.config_version + (config != held.config))
 
 
-def _refuses_otherwise(old: StreamConfig, new: StreamConfig) -> bool:
+def _rejection_rules_differ(old: StreamConfig, new: StreamConfig) -> bool:
     """Return whether a leader without the new settings may reject publishes that followers buffer [A2]."""
     return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
 
 
-def _heard_anew(partition: PartitionState) -> PartitionState:
+def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
     """Return the partition with a mark, so that followers drop their standby buffers.
 
     Followers buffer publishes again when the leader knows the new settings, as after a pause.
@@ -364,13 +364,13 @@ def _resized(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list
     for partition in held.partitions:
         for node_id, step in replicas_to_come(partition):
             on[node_id] += step
-    takers = Takers(facts, on)
+    takers = DestinationNodes(facts, on)
     partitions: list[PartitionState] = []
     for partition in held.partitions:
         wanted = partition.target or partition.replicas
-        target = resized(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
+        target = with_replication_factor(wanted, factor, takers, partition.leader or wanted[0], partition.isr, held.placement)
         if target is None:
-            return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _nobody(held, partition, factor, takers))
+            return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
         changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
         partitions.append(partition if target == wanted else settled(held, changed))
         if len(partitions) % PER_STEP == 0:
@@ -378,7 +378,7 @@ def _resized(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list
     return partitions
 
 
-def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers: Takers) -> str:
+def _why_no_node(stream: StreamImage, partition: PartitionState, factor: int, takers: DestinationNodes) -> str:
     where = f"{stream.name}/{partition.partition}"
     if takers.count < factor:
         who = "that are live, weigh something and are not drained"
@@ -407,7 +407,7 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
     return (yield from create_stream(draft, wanted))
 
 
-def say_how_many(request: pb.ControlRequest, config: ReplicationConfig) -> None:
+def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) -> None:
     """Set the configuration of the internal stream of groups in the request, from the settings of the metadata leader."""
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)

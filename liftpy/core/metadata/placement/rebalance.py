@@ -21,7 +21,7 @@ Worked example: a, b and c hold 4 partitions of 3 replicas, 4 replicas each. d j
 to d: 3 moves, and ``fewest`` is 3. Now a leaves: its 3 replicas go to nodes that do not have these partitions, one each to b, c and d:
 3 moves.
 
-Choice of one node (``Takers``): for the replica of a lost or leaving node, and for another replication factor.
+Choice of one node (``DestinationNodes``): for the replica of a lost or leaving node, and for another replication factor.
 
 Goal: the replica goes to the node with the fewest replicas for its weight, and nothing else moves. Constraint: a partition never has a
 node twice, and no node gets more than its budget. A node of a rack that the partition does not have yet is preferred. Without one, a
@@ -146,10 +146,10 @@ def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving
     nodes in ``leaving``, which give all their replicas away.
     """
     gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
-    return _Mover(ordered(nodes), held, gone).plan()
+    return _ReplicaBalancer(ordered(nodes), held, gone).plan()
 
 
-class _Mover:
+class _ReplicaBalancer:
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving: frozenset[str]) -> None:
         self._nodes = {node.node_id: node for node in nodes}
         self._replicas = dict(held)
@@ -174,7 +174,7 @@ class _Mover:
             self._give(node_id, self._high[node_id])
         for node_id in sorted(self._low, key=lambda n: (-self._count[n] / self._nodes[n].weight if n in self._low else 0, n)):
             if any(self._count[n] < low for n, low in self._low.items()):
-                self._give(node_id, self._low[node_id], to_poor=True)
+                self._give(node_id, self._low[node_id], only_below_share=True)
         return MovePlan(
             moves=tuple(self._moves),
             fewest=max(too_much, too_little),
@@ -197,10 +197,10 @@ class _Mover:
         for node_id, share in self._shares().items():
             self._low[node_id], self._high[node_id] = bounds_of(share)
 
-    def _give(self, node_id: str, keep: int, *, to_poor: bool = False) -> None:
+    def _give(self, node_id: str, keep: int, *, only_below_share: bool = False) -> None:
         """Move replicas from a node until it has ``keep``.
 
-        If ``to_poor`` is True, only nodes below their share may take them.
+        If ``only_below_share`` is True, only nodes below their share may take them.
         """
         if self._count[node_id] <= keep:
             return
@@ -211,7 +211,7 @@ class _Mover:
                 return
             if node_id not in self._replicas[key]:
                 continue  # moved away before
-            into = self._taker(queue, key, node_id, self._low if to_poor else self._high)
+            into = self._taker(queue, key, node_id, self._low if only_below_share else self._high)
             if into is None and node_id in self._leaving:  # one that is above its share then gives something else
                 into = self._taker(queue, key, node_id, {n.node_id: self._most(n.node_id) for n in self._takers})
             if into is not None:
@@ -253,7 +253,7 @@ class _Mover:
 RACK_STRICT = "rack-strict"
 
 
-class Takers:
+class DestinationNodes:
     """Nodes that may take replicas: they are live, have a weight above 0, and are not drained.
 
     ``held``: node id -> number of replicas, including those that move to the node, without those that leave it.
@@ -305,7 +305,7 @@ class Takers:
             self._count(found, 1)
         return found or None
 
-    def give_up(self, replicas: Replicas, leader: str, isr: Collection[str]) -> str:
+    def replica_to_remove(self, replicas: Replicas, leader: str, isr: Collection[str]) -> str:
         """Return the replica to remove first from a partition with too many replicas. ``replicas`` has at least two."""
         racks = Counter(self.rack(node_id) for node_id in replicas)
 
@@ -329,7 +329,9 @@ class Takers:
         return bool(node.budget) and self._held[node.node_id] >= node.budget
 
 
-def resized(replicas: Replicas, factor: int, takers: Takers, leader: str, isr: Collection[str], policy: str) -> Replicas | None:
+def with_replication_factor(
+    replicas: Replicas, factor: int, takers: DestinationNodes, leader: str, isr: Collection[str], policy: str
+) -> Replicas | None:
     """Return the replicas changed to ``factor`` members, preferred leader first, or None if no node may take one more."""
     now = list(replicas)
     while len(now) < factor:
@@ -338,7 +340,7 @@ def resized(replicas: Replicas, factor: int, takers: Takers, leader: str, isr: C
             return None
         now.append(more)
     while len(now) > factor:
-        now.remove(takers.give_up(tuple(now), leader, isr))
+        now.remove(takers.replica_to_remove(tuple(now), leader, isr))
     return tuple(now)
 
 
@@ -371,10 +373,10 @@ class LeadershipPlan:
 
 def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
     """Return the transfers that balance the leaderships. ``held``: partition -> replicas, preferred leader first."""
-    return _Evening(ordered(nodes), held).plan()
+    return _LeadershipBalancer(ordered(nodes), held).plan()
 
 
-class _Evening:
+class _LeadershipBalancer:
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> None:
         self._nodes = [node.node_id for node in nodes]
         takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
@@ -400,14 +402,14 @@ class _Evening:
         )
         for node_id in sorted(self._led):
             while len(self._led[node_id]) > self._high.get(node_id, 0):
-                if not (self._pass_on(node_id, self._is_poor) or self._pass_on(node_id, self._has_room)):
+                if not (self._move_along_path(node_id, self._is_below_share) or self._move_along_path(node_id, self._has_room)):
                     break
         stuck = False
-        while not stuck and any(self._is_poor(n) for n in self._low):
+        while not stuck and any(self._is_below_share(n) for n in self._low):
             rich = sorted(
                 (n for n in self._led if len(self._led[n]) > self._low.get(n, 0)), key=lambda n: (-len(self._led[n]), n)
             )
-            stuck = not any(self._pass_on(n, self._is_poor) for n in rich)
+            stuck = not any(self._move_along_path(n, self._is_below_share) for n in rich)
         transfers = tuple(
             Transfer(stream=key[0], partition=key[1], out=before[key], into=self._leader[key])
             for key in sorted(before)
@@ -418,13 +420,13 @@ class _Evening:
     def _may_go(self, key: Key) -> bool:
         return bool(self._held[key])
 
-    def _is_poor(self, node_id: str) -> bool:
+    def _is_below_share(self, node_id: str) -> bool:
         return len(self._led[node_id]) < self._low.get(node_id, 0)
 
     def _has_room(self, node_id: str) -> bool:
         return len(self._led[node_id]) < self._high.get(node_id, 0)
 
-    def _pass_on(self, source: str, wanted: Callable[[str], bool]) -> bool:
+    def _move_along_path(self, source: str, wanted: Callable[[str], bool]) -> bool:
         """Move one leadership from ``source`` to the nearest ``wanted`` node, over other nodes if needed.
 
         Return whether a wanted node can be reached.
@@ -473,10 +475,10 @@ class SizePlan:
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
     """Return the moves that balance the bytes. A partition whose size is not in ``sizes_bytes`` stays."""
-    return _Weigher(ordered(nodes), held, sizes_bytes).plan()
+    return _SizeBalancer(ordered(nodes), held, sizes_bytes).plan()
 
 
-class _Weigher:
+class _SizeBalancer:
     def __init__(self, nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> None:
         self._nodes = {node.node_id: node for node in nodes}
         self._takers = {node.node_id: node for node in nodes if node.takes and node.weight > 0}
@@ -533,10 +535,10 @@ class _Weigher:
             if not poor or -self._above(poor) <= self._slack:
                 return
             rich = (n for above, n in self._poorest[: -_TAKERS_TRIED - 1 : -1] if above > self._above(poor))
-            if not any(self._gives(n, poor) for n in rich):
+            if not any(self._gives_excess(n, poor) for n in rich):
                 given_up.add(poor)
 
-    def _gives(self, giver: str, taker: str) -> bool:
+    def _gives_excess(self, giver: str, taker: str) -> bool:
         entry = self._best(giver, taker, self._above(giver), -self._above(taker))
         if entry is not None:
             self._move(entry, giver, taker)
@@ -550,7 +552,7 @@ class _Weigher:
         for above, taker in self._poorest[:_TAKERS_TRIED]:
             if above >= 0:
                 break
-            if self._gives(giver, taker):
+            if self._gives_excess(giver, taker):
                 return taker
         return None
 
