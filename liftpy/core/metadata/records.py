@@ -5,13 +5,14 @@ A record holds the state after the change, so that replay decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -153,7 +154,7 @@ Record: TypeAlias = (
 )
 
 
-_KINDS: dict[str, tuple[type[Record], str, MessageCodec[Any, Any]]] = {
+_KINDS: dict[str, tuple[Callable[..., Record], str, MessageCodec[Any, Any]]] = {
     "streamCreated": (StreamCreated, "stream", codec.STREAM),
     "streamDeleted": (StreamDeleted, "", MessageCodec(StreamDeleted, pb.StreamDeleted)),
     "nodeRegistered": (NodeChanged, "node", codec.NODE),
@@ -163,7 +164,7 @@ _KINDS: dict[str, tuple[type[Record], str, MessageCodec[Any, Any]]] = {
     "countersMoved": (CountersMoved, "counters", codec.COUNTERS),
     "partitionsAdded": (PartitionsAdded, "", MessageCodec(PartitionsAdded, pb.PartitionsAdded)),
     "streamAltered": (StreamAltered, "", MessageCodec(StreamAltered, pb.StreamAltered)),
-    "controllersChanged": (ControllersChanged, "controllers", codec.CONTROLLERS),
+    "controllersChanged": (ControllersChanged, "controllers", CONTROLLERS),
     "featureLevelSet": (
         FeatureLevelSet,
         "",
@@ -173,7 +174,7 @@ _KINDS: dict[str, tuple[type[Record], str, MessageCodec[Any, Any]]] = {
     "sessionTimesSet": (SessionTimesSet, "times", codec.TIMES),
 }
 """Name in the protobuf Record -> class of the record, its only field if that field is the whole message, and the codec."""
-_NAMES = {kind: name for name, (kind, _, _) in _KINDS.items()}
+_NAMES: dict[Any, str] = {kind: name for name, (kind, _, _) in _KINDS.items()}
 
 
 def record_to_pb(record: Record) -> pb.Record:

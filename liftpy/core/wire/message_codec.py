@@ -108,7 +108,7 @@ class MessageCodec(Generic[T, M]):
                 self._missing[field.name] = None if is_optional else zero()
         _CODECS[kind] = self
 
-    def _converters(self, hint: Any, wire: FieldDescriptor) -> tuple[_Encode | None, _Decode | None, Callable[[], Any]]:
+    def _converters(self, hint: Any, wire: Any) -> tuple[_Encode | None, _Decode | None, Callable[[], Any]]:
         """Return the functions that encode and decode a field, or None, and the function that makes the value of a missing field."""
         if wire.is_repeated:
             item = get_args(hint)[0]
