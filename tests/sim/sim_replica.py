@@ -25,7 +25,6 @@ from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrubbed
-from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.log_state_part import NodeDerived
@@ -33,6 +32,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.quiescence import QuietFetch
 from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
 from liftpy.core.replication.replica import Replica
@@ -64,70 +64,42 @@ class Asking:
         """Feed one event to the replica."""
         raise NotImplementedError
 
+    def _ask(self, effect: Request, answered: Callable[[pb.ControlResponse | None], None] = lambda response: None) -> None:
+        self.process.propose(self.key, request_of(effect, self.key, self.node_id, self.process.incarnation), answered)
+
     def propose_isr(self, effect: do.ProposeIsr) -> None:
         self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
-        change = pb.ChangeIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
-            incarnations=dict(effect.incarnations), lost=sorted(effect.lost), evicted=effect.evicted,
-        )  # fmt: skip
 
         def answered(response: pb.ControlResponse | None) -> None:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
             self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
-        self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
+        self._ask(effect, answered)
 
     def report_leader(self, effect: do.ReportLeader) -> None:
-        report = pb.ReportLeader(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
-            witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
-            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
-            leaderLacks=effect.leader_lacks,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(reportLeader=report), lambda response: None)
+        self._ask(effect)
 
     def leave_isr(self, effect: do.LeaveIsr) -> None:
         self.cluster.counters["leaves the ISR itself"] += 1
-        wish = pb.LeaveIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
-            incarnation=self.process.incarnation, reason=effect.reason,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(leaveIsr=wish), lambda response: None)
+        self._ask(effect)
 
     def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
-        self._ask_for_another_leader(effect.leader_epoch, effect.reason)
+        self._ask(effect)
 
     def wake_partition(self, effect: do.WakePartition) -> None:
         self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
-        wish = pb.WakePartition(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(wakePartition=wish), lambda response: None)
+        self._ask(effect)
 
     def step_aside(self, effect: do.StepAside) -> None:
         why = [short for short in ("moves away", "gone past it") if short in effect.reason]
         self.cluster.counters[
             "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])
         ] += 1
-        self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
-
-    def _ask_for_another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
-        wish = pb.GiveUpLeadership(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            incarnation=self.process.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
+        self._ask(effect)
 
     def report_promotion(self, effect: do.ReportPromotion) -> None:
-        report = pb.ReportPromotion(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
-            candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
-            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
+        self._ask(effect)
 
     def report_purged(self) -> None:
         """Report completed purges that the group does not know yet."""
