@@ -32,11 +32,11 @@ from liftpy.core.metadata.idempotency_cache import IdempotencyCache, Operation
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
-from liftpy.core.wire.message_codec import MessageCodec, Names, Text
+from liftpy.core.wire.message_codec import Converter, MessageCodec, Names
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
 
-def _choice(kind: type[Enum], what: str) -> Text:
+def _choice(kind: type[Enum], what: str) -> Converter:
     """Return the functions that write an enum as text and read it. The text is the value, or the lower-case name of a number."""
     members = {member.value if isinstance(member.value, str) else member.name.lower(): member for member in kind}
     texts = {member: text for text, member in members.items()}
@@ -54,7 +54,7 @@ CONFIG = MessageCodec(
     StreamConfig,
     pb.StreamConfig,
     renamed={"min_isr_hold_timeout_s": "maxHeldS"},
-    texts={
+    converters={
         AckPolicy: _choice(AckPolicy, "ack policy"),
         CommitPolicy: _choice(CommitPolicy, "commit policy"),
         Codec: _choice(Codec, "codec"),
