@@ -32,6 +32,7 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.quiescence import QuietFetch
 from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
@@ -549,13 +550,10 @@ class SimReplica(Asking):
             asked = StateRequest(self.node_id, self.key.uid, question)
             self._request(f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._state_came(effect, answer))
             return
-        request = FetchRequest(
-            replica=self.node_id, incarnation=self.process.incarnation, request_id=effect.request_id,
-            offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
-            max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
-            awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
-            held=self._assembly.asks(effect), flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
-            deletes_end=effect.deletes_end,
+        request = received_from(
+            FetchRequest, effect, replica=self.node_id, incarnation=self.process.incarnation, uid=self.key.uid,
+            ghost_chain=self.cluster.checkers.chain_at(self, effect.offset), awaits_more=self.process.node.awaits_more,
+            held=self._assembly.asks(effect),
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -604,27 +602,11 @@ class SimReplica(Asking):
             self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
         elif isinstance(answer, do.SendFetchRefusal):
             self.cluster.counters[f"refused: {answer.reason.name}"] += 1
-            self.feed(
-                ev.FetchRefused(
-                    request_id=request_id,
-                    reason=answer.reason,
-                    leader_epoch=answer.leader_epoch,
-                    log_start_offset=answer.log_start_offset,
-                    deletes_end=answer.deletes_end,
-                )
-            )
+            self.feed(received_from(ev.FetchRefused, answer, request_id=request_id))
         elif isinstance(answer, do.SendEpochAnswer):
             diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
             self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
-            self.feed(
-                ev.EpochQueryAnswered(
-                    request_id=request_id,
-                    leader_epoch=answer.leader_epoch,
-                    last_offset=answer.last_offset,
-                    current_epoch=answer.current_epoch,
-                    log_start_offset=answer.log_start_offset,
-                )
-            )
+            self.feed(received_from(ev.EpochQueryAnswered, answer, request_id=request_id))
         else:
             self._fetched(answer, request_id)
 
@@ -669,27 +651,14 @@ class SimReplica(Asking):
         network.subscribe(self.host, f"{self.subject}.offset", self._epoch_query_received)
 
     def _fetch_received(self, request: FetchRequest, reply: Reply) -> None:
-        r = request
-        self.feed(
-            ev.FetchReceived(
-                token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
-                offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
-                stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
-                copy_epoch=r.copy_epoch, deletes_end=r.deletes_end,
-            )
-        )  # fmt: skip
+        self.feed(received_from(ev.FetchReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 
     def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
                 reply(StateAnswer(self.publishers.giver.give(request.question, _STATE_PIECE_BYTES)))
             return
-        self.feed(
-            ev.EpochQueryReceived(
-                token=self._keep((request, reply)), replica=request.replica, asked_epoch=request.asked_epoch,
-                current_epoch=request.current_epoch, stream_uid=request.uid,
-            )
-        )  # fmt: skip
+        self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)
@@ -747,10 +716,7 @@ class SimReplica(Asking):
             self.feed(ev.ReplicaAbsent(replica=replica))
 
     def send_notice(self, effect: do.SendNotice) -> None:
-        notice = ev.NoticeReceived(
-            leader=self.node_id, leader_epoch=effect.leader_epoch, epoch=effect.epoch, epoch_start_offset=effect.epoch_start_offset,
-            high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
-        )  # fmt: skip
+        notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
         for replica in effect.replicas:
             self.cluster.network.publish(self.host, f"notify.{replica}.{self.subject}", notice)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.replication import effects as do
@@ -34,10 +34,11 @@ _INCARNATIONS = ("incarnation", "witnessIncarnation", "candidateIncarnation")
 
 
 @cache
-def _fields_of(effect: type) -> tuple[str, dict[str, str], list[str], list[str]]:
+def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
     """Return the kind of the request, its fields with those of the effect, and its fields with id and incarnation of the sender."""
     name = _NAMES[effect]
-    wire = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type.fields_by_name
+    message: Any = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
+    wire = message.fields_by_name
     own = {wire_name(field.name): field.name for field in fields(effect) if wire_name(field.name) in wire}
     return name, own, [field for field in _IDS if field in wire and field not in own], [f for f in _INCARNATIONS if f in wire]
 
@@ -50,4 +51,4 @@ def request_of(effect: Request, key: PartitionKey, node_id: str, incarnation: in
     for field, attribute in own.items():
         value = getattr(effect, attribute)
         found[field] = sorted(value) if isinstance(value, frozenset) else dict(value) if isinstance(value, tuple) else value
-    return pb.ControlRequest(**{name: found})
+    return pb.ControlRequest(**cast(Any, {name: found}))
