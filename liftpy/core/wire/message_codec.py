@@ -4,7 +4,7 @@ The ``.proto`` file declares the number and the wire type of a field. The datacl
 use one name: ``leader_epoch`` is ``leaderEpoch``. Nothing else names the field. A codec is built at import, and fails if a
 field is missing on one side.
 
-A codec compiles one expression for each direction, as ``dataclasses`` does. So it is as fast as code that names each field.
+A codec compiles one function for each direction, as ``dataclasses`` does. So it is as fast as code that names each field.
 
 Example:
     PURGED_BY = MessageCodec(PurgedBy, cluster_pb2.PurgedBy)
@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from functools import cached_property
 from types import UnionType
-from typing import Any, Concatenate, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
@@ -89,62 +90,66 @@ class MessageCodec(Generic[T, M]):
         if odd:
             raise TypeError(f"{kind.__name__} and the message {message.DESCRIPTOR.name} differ in {', '.join(odd)}")
         self.kind, self.message = kind, message
-        self._converters, self._shared = dict(converters or {}), shared
-        self._scope: dict[str, Any] = {"kind": kind, "message": message, "Names": Names}
-        hints = get_type_hints(kind)
+        self._own, self._converters = own, dict(converters or {})
+        self._zero_is_default, self._shared = zero_is_default, shared
+        _CODECS[kind] = self
+
+    def to_pb(self, value: T, **apart: Any) -> M:
+        """Return the message of ``value``. ``apart``: the fields that stand apart."""
+        return self.compiled[0](value, **apart)
+
+    def from_pb(self, message: M, names: Names | None = None, **local: Any) -> T:
+        """Return the value of ``message``. ``names`` shares the strings of many messages. ``local``: the local fields."""
+        return self.compiled[1](message, names, **local)
+
+    @cached_property
+    def compiled(self) -> tuple[Callable[..., M], Callable[..., T]]:
+        """The functions behind ``to_pb`` and ``from_pb``. They are compiled at the first use, not at import."""
+        scope: dict[str, Any] = {"kind": self.kind, "message": self.message, "Names": Names}
+        hints = get_type_hints(self.kind)
         encoded, decoded = [], []
-        for field in own:
-            wire, hint = on_wire[self.wire_names[field.name]], hints[field.name]
+        for field in self._own:
+            wire, hint = self.message.DESCRIPTOR.fields_by_name[self.wire_names[field.name]], hints[field.name]
             is_optional = get_origin(hint) is UnionType
-            encode, decode = self._expressions(field.name, get_args(hint)[0] if is_optional else hint, wire.is_repeated)
+            hint = get_args(hint)[0] if is_optional else hint
             value, content = f"value.{field.name}", f"given.{wire.name}"
+            functions, encode, decode = self._expressions(field.name, hint, wire.is_repeated)
+            scope[f"encode_{field.name}"], scope[f"decode_{field.name}"] = functions
+            scope[f"default_{field.name}"] = default = None if field.default is MISSING else field.default
             encode, decode = encode.format(value), decode.format(content)
             if is_optional and encode != value:
                 encode = f"None if {value} is None else {encode}"
-            default = None if field.default is MISSING else field.default
             present = f"given.HasField({wire.name!r})" if wire.has_presence else content
             may_be_missing = (
-                is_optional or wire.message_type is None if wire.has_presence else zero_is_default and bool(default)
+                is_optional or wire.message_type is None if wire.has_presence else self._zero_is_default and bool(default)
             )
             if may_be_missing:
-                decode = f"{decode} if {present} else {self._named(field.name, default)}"
+                decode = f"{decode} if {present} else default_{field.name}"
             encoded.append(f"{wire.name}={encode}")
             decoded.append(f"{field.name}={decode}")
-        self.to_pb: Callable[Concatenate[T, ...], M] = eval(
-            f"lambda value, **apart: message({', '.join(encoded)}, **apart)", self._scope
-        )
-        """Return the message of a value. Keyword arguments: the fields that stand apart."""
+        to_pb = f"lambda value, **apart: message({', '.join(encoded)}, **apart)"
         made = f"kind({', '.join(decoded)}, **local)"
-        made = f"((names := names or Names()), {made})[1]" if "names" in made else made
-        self.from_pb: Callable[Concatenate[M, ...], T] = eval(f"lambda given, names=None, **local: {made}", self._scope)
-        """Return the value of a message. ``names`` shares strings. Keyword arguments: the local fields."""
-        _CODECS[kind] = self
+        from_pb = f"lambda given, names=None, **local: {'(names := names or Names()) and ' if 'names' in made else ''}{made}"
+        return cast(Any, eval(f"{to_pb}, {from_pb}", scope))
 
-    def _named(self, field: str, value: Any) -> str:
-        """Return a name for ``value`` in the expressions."""
-        name = f"{field}_{len(self._scope)}"
-        self._scope[name] = value
-        return name
-
-    def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[str, str]:
-        """Return the expressions that encode and decode a field, with ``{}`` for its content."""
+    def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
+        """Return two functions, and the expressions that encode and decode a field with them. ``{}`` is the content."""
+        encode, decode = f"encode_{name}", f"decode_{name}"
         converter = self._converters.get(name) or self._converters.get(hint)
         if converter is not None:
-            return f"{self._named(name, converter[0])}({{}})", f"{self._named(name, converter[1])}({{}})"
+            return converter, f"{encode}({{}})", f"{decode}({{}})"
         item = get_args(hint)[0] if is_repeated else hint
         if is_dataclass(item):
-            to_pb, from_pb = (
-                self._named(name, _CODECS[cast(type, item)].to_pb),
-                self._named(name, _CODECS[cast(type, item)].from_pb),
-            )
+            functions = _CODECS[cast(type, item)].compiled
             if is_repeated:
-                return f"map({to_pb}, {{}})", f"tuple([{from_pb}(item, names) for item in {{}}])"
-            return f"{to_pb}({{}})", f"{from_pb}({{}}, names)"
+                return functions, f"map({encode}, {{}})", f"tuple([{decode}(item, names) for item in {{}}])"
+            return functions, f"{encode}({{}})", f"{decode}({{}}, names)"
+        shares = item is str and self._shared
         if is_repeated:
-            return "{}", "names.strings({})" if item is str and self._shared else "tuple({})"
+            return (None, None), "{}", "names.strings({})" if shares else "tuple({})"
         if issubclass(item, Enum):
-            return "{}", f"{self._named(name, getattr(item, 'of', item))}({{}})"
-        return "{}", "names.string({})" if item is str and self._shared else "{}"
+            return (None, getattr(item, "of", item)), "{}", f"{decode}({{}})"
+        return (None, None), "{}", "names.string({})" if shares else "{}"
 
 
 _CODECS: dict[type, MessageCodec[Any, Any]] = {}
