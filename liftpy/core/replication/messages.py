@@ -90,7 +90,14 @@ NOTICE_RECEIVED = MessageCodec(ev.NoticeReceived, pb.LeaderNotice, apart=("strea
 
 def received_from(event: type[E], effect: object, **local: Any) -> E:
     """Return the event of the receiver of ``effect``. ``local``: the fields that the effect does not have, or has otherwise."""
-    return event(**{name: getattr(effect, name) for name in _shared_fields(event, type(effect)) if name not in local}, **local)
+    return event(
+        **{
+            name: getattr(effect, name)
+            for name in _shared_fields(cast(Any, event), cast(Any, type(effect)))
+            if name not in local
+        },
+        **local,
+    )
 
 
 @cache

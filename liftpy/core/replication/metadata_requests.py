@@ -45,7 +45,7 @@ def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
 
 def request_of(effect: Request, key: PartitionKey, node_id: str, incarnation: int) -> pb.ControlRequest:
     """Return the request of a replica of ``key`` on the node ``node_id``, whose process has ``incarnation``."""
-    name, own, ids, incarnations = _fields_of(type(effect))
+    name, own, ids, incarnations = _fields_of(cast(Any, type(effect)))
     found: dict[str, Any] = {"stream": key.stream, "uid": key.uid, "partition": key.partition}
     found |= dict.fromkeys(ids, node_id) | dict.fromkeys(incarnations, incarnation)
     for field, attribute in own.items():

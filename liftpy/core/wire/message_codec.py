@@ -130,7 +130,8 @@ class MessageCodec(Generic[T, M]):
         to_pb = f"lambda value, **apart: message({', '.join(encoded)}, **apart)"
         made = f"kind({', '.join(decoded)}, **local)"
         from_pb = f"lambda given, names=None, **local: {'(names := names or Names()) and ' if 'names' in made else ''}{made}"
-        return cast(Any, eval(f"{to_pb}, {from_pb}", scope))
+        both: tuple[Callable[..., M], Callable[..., T]] = eval(f"{to_pb}, {from_pb}", scope)
+        return both
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
         """Return two functions, and the expressions that encode and decode a field with them. ``{}`` is the content."""
