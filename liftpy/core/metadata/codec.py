@@ -63,8 +63,8 @@ CONFIG = MessageCodec(
     zero_is_default=True,
 )
 NODE = MessageCodec(NodeImage, pb.Node)
-PURGE = MessageCodec(Purge, pb.Purge)
-PURGED_BY = MessageCodec(PurgedBy, pb.PurgedBy, shared=True)
+MessageCodec(Purge, pb.Purge)  # PARTITION finds these two by their classes
+MessageCodec(PurgedBy, pb.PurgedBy, shared=True)
 PARTITION = MessageCodec(PartitionState, pb.Partition, shared=True)
 STREAM = MessageCodec(StreamImage, pb.Stream)
 COUNTERS = MessageCodec(Counters, pb.CountersMoved)

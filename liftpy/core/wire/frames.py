@@ -7,9 +7,8 @@ is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then recor
 
 from __future__ import annotations
 
-import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -30,18 +29,39 @@ _PIECE = struct.Struct(">QqIII")
 PIECE_OVERHEAD_BYTES = envelope.CRC_HEADER_SIZE_BYTES + envelope.ADDRESS_SIZE_BYTES + _PIECE.size
 RESPONSE_HEADER_SIZE_BYTES = _RESPONSE.size
 
+_TYPES: dict[type[Message], MessageType] = {
+    client_pb2.Message: MessageType.PUBLISH,
+    client_pb2.BatchPublish: MessageType.BATCH_PUBLISH,
+    client_pb2.Ack: MessageType.ACK,
+    client_pb2.ReadRequest: MessageType.READ_REQUEST,
+    replication_pb2.ReplicationRequest: MessageType.REPLICATION_REQUEST,
+    replication_pb2.ReplicationRefusal: MessageType.REPLICATION_REFUSAL,
+    replication_pb2.LeaderEpochOffsetRequest: MessageType.LEADER_EPOCH_OFFSET_REQUEST,
+    replication_pb2.LeaderEpochOffsetResponse: MessageType.LEADER_EPOCH_OFFSET_RESPONSE,
+    replication_pb2.StateRequest: MessageType.STATE_REQUEST,
+    replication_pb2.StateResponse: MessageType.STATE_RESPONSE,
+    replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
+    replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
+    replication_pb2.QuietFetches: MessageType.QUIET_FETCHES,
+    replication_pb2.QuietFetchesAnswer: MessageType.QUIET_FETCHES_ANSWER,
+    replication_pb2.StepAside: MessageType.STEP_ASIDE,
+    replication_pb2.LeaderQuestion: MessageType.LEADER_QUESTION,
+    replication_pb2.LeaderTestimony: MessageType.LEADER_TESTIMONY,
+    cluster_pb2.ControlRequest: MessageType.CONTROL_REQUEST,
+    cluster_pb2.ControlResponse: MessageType.CONTROL_RESPONSE,
+    cluster_pb2.FeedEntry: MessageType.FEED_ENTRY,
+    cluster_pb2.FeedSnapshotRequest: MessageType.FEED_SNAPSHOT_REQUEST,
+    cluster_pb2.FeedSnapshotResponse: MessageType.FEED_SNAPSHOT_RESPONSE,
+    service_pb2.ServiceHello: MessageType.SERVICE_HELLO,
+    service_pb2.JoinLog: MessageType.JOIN_LOG,
+    service_pb2.ServiceAck: MessageType.SERVICE_ACK,
+    service_pb2.ServiceRefusal: MessageType.SERVICE_REFUSAL,
+    service_pb2.ServiceReport: MessageType.SERVICE_REPORT,
+    service_pb2.SnapshotRequest: MessageType.SNAPSHOT_REQUEST,
+    service_pb2.PeerSnapshotRequest: MessageType.PEER_SNAPSHOT_REQUEST,
+    service_pb2.PeerSnapshotAnswer: MessageType.PEER_SNAPSHOT_ANSWER,
+}
 
-def _types() -> Iterator[tuple[type[Message], MessageType]]:
-    """Yield the classes of frames with their types: a ``StateRequest`` is a ``STATE_REQUEST``, and a ``Message`` is a ``PUBLISH``."""
-    for module in (client_pb2, cluster_pb2, replication_pb2, service_pb2):
-        for name in module.DESCRIPTOR.message_types_by_name:
-            found = MessageType.__members__.get(re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper())
-            if found is not None:
-                yield getattr(module, name), found
-    yield client_pb2.Message, MessageType.PUBLISH
-
-
-_TYPES = dict(_types())
 M = TypeVar("M", bound=Message)
 Chunks = Sequence[envelope.Buffer]
 
