@@ -145,12 +145,13 @@ class MessageCodec(Generic[T, M]):
             if is_repeated:
                 return functions, f"map({encode}, {{}})", f"tuple([{decode}(item, names) for item in {{}}])"
             return functions, f"{encode}({{}})", f"{decode}({{}}, names)"
-        shares = item is str and self._shared
+        if item is str and self._shared:
+            return (None, Names.strings if is_repeated else Names.string), "{}", f"{decode}(names, {{}})"
         if is_repeated:
-            return (None, None), "{}", "names.strings({})" if shares else "tuple({})"
+            return (None, None), "{}", "tuple({})"
         if issubclass(item, Enum):
             return (None, getattr(item, "of", item)), "{}", f"{decode}({{}})"
-        return (None, None), "{}", "names.string({})" if shares else "{}"
+        return (None, None), "{}", "{}"
 
 
 _CODECS: dict[type, MessageCodec[Any, Any]] = {}
