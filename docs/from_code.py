@@ -28,7 +28,7 @@ from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
-from liftpy.spark.options import OPTIONS, SINK_OPTIONS
+from liftpy.spark.options import READS, TABLE, WRITES, Option, options_of
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
@@ -214,14 +214,35 @@ def renamed_modules() -> str:
     return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.MODULES.items())))
 
 
+def _option_table(options: Iterable[Option]) -> str:
+    """Options of Spark: name, valid values, default and meaning."""
+    rows = []
+    for option in options:
+        default = f"`{option.default}`" if option.shown_default == option.default else option.shown_default
+        value = re.sub(r"({.*})", r"`\1`", option.expected)
+        rows.append((f"`{option.name}`", value, default, option.meaning))
+    return _table(("option", "value", "default", "meaning"), rows)
+
+
 def spark_options() -> str:
     """Options of the format ``liftpy`` for reading."""
-    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in OPTIONS.items()))
+    return _option_table(options_of(READS).values())
 
 
 def spark_sink_options() -> str:
     """Options of the format ``liftpy`` for writing."""
-    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in SINK_OPTIONS.items()))
+    return _option_table(options_of(WRITES).values())
+
+
+SPARK_PAGE = ROOT / "docs" / "spark.md"
+_OPTION_BLOCK = re.compile(r"(<!-- options: (\w+) -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def with_option_tables(page: str) -> str:
+    """Return the page about Spark with the tables of its blocks ``<!-- options: NAME -->`` as the code has them now."""
+    return _OPTION_BLOCK.sub(
+        lambda block: block[1] + _option_table(one for one in TABLE if one.table == block[2]) + block[3], page
+    )
 
 
 def renamed_settings() -> str:
@@ -295,3 +316,7 @@ def command_pages() -> dict[str, str]:
         where = WHOLE.get(name, f"{module}:{name.replace('-', '_')}")
         pages[f"{name}.rst"] = f".. click:: {where}\n   :prog: liftpy {name}\n   :nested: full\n"
     return pages
+
+
+if __name__ == "__main__":  # python docs/from_code.py: write the tables of docs/spark.md again
+    SPARK_PAGE.write_text(with_option_tables(SPARK_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

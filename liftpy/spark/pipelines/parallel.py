@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 def _coded(work: Callable[[_P], _R], piece: _P) -> _R:
-    """Run ``work``. Errors of liftpy keep their code when Spark reports them."""
+    """Run ``work``. The text of a liftpy error begins with its code, because Spark reports only the text."""
     with coded():
         return work(piece)
 
