@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
+from liftpy.core.replication import events, messages
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
@@ -93,16 +93,8 @@ class Notifications:
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
         """Send the leader and the high watermark to replicas."""
-        notice = pb.LeaderNotice(
-            stream=key.stream,
-            partition=key.partition,
-            leader=self._node_id,
-            leaderEpoch=effect.leader_epoch,
-            epoch=effect.epoch,
-            epochStartOffset=effect.epoch_start_offset,
-            highWatermark=effect.high_watermark,
-            logStartOffset=effect.log_start_offset,
-            streamUid=key.uid,
+        notice = messages.NOTICE.to_pb(
+            effect, stream=key.stream, streamUid=key.uid, partition=key.partition, leader=self._node_id
         )
         frame = frames.sealed(notice)
         for replica in effect.replicas:
@@ -146,15 +138,7 @@ class Notifications:
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             return
-        event = events.NoticeReceived(
-            leader=notice.leader,
-            leader_epoch=notice.leaderEpoch,
-            epoch=notice.epoch,
-            epoch_start_offset=notice.epochStartOffset,
-            high_watermark=notice.highWatermark,
-            log_start_offset=notice.logStartOffset,
-        )
-        self._deliver(notice.stream, notice.partition, notice.streamUid, event)
+        self._deliver(notice.stream, notice.partition, notice.streamUid, messages.NOTICE_RECEIVED.from_pb(notice))
 
     def _answer(self, reply: bytes, answer: pb.StepAside | pb.LeaderTestimony) -> None:
         send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),))

@@ -1,7 +1,6 @@
 """The metadata of one partition. The metadata image and the replicas of the partition use these values.
 
-A new field needs a number in ``cluster.proto`` and a line in each direction of ``liftpy/core/metadata/codec.py``. Then
-every replica of the partition gets it.
+A new field needs a number in ``cluster.proto``, and nothing else. Then every replica of the partition has it.
 """
 
 from __future__ import annotations

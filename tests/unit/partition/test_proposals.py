@@ -156,7 +156,7 @@ async def test_proposals_other_requests_name_node_and_incarnation() -> None:
     left = sole(group.asked[-1]).leaveIsr
     assert (left.node, left.incarnation, left.reason, left.partition) == ("n1", 5, "its disk has failed", 2)
     group.answer(Error.OK)
-    asks.give_up_leadership(KEY, do.GiveUpLeadership(leader_epoch=4, reason="cut off"), "n2")
+    asks.give_up_leadership(KEY, do.StepAside(leader_epoch=4, toward="n2", reason="cut off"))
     await until(lambda: bool(group.waiting))
     given = sole(group.asked[-1]).giveUpLeadership
     assert (given.leader, given.incarnation, given.leaderEpoch, given.toward) == ("n1", 5, 4, "n2")
